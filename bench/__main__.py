@@ -18,13 +18,13 @@ from typing import Any, Final
 
 BENCHES: Final = [
     "writes",
-    "queue_storage",
     "commits",
     "catalog",
     "fairness",
     "client_latency",
     "log",
     "grpc_queues",
+    "http2_library",
     "log_read",
     "queues_events",
     "queues",

@@ -25,7 +25,8 @@ from basaltmq.broker.consumers.consumer import Consumer
 from basaltmq.broker.routing.exchange import QUEUE, Destination
 from basaltmq.broker.routing.topology import Topology
 from basaltmq.broker.vhost import ACK, Settlement, VHost
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.durability import Durability
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore

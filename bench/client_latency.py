@@ -34,12 +34,13 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from bench.amqp_wire import Wire, publish_bytes
-from bench.client_latency_scenarios import SCENARIOS, Target
+from bench.client_latency_scenarios import SCENARIOS
+from bench.client_latency_target import Target
 from bench.row import Row
 from pika import spec
 
 from basaltmq.errors import BasaltError
-from basaltmq.http_client import GUEST, ApiClient
+from basaltmq.http_client import HttpClient, Login
 
 START_S: Final = 60.0
 STOP_S: Final = 60.0
@@ -93,7 +94,7 @@ def _p99(waits: list[float]) -> float:
 
 def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tuple[Waits, float]:
     with _broker(folder) as (pid, target), contextlib.ExitStack() as stack:
-        api = ApiClient(f"http://127.0.0.1:{target.admin}", GUEST, GUEST)
+        api = HttpClient(Login(f"http://127.0.0.1:{target.admin}"))
         api.put(f"/api/vhosts/{quote(PROBE, safe='')}")
         steps = scenario(target)
         stack.callback(steps.close)  # type: ignore[attr-defined]

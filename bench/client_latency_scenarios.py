@@ -8,35 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from bench.amqp_wire import Wire, methods_bytes, publish_bytes
+from bench.client_latency_streams import STREAM_SCENARIOS
+from bench.client_latency_target import SETUP_S, Target
 from pika import spec
 
-from basaltmq.http_client import GUEST, ApiClient
+from basaltmq.http_client import HttpClient
 
 BINDS: Final = 100_000
 HEADERS_BINDINGS: Final = 3_000
 QUEUES: Final = 10_000
 BACKLOG: Final = 200_000
 UNACKED: Final = 65_535
-SETUP_S: Final = 300.0
 PERSISTENT: Final = 2
-
-
-class Target(NamedTuple):
-    """The ports of a broker."""
-
-    amqp: int
-    admin: int
-    fila: int
-    kafka: int
-
-    def wire(self, vhost: str = "/") -> Wire:
-        return Wire(self.amqp, vhost, timeout_s=SETUP_S)
-
-    def api(self) -> ApiClient:
-        return ApiClient(f"http://127.0.0.1:{self.admin}", GUEST, GUEST)
 
 
 def _declare(wire: Wire, name: str, arguments: dict[str, Any] | None = None, *, durable: bool = True) -> None:
@@ -383,7 +369,7 @@ def length_limit(target: Target) -> Iterator[None]:
         time.sleep(3)
 
 
-def _with_queues(target: Target) -> ApiClient:
+def _with_queues(target: Target) -> HttpClient:
     with target.wire() as wire:
         _queues(wire, QUEUES)
         wire.send(1, *[spec.Queue.Bind(queue=f"q{n:06}", exchange="amq.topic", routing_key=f"k.{n}", nowait=True)
@@ -438,65 +424,12 @@ def delete_vhost(target: Target) -> Iterator[None]:
     time.sleep(1)
 
 
-def kafka_metadata(target: Target) -> Iterator[None]:
-    """Metadata of 10,000 topics, five times."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-
-    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{target.kafka}"})
-    for at in range(0, QUEUES, 500):
-        made = admin.create_topics([NewTopic(f"t{n:06}", 1, 1) for n in range(at, at + 500)])
-        for each in made.values():
-            each.result(60)
-    yield
-    for _ in range(5):
-        admin.list_topics(timeout=60)
-
-
-def kafka_create(target: Target) -> Iterator[None]:
-    """CreateTopics of 2,000 topics in one request."""
-    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-
-    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{target.kafka}"})
-    admin.list_topics(timeout=60)
-    yield
-    for each in admin.create_topics([NewTopic(f"t{n:06}", 1, 1) for n in range(2000)]).values():
-        each.result(60)
-
-
-def kafka_produce(target: Target) -> Iterator[None]:
-    """A flood of 1 KB records."""
-    from confluent_kafka import Producer
-
-    producer = Producer({"bootstrap.servers": f"127.0.0.1:{target.kafka}", "queue.buffering.max.kbytes": 1 << 20,
-                         "queue.buffering.max.messages": 500_000})  # fmt: skip
-    producer.list_topics("t", timeout=60)
-    body = b"x" * 1024
-    yield
-    for _ in range(300_000):
-        producer.produce("t", body)
-    producer.flush(120)
-
-
-def grpc_flood(target: Target) -> Iterator[None]:
-    """Pipelined batches over gRPC, and leases of them."""
-    from basaltmq.client import Client, Draft
-
-    client = Client(f"127.0.0.1:{target.fila}")
-    client.create_queue("g")
-    batch: list[bytes | str | Draft] = [Draft(payload=b"x" * 1024) for _ in range(1000)]
-    yield
-    for _ in range(30):
-        client.enqueue("g", batch)
-    client.close()
-
-
 SCENARIOS: Final[dict[str, Callable[[Target], Iterator[None]]]] = {
     each.__name__: each
     for each in (
         binds, declares, unbound_deletes, delete_bound, headers, topics, fanout, small_flood, bodies_100k, bodies_10m,
         consume_10m, drain, gets, purge, purge_transient, purge_large, delete_full, close_unacked,
         nack_multiple, reject_dead, ack_multiple, recover, tx_commit, channels, exclusive, expiry, expiry_dead,
-        length_limit, list_queues, list_sorted, list_others, import_definitions, policy, delete_vhost, kafka_metadata,
-        kafka_create, kafka_produce, grpc_flood,
+        length_limit, list_queues, list_sorted, list_others, import_definitions, policy, delete_vhost,
     )
-}  # fmt: skip
+} | STREAM_SCENARIOS  # fmt: skip

@@ -128,9 +128,9 @@ async def grpcio_enqueues(address: str, seconds: float = SECONDS) -> float:
 
 
 async def _rate(produce: Callable[[float], Coroutine[Any, Any, int]], seconds: float) -> float:
-    began_s = time.perf_counter()
-    counts = await asyncio.gather(*[produce(began_s + seconds) for _ in range(CONNECTIONS)])
-    return sum(counts) / (time.perf_counter() - began_s)
+    connected_s = time.perf_counter()
+    counts = await asyncio.gather(*[produce(connected_s + seconds) for _ in range(CONNECTIONS)])
+    return sum(counts) / (time.perf_counter() - connected_s)
 
 
 async def life_cycles(address: str, seconds: float = SECONDS) -> float:
@@ -151,9 +151,9 @@ async def life_cycles(address: str, seconds: float = SECONDS) -> float:
                 acked = await client.ack(held)
                 done += acked
 
-    began_s = time.perf_counter()
+    connected_s = time.perf_counter()
     await asyncio.gather(*[line(number) for number in range(LINES)])
-    return done / (time.perf_counter() - began_s)
+    return done / (time.perf_counter() - connected_s)
 
 
 async def worst_share(address: str) -> float:
@@ -200,9 +200,9 @@ def run() -> list[Row]:
 
 def _measured(of: Server, work: Callable[[str], Coroutine[Any, Any, float]]) -> tuple[float, float]:
     """The rate, and what the server used of its processor per message."""
-    began_s, used_s = time.perf_counter(), of.processor_s()
+    connected_s, used_s = time.perf_counter(), of.processor_s()
     rate = uvloop.run(work(of.address))
-    return rate, (of.processor_s() - used_s) * 1e6 / (rate * (time.perf_counter() - began_s))
+    return rate, (of.processor_s() - used_s) * 1e6 / (rate * (time.perf_counter() - connected_s))
 
 
 async def _prepare(address: str) -> None:

@@ -346,7 +346,10 @@ def _compile(folder: Path, environment: dict[str, str]) -> None:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(folder)
     if not folder.exists():
-        modules = "import basaltmq.cli.serve, basaltmq.protocols.fila.server, basaltmq.admin.server"
+        modules = (
+            "import basaltmq.cli.server.command, basaltmq.protocols.grpc.services.queue_server, "
+            "basaltmq.admin.http.server"
+        )
         subprocess.run([sys.executable, "-c", modules], env=environment, check=True)
 
 

@@ -34,7 +34,8 @@ import msgspec
 from bench.row import Row
 from rocksdict import WriteBatch, WriteOptions
 
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.durability import Durability
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family

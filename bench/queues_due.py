@@ -14,7 +14,8 @@ from typing import Final
 
 from bench.row import Row
 
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.durability import Durability
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.open import open_store

@@ -136,10 +136,10 @@ def _rate(process: subprocess.Popen[str]) -> Figure:
 
 def _pub_and_sub(load: str, side: Side, mode: list[str]) -> Figure:
     queue = f"load-{time.monotonic_ns()}"
-    taker = _spawn(load, side, "sub", queue, COUNT, [])
+    consumer = _spawn(load, side, "sub", queue, COUNT, [])
     time.sleep(0.3)
     giver = _spawn(load, side, "pub", queue, COUNT, mode)
-    given, taken = _rate(giver), _rate(taker)
+    given, taken = _rate(giver), _rate(consumer)
     return Figure(given.rate, taken.p99_ms)
 
 

@@ -13,7 +13,7 @@ import orders
 
 from basaltmq.pipeline.archive.archive import ArchiveJob, archive
 from basaltmq.pipeline.audit.audit import AuditJob, audit
-from basaltmq.pipeline.reports import audit_page
+from basaltmq.pipeline.reports.pages import audit_page
 from basaltmq.pipeline.session import spark_session
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))
@@ -30,7 +30,7 @@ print(audit(spark, job).findings)
 next(target.rglob("*.parquet")).unlink()
 result = audit(spark, job)
 for finding in result.findings:
-    print(finding.severity, finding.kind, finding.subject, finding.said, sep="; ")
+    print(finding.severity, finding.kind, finding.subject, finding.detail, sep="; ")
 (folder / "audit.html").write_text(audit_page(result))
 print("open", folder / "audit.html")
 spark.stop()

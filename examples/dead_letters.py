@@ -11,7 +11,7 @@ from pathlib import Path
 
 import basaltmq
 from basaltmq.pipeline.dlq import RedriveJob, dead_letter_queues, dlq_report, redrive
-from basaltmq.pipeline.dlq_page import dlq_page
+from basaltmq.pipeline.reports.pages import dlq_page
 from basaltmq.pipeline.session import spark_session
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))

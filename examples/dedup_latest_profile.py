@@ -15,7 +15,7 @@ import basaltmq
 from basaltmq.pipeline.dedup import DedupJob, dedup
 from basaltmq.pipeline.latest import LatestJob, latest
 from basaltmq.pipeline.profile import ProfileJob, profile
-from basaltmq.pipeline.profile_page import profile_page
+from basaltmq.pipeline.reports.pages import profile_page
 from basaltmq.pipeline.session import spark_session
 from basaltmq.pipeline.sink import Outlet
 

@@ -20,9 +20,8 @@ from basaltmq.pipeline.archive.replay import ReplayJob, replay
 from basaltmq.pipeline.audit.audit import AuditJob, audit
 from basaltmq.pipeline.findings import exit_code
 from basaltmq.pipeline.lag import lag
-from basaltmq.pipeline.lag_page import lag_page
 from basaltmq.pipeline.latency import latency
-from basaltmq.pipeline.reports import audit_page, latency_page
+from basaltmq.pipeline.reports.pages import audit_page, lag_page, latency_page
 from basaltmq.pipeline.session import check_environment, quiet_session
 
 MARK = ".basalt-demo"

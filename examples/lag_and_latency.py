@@ -13,7 +13,7 @@ import orders
 
 from basaltmq.pipeline.lag import lag
 from basaltmq.pipeline.latency import latency
-from basaltmq.pipeline.reports import latency_page
+from basaltmq.pipeline.reports.pages import latency_page
 from basaltmq.pipeline.session import spark_session
 
 folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))

@@ -26,9 +26,9 @@ __version__ = "0.1.0"
 
 
 def open(path: str | os.PathLike[str], *, create: bool = True, settings: Settings | None = None) -> Basalt:  # noqa: A001
-    """Open the store at `path` in this process, creating it if there is none. Close it, or use it in a `with`.
+    """Open the store at `path` in this process, creating it if it does not exist. Close it, or use a `with` block.
 
-    One process at a time; a second gets StoreLockedError at once.
+    A store can be open in one process at a time. A second process gets StoreLockedError at once.
     """
     from basaltmq.embedded.database import Basalt
 

@@ -1,7 +1,7 @@
-"""What `make run` starts: a store on disk, a topic on it, and messages that go in and out before the user's eyes.
+"""The program of `make run`: opens a store on disk, publishes messages to a topic, and consumes them.
 
-It is an embedded program as anybody would write it. Run again it finds what it left, and says so; the topic stays in
-the store, for the `basalt` command to look at.
+It is an ordinary embedded program. Later runs find the messages of earlier ones. The topic stays in the store, so that
+the `basalt` command can inspect it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ PRODUCERS: Final = 4
 BATCH: Final = 100
 MESSAGES: Final = 200_000
 MESSAGES_MAX: Final = 10_000_000
-"""A slip of the finger should not fill the disk."""
+"""Limit that prevents a typing error from filling the disk."""
 
-TELL_EVERY_S: Final = 1.0
+REPORT_EVERY_S: Final = 1.0
 VALUE: Final = b"a message of the Basalt demo".ljust(256, b".")
 
 Say = Callable[[str], None]
@@ -36,7 +36,7 @@ INTERRUPTED: Final = 130
 
 
 class Producers:
-    """Threads that append in batches, each waiting until its batch is durable."""
+    """Threads that append batches and wait until each is durable."""
 
     def __init__(self, topic: EmbeddedTopic, say: Say) -> None:
         self._topic = topic
@@ -53,13 +53,13 @@ class Producers:
         for thread in threads:
             thread.start()
         try:
-            told = time.monotonic()
+            reported = time.monotonic()
             while any(thread.is_alive() for thread in threads):
                 threads[0].join(0.05)
                 if not threads[0].is_alive():
                     threads = threads[1:] or threads
-                if time.monotonic() - told >= TELL_EVERY_S:
-                    told = time.monotonic()
+                if time.monotonic() - reported >= REPORT_EVERY_S:
+                    reported = time.monotonic()
                     self._say(f"  ...        {self.confirmed:,} confirmed so far")
         finally:
             self._stop.set()
@@ -101,10 +101,10 @@ def run(data_dir: Path, messages: int, say: Say) -> None:
         try:
             producers.publish(messages)
         except KeyboardInterrupt:
-            say(f"Stopped after {producers.confirmed:,} confirmed messages; every one of them is in the store.")
+            say(f"Stopped after {producers.confirmed:,} confirmed messages; all of them are in the store.")
             raise
         spent_s = time.perf_counter() - started
-        say(f"  published  {messages:,} messages of 256 bytes, confirmed once on the disk: {_rate(messages, spent_s)}")
+        say(f"  published  {messages:,} messages of 256 bytes, confirmed when durable: {_rate(messages, spent_s)}")
         started = time.perf_counter()
         with topic.consume(GROUP, wait=0) as consumer:
             read = sum(1 for _ in consumer)
@@ -116,7 +116,7 @@ def run(data_dir: Path, messages: int, say: Say) -> None:
     say(f"  .venv/bin/basalt --data-dir {data_dir} topic read {TOPIC} --partition 0 --limit 3")
     say(f"  .venv/bin/basalt --data-dir {data_dir} topic groups {GROUP}")
     say(f"  .venv/bin/basalt --data-dir {data_dir} store verify")
-    say("  make run again, and kill -9 it half way: what it confirmed is there")
+    say("  make run again, and kill -9 it half way: all confirmed messages are there")
 
 
 def _rate(count: int, spent_s: float) -> str:
@@ -137,8 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m basaltmq.demo", description="Write and read messages durably in a Basalt store on disk."
     )
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="where the store is kept (default: data)")
-    parser.add_argument("--messages", type=_count, default=MESSAGES, help=f"how many to publish (default: {MESSAGES})")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="directory of the store (default: data)")
+    parser.add_argument(
+        "--messages", type=_count, default=MESSAGES, help=f"number of messages to publish (default: {MESSAGES})"
+    )
     chosen = parser.parse_args(arguments)
     try:
         run(chosen.data_dir, chosen.messages, lambda line: print(line, flush=True))  # noqa: T201

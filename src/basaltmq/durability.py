@@ -1,7 +1,8 @@
-"""How far a write must have come before it counts (promise P1).
+"""Durability levels: what must happen before a write is confirmed (promise P1).
 
-A level is the least that is promised: an engine may give more (the RocksDB engine logs every write, so its `memory` is
-`written`), never less. It is set per topic and may be given per write.
+Queues and topics use the same levels. A level is a minimum; an engine may exceed it: the RocksDB engine writes
+everything to the WAL, so its `memory` is `written`. The level is set per queue or topic and may be set per write.
+In a queue, `memory` makes messages transient: they are not logged. Delayed ones wait on disk.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from basaltmq.errors import InvalidArgumentError
 
 
 class Durability(enum.StrEnum):
-    """The levels, weakest first."""
+    """Durability levels, weakest first."""
 
     MEMORY = "memory"
-    """In this process. Lost when it ends."""
+    """In process memory. Lost when the process ends."""
     WRITTEN = "written"
-    """After write(2): survives a crash of the process, not one of the machine."""
+    """After write(2). Survives a process crash, but not a machine crash."""
     SYNCED = "synced"
-    """After fdatasync or a WAL sync: survives a power loss."""
+    """After fdatasync or a WAL sync. Survives a power loss."""
 
 
 def parse_durability(text: str) -> Durability:
@@ -27,4 +28,4 @@ def parse_durability(text: str) -> Durability:
         return Durability(text)
     except ValueError:
         known = ", ".join(level.value for level in Durability)
-        raise InvalidArgumentError(f"{text!r} is not a durability level; one of {known}") from None
+        raise InvalidArgumentError(f"{text!r} is not a durability level; use one of {known}") from None

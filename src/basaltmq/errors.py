@@ -1,8 +1,8 @@
-"""Every error Basalt raises on purpose.
+"""All errors that Basalt raises on purpose.
 
-One root with a machine `code` and `retriable` (would the same call, made again later, stand a chance?).
-Messages name the thing and the remedy. Each wire protocol has one table from these classes to its own codes.
-Asserts are for our bugs; these are for the world.
+They have one root class with a machine-readable `code`. `retriable` says whether the same call may succeed later.
+Messages name the thing and the remedy. Each wire protocol maps these classes to its own codes in one table. Bugs in
+Basalt raise AssertionError instead.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ class BasaltError(Exception):
 
 
 class InvalidArgumentError(BasaltError):
-    """A value handed in is of the wrong type, size or form."""
+    """An argument has the wrong type, size or form."""
 
     code = "invalid_argument"
 
 
 class TimestampRangeError(InvalidArgumentError):
-    """A record's time cannot be represented by readers."""
+    """A record's timestamp cannot be represented by readers."""
 
     code = "invalid_timestamp"
 
 
 class UnknownExchangeTypeError(InvalidArgumentError):
-    """There is no such type of exchange."""
+    """The exchange type is unknown."""
 
     code = "unknown_exchange_type"
 
 
 class InvalidConfigError(BasaltError):
-    """A configuration value cannot be used."""
+    """A configuration value is invalid."""
 
     code = "invalid_config"
 
 
 class LimitExceededError(BasaltError):
-    """A named limit was passed."""
+    """A named limit was exceeded."""
 
     code = "limit_exceeded"
 
 
 class StorageError(BasaltError):
-    """The storage below failed."""
+    """The storage layer failed."""
 
     code = "storage_error"
 
@@ -61,14 +61,14 @@ class StoreClosedError(StorageError):
 
 
 class StorePoisonedError(StorageError):
-    """An I/O error made what is in memory doubtful; open the store again to recover."""
+    """After an I/O error, memory may be wrong; reopen the store to recover."""
 
     code = "store_poisoned"
 
     def __init__(self, message: str = "", is_disk_full: bool = False) -> None:
         super().__init__(message, is_disk_full)
         self.is_disk_full = is_disk_full
-        """The I/O error was a full disk: opening the store again helps once there is space."""
+        """Whether the cause was a full disk. Reopening the store helps once there is space."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -82,13 +82,13 @@ class StoreLockedError(StorageError):
 
 
 class StoreNotFoundError(StorageError):
-    """There is nothing at the path, and nothing was to be created."""
+    """The path does not exist, and the store was not to be created."""
 
     code = "store_not_found"
 
 
 class NotAStoreError(StorageError):
-    """The path holds something that is not a Basalt store."""
+    """The path is not a Basalt store."""
 
     code = "not_a_store"
 
@@ -99,77 +99,83 @@ class StoreTooNewError(StorageError):
     code = "store_too_new"
 
 
+class StoreTooOldError(StorageError):
+    """The store was written by an earlier version of Basalt that cannot be upgraded."""
+
+    code = "store_too_old"
+
+
 class StoreReadOnlyError(StorageError):
-    """The directory, or the way it was opened, does not allow writes."""
+    """The directory or the open mode does not allow writes."""
 
     code = "store_read_only"
 
 
 class UnknownFamilyError(StorageError):
-    """A column family this version does not know."""
+    """The column family is unknown in this version."""
 
     code = "unknown_family"
 
 
 class UnknownOptionError(StorageError):
-    """An option RocksDB does not know, or that cannot change while the store is open."""
+    """RocksDB does not know the option, or it cannot change while the store is open."""
 
     code = "unknown_option"
 
 
 class StoreStalledError(StorageError):
-    """RocksDB is behind with compaction; the write was not applied."""
+    """RocksDB compaction is behind; the write was not applied."""
 
     code = "store_stalled"
     retriable = True
 
 
 class StoreOverfullError(StorageError):
-    """The store passed its size limit; producers are held until it shrinks."""
+    """The store exceeds its size limit; producers are blocked until it shrinks."""
 
     code = "store_overfull"
     retriable = True
 
 
 class DiskFullError(StorageError):
-    """No space left on the device."""
+    """The disk has no free space."""
 
     code = "disk_full"
     retriable = True
 
 
 class CorruptionError(StorageError):
-    """Bytes on disk are not what was written; the message names the file."""
+    """Bytes on disk are not those that were written; the message names the file."""
 
     code = "corruption"
 
 
 class AlreadyExistsError(BasaltError):
-    """Something of that identity exists."""
+    """An object with this identity exists."""
 
     code = "already_exists"
 
 
 class NotFoundError(BasaltError):
-    """Nothing of that identity exists."""
+    """No object with this identity exists."""
 
     code = "not_found"
 
 
 class QueueNotFoundError(NotFoundError):
-    """No queue of that name."""
+    """The queue does not exist."""
 
     code = "queue_not_found"
 
 
 class QueueExistsError(AlreadyExistsError):
-    """A queue of that name exists."""
+    """The queue exists."""
 
     code = "queue_already_exists"
 
 
 class MessageNotFoundError(NotFoundError):
-    """No message of that id in the queue."""
+    """The queue has no message with this id."""
 
     code = "message_not_found"
 
@@ -181,14 +187,14 @@ class StaleLeaseError(BasaltError):
 
 
 class QueueFailedError(BasaltError):
-    """An unexpected error hit the queue. It is served again after a restart, by itself or by an operator."""
+    """An unexpected error hit the queue. It is served again after an automatic or manual restart."""
 
     code = "queue_failed"
     retriable = True
 
 
 class QueueFullError(LimitExceededError):
-    """The queue is at its limit and refuses what it is sent."""
+    """The queue is at its limit and rejects messages."""
 
     code = "queue_full"
     retriable = True
@@ -201,49 +207,49 @@ class ScriptError(BasaltError):
 
 
 class TransactionError(BasaltError):
-    """A transaction was used in an order that makes no sense, or is unknown."""
+    """The transaction is unknown, or does not allow this step now."""
 
     code = "transaction_error"
 
 
 class ShardNotFoundError(NotFoundError):
-    """No shard of that number or name."""
+    """The shard does not exist."""
 
     code = "shard_not_found"
 
 
 class ShardExistsError(AlreadyExistsError):
-    """A shard of that name exists."""
+    """The shard exists."""
 
     code = "shard_already_exists"
 
 
 class TopicNotFoundError(NotFoundError):
-    """No topic of that name."""
+    """The topic does not exist."""
 
     code = "topic_not_found"
 
 
 class TopicExistsError(AlreadyExistsError):
-    """A topic of that name exists."""
+    """The topic exists."""
 
     code = "topic_already_exists"
 
 
 class GroupNotFoundError(NotFoundError):
-    """No consumer group of that name has committed an offset."""
+    """The consumer group has not committed any offset."""
 
     code = "group_not_found"
 
 
 class OffsetOutOfRangeError(BasaltError):
-    """The offset lies before what is kept; `earliest` and `latest` say what is there."""
+    """The offset was deleted by retention or does not exist yet; `earliest` and `latest` are the valid range."""
 
     code = "offset_out_of_range"
 
     def __init__(self, shard: int, offset: int, earliest: int, latest: int) -> None:
         super().__init__(
-            f"offset {offset} of shard {shard} is no longer kept: offsets {earliest} to {latest} are available; "
+            f"offset {offset} of shard {shard} is not available; offsets {earliest} to {latest} are available: "
             f"read from {earliest} (earliest) or {latest} (latest)"
         )
         self.shard = shard
@@ -253,7 +259,7 @@ class OffsetOutOfRangeError(BasaltError):
 
 
 class NotLeaderError(BasaltError):
-    """The shard is led by another node; send the write there."""
+    """Another node leads the shard; send the write there."""
 
     code = "not_leader"
     retriable = True
@@ -265,55 +271,48 @@ class NotLeaderError(BasaltError):
 
 
 class TimedOutError(BasaltError):
-    """Not finished within the time given; what was begun has been undone."""
+    """The operation timed out and was undone."""
 
     code = "timed_out"
     retriable = True
 
 
 class StaleMemberError(BasaltError):
-    """A consumer is no longer a member of its group, or its partitions were given to another."""
+    """The consumer is no longer a member of its group, or its partitions were reassigned."""
 
     code = "stale_member"
 
 
-class EntryLockedError(TransactionError):
-    """Another open or prepared transaction takes that queue entry."""
-
-    code = "entry_locked"
-    retriable = True
-
-
 class XaError(TransactionError):
-    """A distributed transaction's branch could not take the step; `xa_code` is X/Open's number for it."""
+    """A step of a distributed transaction's branch failed; `xa_code` is the X/Open code."""
 
     code = "xa_error"
     xa_code: ClassVar[int] = -3
 
 
 class UnknownXidError(XaError):
-    """No branch of that xid (XAER_NOTA)."""
+    """No branch has this xid (XAER_NOTA)."""
 
     code = "xa_unknown_xid"
     xa_code = -4
 
 
 class XaInvalidError(XaError):
-    """An xid or flag that X/Open does not allow (XAER_INVAL)."""
+    """The xid or flag is not allowed by X/Open (XAER_INVAL)."""
 
     code = "xa_invalid"
     xa_code = -5
 
 
 class XaProtocolError(XaError):
-    """The branch is in a state that does not allow the step (XAER_PROTO)."""
+    """The state of the branch does not allow the step (XAER_PROTO)."""
 
     code = "xa_protocol"
     xa_code = -6
 
 
 class XidInUseError(XaError):
-    """A branch of that xid exists (XAER_DUPID)."""
+    """A branch with this xid exists (XAER_DUPID)."""
 
     code = "xa_duplicate_xid"
     xa_code = -8
@@ -334,28 +333,28 @@ class XaHeuristicCommitError(XaError):
 
 
 class XaHeuristicRollbackError(XaError):
-    """An operator rolled the branch back; forget it (XA_HEURRB)."""
+    """An operator rolled back the branch; forget it (XA_HEURRB)."""
 
     code = "xa_heuristic_rollback"
     xa_code = 6
 
 
 class StoreBehindError(StorageError):
-    """The log speaks of something the store did not know when a view looked at it; the view looks again."""
+    """The log refers to something that is newer than the view's store snapshot; the view refreshes and retries."""
 
     code = "store_behind"
     retriable = True
 
 
 class SegmentGoneError(StorageError):
-    """The segment was deleted; what lived in it was moved or is gone, and the index knows."""
+    """The segment was deleted. Its live records were moved, and the index has their new places."""
 
     code = "segment_gone"
     retriable = True
 
 
 class DamagedFrameError(CorruptionError):
-    """A frame of a stream's log cannot be read; the reader can go on behind it."""
+    """A frame of a stream's log is unreadable; the reader can continue after it."""
 
     code = "damaged_frame"
 
@@ -370,56 +369,56 @@ class DamagedFrameError(CorruptionError):
         self.reason = reason
 
     def within(self, topic: str, partition: int) -> DamagedFrameError:
-        """The same error, with the names that users know the shard by."""
+        """Return the same error with the topic and partition that users know."""
         where = f"topic {topic!r}, partition {partition}, "
         return DamagedFrameError(self.shard, self.base_offset, self.last_offset, self.reason, where)
 
 
 class VHostNotFoundError(NotFoundError):
-    """No virtual host of that name."""
+    """The virtual host does not exist."""
 
     code = "vhost_not_found"
 
 
 class VHostDownError(BasaltError):
-    """The virtual host failed and is not served; an operator starts it, or its restart is under way."""
+    """The virtual host failed and is not served until an operator or its restart starts it."""
 
     code = "vhost_down"
     retriable = True
 
 
 class ExchangeNotFoundError(NotFoundError):
-    """No exchange of that name."""
+    """The exchange does not exist."""
 
     code = "exchange_not_found"
 
 
 class PreconditionFailedError(BasaltError):
-    """What exists is not what the call describes, or an argument cannot be used."""
+    """The existing object differs from the description in the call, or an argument cannot be used."""
 
     code = "precondition_failed"
 
 
 class ResourceLockedError(BasaltError):
-    """The queue belongs to another connection."""
+    """The queue is exclusive to another connection."""
 
     code = "resource_locked"
 
 
 class AccessRefusedError(BasaltError):
-    """The user may not do that, or the thing is not for users to touch."""
+    """The user lacks permission, or users cannot modify the object."""
 
     code = "access_refused"
 
 
 class AuthenticationError(BasaltError):
-    """Name and password do not go together, or the user may not come in from there."""
+    """The credentials are wrong, or the user may not connect from this address."""
 
     code = "authentication_failed"
 
 
 class TooManyLoginsError(AuthenticationError):
-    """Too many logins failed or are being checked; the credentials were not looked at."""
+    """Too many logins failed or are in progress; the credentials were not checked."""
 
     code = "too_many_logins"
     retriable = True
@@ -430,51 +429,51 @@ class TooManyLoginsError(AuthenticationError):
 
 
 class UserNotFoundError(NotFoundError):
-    """No user of that name."""
+    """The user does not exist."""
 
     code = "user_not_found"
 
 
 class PublishersHeldError(BasaltError):
-    """Publishing is held until the disk, memory or store has room; consume, and try again later."""
+    """Publishers are blocked until the disk, memory or store has room; consume messages and retry later."""
 
     code = "publishers_held"
     retriable = True
 
 
 class MalformedTableError(InvalidArgumentError):
-    """An AMQP field table breaks off, nests too deep or holds what has no form in one."""
+    """An AMQP field table is truncated, nested too deep, or contains values without an AMQP type."""
 
     code = "malformed_table"
 
 
 class MalformedPropertiesError(InvalidArgumentError):
-    """The properties of a message are not what their flags say."""
+    """The properties of a message do not match their flags."""
 
     code = "malformed_properties"
 
 
 class BadExpirationError(PreconditionFailedError):
-    """The expiration of a message is not a number of milliseconds that can be."""
+    """The expiration of a message is not a valid number of milliseconds."""
 
     code = "bad_expiration"
 
 
 class QueueHeldError(TransactionError):
-    """A prepared branch has messages in the queue, or for it; the queue stays until the branch is decided."""
+    """A prepared branch holds messages in or for the queue; it cannot be deleted until the branch is decided."""
 
     code = "queue_held"
     retriable = True
 
 
 class AddressUnavailableError(BasaltError):
-    """An address or port cannot be listened on."""
+    """The address or port cannot be bound."""
 
     code = "address_unavailable"
 
 
 class RemoteError(BasaltError):
-    """A broker refused over its admin API, or could not be reached; `code` is what the broker said."""
+    """A broker's admin API refused the call or is unreachable; `code` is the broker's code."""
 
     code = "unreachable"
 
@@ -485,38 +484,38 @@ class RemoteError(BasaltError):
 
 
 class UnavailableError(BasaltError):
-    """The broker cannot be reached, or is stopping."""
+    """The broker is unreachable or stopping."""
 
     code = "unavailable"
     retriable = True
 
 
 class DataLossError(BasaltError):
-    """Records that were to be read are not there any more."""
+    """Records to be read no longer exist."""
 
     code = "data_loss"
 
 
 class EnvironmentMissingError(BasaltError):
-    """The machine lacks something that is needed, or has it in a version that will not do."""
+    """The machine lacks a required program or library, or has an unsuitable version."""
 
     code = "environment_missing"
 
 
 class UnsupportedCodecError(BasaltError):
-    """A record batch is compressed in a way that cannot be looked into here; the message names it."""
+    """The compression of a record batch is not supported; the message names it."""
 
     code = "unsupported_codec"
 
 
 class MalformedRequestError(InvalidArgumentError):
-    """Bytes that are not the request they say to be; who sent them is cut off."""
+    """The bytes are not a valid request; the connection is closed."""
 
     code = "malformed_request"
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Was a full disk the cause, however often the error was wrapped since?"""
+    """Whether a full disk caused the error, directly or as a wrapped cause."""
     while error is not None:
         if isinstance(error, DiskFullError) or (isinstance(error, StorePoisonedError) and error.is_disk_full):
             return True

@@ -1,7 +1,11 @@
-"""The command line's side of the admin API: one connection, JSON in and out, errors as Basalt's own.
+"""HTTP client of a broker's admin API: JSON calls, streamed bodies, TLS, timeouts and retries.
 
-The password comes from BASALT_PASSWORD, from the address, or is asked for; there is no flag for it, because command
-lines are seen by every process of a machine.
+Each request opens its own connection, so one client may serve several threads. Only the standard library is used.
+No error message and no representation contains the password.
+
+With `retry_s`, a request is repeated while the broker is unreachable or busy (`BUSY`), at growing intervals. The
+caller must make only requests that the broker may execute twice. A refusal by the broker is never repeated. Before
+the first response the retry time is at most `FIRST_RETRY_S`, because the address is probably wrong.
 """
 
 from __future__ import annotations
@@ -9,54 +13,145 @@ from __future__ import annotations
 import base64
 import http.client
 import ssl
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import click
 import msgspec
 
-from basaltmq.errors import RemoteError
+from basaltmq import errors
+from basaltmq.decoding import json_decoder
+from basaltmq.errors import (
+    AuthenticationError,
+    BasaltError,
+    DamagedFrameError,
+    InvalidArgumentError,
+    RemoteError,
+    UnavailableError,
+)
 
-TIMEOUT_S: Final = 60.0
-"""For an answer; operations on a store say how long they take by themselves and get more."""
-
-LONG_TIMEOUT_S: Final = 3600.0
-PAGE_ITEMS: Final = 500
-SERVER: Final = "http://127.0.0.1:15672"
+DEFAULT_PORT: Final = 15672
+DEFAULT_SERVER: Final = f"http://127.0.0.1:{DEFAULT_PORT}"
 GUEST: Final = "guest"
 
+RETRY_S: Final = 120.0
+"""Retry time of the pipeline: enough for a broker to restart and recover."""
 
-def path(*names: str) -> str:
-    """A path under /api, names percent-encoded."""
-    return "/api/" + "/".join(quote(name, safe="") for name in names)
+FIRST_RETRY_S: Final = 5.0
+PAUSE_MIN_S: Final = 0.1
+PAUSE_MAX_S: Final = 3.0
+"""The pause between two attempts doubles up to this limit."""
+
+TIMEOUT_S: Final = 120.0
+"""For the next bytes. Twice the timeout of the broker for a slow client."""
+
+LONG_TIMEOUT_S: Final = 3600.0
+"""For operations on a whole store, and for imports of many gigabytes: the broker sends nothing meanwhile."""
+
+PAGE_ITEMS: Final = 500
+
+JSON: Final = "application/json"
+ARROW: Final = "application/vnd.apache.arrow.file"
+
+BUSY: Final = frozenset({408, 429, 502, 503, 504})
+"""Statuses after which a retry may succeed."""
+
+CONNECTION_ERRORS: Final = (OSError, http.client.HTTPException)
+
+Query = Mapping[str, str | int | None]
+"""Parameters whose value is None are left out."""
+
+_decode_object: Final = json_decoder(dict[str, Any])
 
 
-class ApiClient:
-    """Calls the admin API of one broker."""
+class Login(msgspec.Struct, frozen=True):
+    """Address and credentials of a broker. Spark tasks receive it in this form."""
 
-    def __init__(self, server: str, user: str, password: str, *, authority: str | None = None) -> None:
-        parts = urlsplit(server if "://" in server else f"http://{server}")
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise click.UsageError(f"--server takes an address such as {SERVER}, not {server!r}")
-        user = unquote(parts.username) if parts.username is not None else user
-        password = unquote(parts.password) if parts.password is not None else password
-        self.address = f"{parts.scheme}://{parts.hostname}:{parts.port or 15672}"
-        self._headers = {
-            "Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode(),
-            "Accept": "application/json",
-        }
-        self._base = parts.path.rstrip("/")
-        self._connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context(cafile=authority)
-            self._connection = http.client.HTTPSConnection(
-                parts.hostname, parts.port or 15672, timeout=TIMEOUT_S, context=context
-            )
-        else:
-            self._connection = http.client.HTTPConnection(parts.hostname, parts.port or 15672, timeout=TIMEOUT_S)
+    server: str
+    """Normalized by `parse_server`."""
+    user: str = GUEST
+    password: str = GUEST
+    vhost: str = "/"
+    ca: str = ""
+    """CA certificates as PEM text, not as a file name: tasks on other machines have no such file."""
+    retry_s: float = RETRY_S
+
+    def __repr__(self) -> str:
+        return f"Login({self.server!r}, {self.user!r}, vhost={self.vhost!r})"
+
+    __str__ = __repr__
+
+
+def parse_server(text: str) -> tuple[str, str | None, str | None]:
+    """Return the normalized address, and the user and the password in it, if any."""
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    host = parts.netloc.rpartition("@")[2]
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+        shown = text.rpartition("@")[2][:80]
+        raise InvalidArgumentError(
+            f"{shown!r} is not the address of a broker's admin API; give one such as {DEFAULT_SERVER}"
+        )
+    address = f"{parts.scheme}://{host if port else f'{host}:{DEFAULT_PORT}'}{parts.path.rstrip('/')}"
+    user, password = (None if each is None else unquote(each) for each in (parts.username, parts.password))
+    return address, user, password
+
+
+def check_server(text: str) -> str:
+    """Return the normalized address. Credentials are refused, because Spark shows the address in plans."""
+    address, user, password = parse_server(text)
+    if user is not None or password is not None:
+        raise InvalidArgumentError("put user and password into the options of these names, not into server")
+    return address
+
+
+def path(*names: str | int) -> str:
+    """Return a path below /api, with percent-encoded names."""
+    return "/api/" + "/".join(quote(str(name), safe="") for name in names)
+
+
+class Retries:
+    """Time limit and pauses for the attempts of one operation."""
+
+    def __init__(self, limit_s: float, clock_s: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._limit_s = limit_s
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self.restart()
+
+    def restart(self) -> None:
+        """Reset the limit after progress: a later failure is a new one."""
+        self._until_s = self._clock_s() + self._limit_s
+        self._pause_s = PAUSE_MIN_S
+
+    def wait(self) -> bool:
+        """Sleep before the next attempt. Return False if the time limit is over."""
+        left_s = self._until_s - self._clock_s()
+        if left_s <= 0:
+            return False
+        self._sleep(min(self._pause_s, left_s))
+        self._pause_s = min(self._pause_s * 2, PAUSE_MAX_S)
+        return True
+
+
+class HttpClient:
+    """Requests to one broker, each made once. A refusal raises RemoteError with the broker's code and status."""
+
+    def __init__(self, login: Login) -> None:
+        self.login = login
+        parts = urlsplit(login.server)
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._base = parts.path
+        self._tls = _context(login.ca) if parts.scheme == "https" else None
+        token = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
+        self._headers = {"Authorization": f"Basic {token}"}
+        self._has_responded = False
 
     def get(self, where: str, **query: str | int | None) -> Any:
         return self.call("GET", where, query=query)
@@ -71,7 +166,7 @@ class ApiClient:
         return self.call("DELETE", where, body, query=query)
 
     def pages(self, where: str, **query: str | int | None) -> Iterator[dict[str, Any]]:
-        """Every item of a list, page by page."""
+        """Yield the items of a list, page by page."""
         number = 1
         while True:
             found = self.get(where, **query, page=number, page_size=PAGE_ITEMS)
@@ -85,98 +180,163 @@ class ApiClient:
         method: str,
         where: str,
         body: Any = None,
+        query: Query | None = None,
         *,
-        query: Mapping[str, str | int | None] | None = None,
         long: bool = False,
+        content_type: str = JSON,
     ) -> Any:
-        asked = {name: value for name, value in (query or {}).items() if value is not None}
-        target = self._base + where + ("?" + urlencode(asked) if asked else "")
-        raw = body if isinstance(body, bytes) or body is None else msgspec.json.encode(body)
-        headers = dict(self._headers)
-        if raw is not None:
-            headers["Content-Type"] = "application/json"
-        self._connection.timeout = LONG_TIMEOUT_S if long else TIMEOUT_S
-        if self._connection.sock is not None:
-            self._connection.sock.settimeout(self._connection.timeout)
+        """Make a request and return its decoded response. `body` is sent as JSON, unless it is bytes."""
+        raw = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+        timeout_s = LONG_TIMEOUT_S if long else TIMEOUT_S
         try:
-            # A broker that has refused by the head does not read the rest, and what it said is there to be read.
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self._connection.request(method, target, raw, headers)
-            response = self._connection.getresponse()
-            said = response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise RemoteError(
-                f"no broker answers at {self.address} ({error}); start one with: basalt serve, or give --server",
-                "unreachable",
-            ) from error
-        return _understood(response.status, response.getheader("Content-Type", ""), said)
-
-    def close(self) -> None:
-        self._connection.close()
-
-
-def _understood(status: int, kind: str, said: bytes) -> Any:
-    value: Any = said.decode(errors="replace")
-    if said and kind.startswith("application/json"):
+            with self.stream(method, where, raw, query, timeout_s=timeout_s, content_type=content_type) as response:
+                received = response.read()
+        except CONNECTION_ERRORS as error:
+            raise self.unreachable(error) from error
+        if not received:
+            return None
+        if not response.getheader("Content-Type", "").startswith(JSON):
+            return received.decode(errors="replace")
         try:
-            value = msgspec.json.decode(said)
+            return msgspec.json.decode(received)
         except msgspec.DecodeError as error:
-            raise RemoteError(f"the answer is not JSON: {error}", "bad_answer", status) from error
-    if status < 400:
-        return value if said else None
-    if isinstance(value, dict) and "reason" in value:
-        raise RemoteError(str(value["reason"]), str(value.get("code") or value.get("error")), status)
-    raise RemoteError(f"the broker answered {status}: {str(value)[:200]}", "refused", status)
+            raise RemoteError(f"the response is not valid JSON: {error}", "bad_answer", response.status) from error
 
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        where: str,
+        body: bytes | None = None,
+        query: Query | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        content_type: str = JSON,
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Make a request and yield its response, whose body is not read yet.
 
-def _password(user: str, server: str, environment_password: str | None) -> str:
-    if environment_password is not None:
-        return environment_password
-    if "@" in server or user == GUEST:
-        return GUEST
-    if not sys.stdin.isatty():
-        raise click.UsageError(f"give the password of {user} in BASALT_PASSWORD")
-    return str(click.prompt(f"Password of {user}", hide_input=True, err=True))
-
-
-def with_api(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --server and its companions to a command, which gets the client as its first argument."""
-
-    @click.option(
-        "--server",
-        envvar="BASALT_SERVER",
-        default=SERVER,
-        show_default=True,
-        show_envvar=True,
-        help="Address of the broker's admin API.",
-    )
-    @click.option(
-        "--user",
-        envvar="BASALT_USER",
-        default=GUEST,
-        show_default=True,
-        show_envvar=True,
-        help="Who you are; the password is in BASALT_PASSWORD or asked for.",
-    )
-    @click.option(
-        "--ca",
-        "authority",
-        type=click.Path(exists=True, dir_okay=False),
-        help="PEM file of who signed the broker's certificate.",
-    )
-    @click.option("--password-from-environment", "password", envvar="BASALT_PASSWORD", hidden=True)
-    def run(server: str, user: str, authority: str | None, password: str | None, **arguments: Any) -> Any:
-        api = ApiClient(server, user, _password(user, server, password), authority=authority)
+        A connection that fails raises one of `CONNECTION_ERRORS`, also while the caller reads the body.
+        """
+        connection = self._connection(timeout_s)
+        given = {name: value for name, value in (query or {}).items() if value is not None}
+        target = self._base + where + ("?" + urlencode(given) if given else "")
+        headers = self._headers if body is None else self._headers | {"Content-Type": content_type}
         try:
-            return command(api, **arguments)
+            connection.connect()
+            # A broker that refuses a request by its head does not read the body, but its response can be read.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body, headers)
+            response = connection.getresponse()
+            self._has_responded = True
+            if response.status >= 400:
+                raise self._refusal(response.status, response.read())
+            yield response
         finally:
-            api.close()
+            connection.close()
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__click_params__ = [  # type: ignore[attr-defined]
-        *getattr(command, "__click_params__", []),
-        *getattr(run, "__click_params__", []),
-    ]
-    return run
+    def unreachable(self, error: BaseException) -> BasaltError:
+        """Return the error for a connection that failed."""
+        return RemoteError(self._explain(error), "unreachable")
+
+    def _explain(self, error: BaseException) -> str:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return (
+                f"the certificate of {self.login.server} is not trusted ({error.verify_message}): give the PEM file of "
+                "its CA in the option ca"
+            )
+        why = str(error) or type(error).__name__
+        return f"no broker answers at {self.login.server} ({why}): start it with basalt serve, or correct the address"
+
+    def _refusal(self, status: int, body: bytes) -> BasaltError:
+        try:
+            refusal = _decode_object(body)
+        except msgspec.DecodeError:
+            refusal = {}
+        if "reason" not in refusal:
+            text = body[:200].decode(errors="replace")
+            refusal["reason"] = f"{self.login.server} responded with status {status}: {text}"
+        code = str(refusal.get("code") or refusal.get("error") or "refused")
+        return self._refused(status, code, refusal)
+
+    def _refused(self, status: int, code: str, refusal: dict[str, Any]) -> BasaltError:
+        return RemoteError(str(refusal["reason"]), code, status)
+
+    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._tls is not None:
+            return http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s, context=self._tls)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+
+
+class RetryingClient(HttpClient):
+    """Repeats requests for `Login.retry_s`, and raises the error class that belongs to the broker's code.
+
+    UnavailableError stands for a broker that was not reachable, or busy, until the end.
+    """
+
+    def __init__(
+        self,
+        login: Login,
+        *,
+        is_known: bool = False,
+        clock_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """`is_known`: another client has reached this broker, so the first request has the full retry time."""
+        super().__init__(login)
+        self._has_responded = is_known
+        self._clock_s = clock_s
+        self._sleep = sleep
+
+    def retries(self) -> Retries:
+        limit_s = self.login.retry_s
+        return Retries(limit_s if self._has_responded else min(limit_s, FIRST_RETRY_S), self._clock_s, self._sleep)
+
+    def call(
+        self,
+        method: str,
+        where: str,
+        body: Any = None,
+        query: Query | None = None,
+        *,
+        long: bool = False,
+        content_type: str = JSON,
+    ) -> Any:
+        retries = self.retries()
+        while True:
+            try:
+                return super().call(method, where, body, query, long=long, content_type=content_type)
+            except UnavailableError:
+                if not retries.wait():
+                    raise
+
+    def unreachable(self, error: BaseException) -> BasaltError:
+        return UnavailableError(self._explain(error))
+
+    def _refused(self, status: int, code: str, refusal: dict[str, Any]) -> BasaltError:
+        reason = str(refusal["reason"])
+        if status in BUSY:
+            return UnavailableError(reason)
+        if status == 401:
+            return AuthenticationError(
+                f"{self.login.server} refused user {self.login.user!r} ({reason}): check the options user and password"
+            )
+        if code == DamagedFrameError.code:
+            return DamagedFrameError(*(refusal[name] for name in ("shard", "base_offset", "last_offset", "damage")))
+        kind = _plain_errors().get(code)
+        return RemoteError(reason, code, status) if kind is None else kind(reason)
+
+
+def _plain_errors() -> dict[str, type[BasaltError]]:
+    """Return Basalt's error classes that take only a message, by code."""
+    return {
+        each.code: each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, BasaltError) and each.__init__ is Exception.__init__
+    }
+
+
+def _context(ca: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cadata=ca or None)
+    except ssl.SSLError as error:
+        raise InvalidArgumentError(f"the file of the option ca contains no PEM certificate: {error}") from None

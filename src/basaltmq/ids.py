@@ -1,17 +1,16 @@
-"""Message ids: UUIDv7 as 16 plain bytes, strictly increasing per generator (SPEC C3).
+"""Message ids: UUIDv7 as 16 bytes, strictly increasing per generator (SPEC C3).
 
     | unix time ms 48 | version 4 | counter high 12 | variant 2 | counter low 30 | random 32 |
 
-RFC 9562, method 1: the counter begins each millisecond at a random place in its lower half and grows by one per id.
-When the clock stands still or goes back the last millisecond is kept and the counter goes on; when the counter is
-used up the millisecond is moved ahead of the clock. So ids of one generator always sort in the order they were made.
-Two generators never share an id as long as their 32 random bits differ in the same millisecond at the same count.
+RFC 9562, method 1: the counter starts each millisecond at a random value in its lower half and grows by one per id. If
+the clock stands still or goes back, the last millisecond is kept and the counter continues. If the counter is
+exhausted, the millisecond moves ahead of the clock. So ids of one generator always sort in order of creation. Two
+generators collide only with the same millisecond, counter and 32 random bits.
 
-Random bytes come from the system some thousands at a time, and are never used by two processes. Asking for those of
-each call would let go of the interpreter in every call: a thread that waits for it is woken each time, in vain as a
-rule, at the cost of both.
+Random bytes are read in blocks and never shared between processes. `os.urandom` releases the GIL on every call, which
+wakes waiting threads for nothing, so it is not called per id.
 
-Budget: an id of a batch costs about 0.15 us; a UUID object would cost ten times that.
+Cost: about 0.15 us per id in a batch; a UUID object would cost ten times that.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from basaltmq.errors import InvalidArgumentError
 
 ID_BYTES: Final = 16
 MANY_MAX: Final = 1 << 20
-"""Ids asked for at once: 64 MiB of Python objects; a larger batch would not fit a store's batch either."""
+"""Ids per call: 64 MiB of Python objects. A larger batch would exceed the store's batch limit."""
 
 POOL_BYTES: Final = 8192
-"""Random bytes asked for at once: two thousand ids, some twenty microseconds of the system's."""
+"""Random bytes per read: 2,000 ids, about 20 us."""
 
 _ID: Final = Struct(">8sI4s")
 _COUNTER_BITS: Final = 42
@@ -46,7 +45,7 @@ _VARIANT: Final = 1 << 31
 
 
 class Ids:
-    """A generator of ids. Safe to share between threads."""
+    """A generator of ids. Thread-safe."""
 
     def __init__(
         self,
@@ -63,17 +62,17 @@ class Ids:
         self._pool = b""
         self._pool_at = 0
         self._pool_of = -1
-        """The process that asked for the pool: a child has bytes of its own."""
+        """Process id of the pool's owner. A forked child reads its own pool."""
         self._split = Struct("")
-        """Takes the random bytes of a call apart; kept, because calls are mostly of one size."""
+        """Splits the random bytes of a call. Cached, because most calls have the same size."""
 
     def next(self) -> bytes:
         return self.many(1)[0]
 
     def many(self, count: int) -> list[bytes]:
-        """`count` ids in increasing order."""
+        """Return `count` ids in increasing order."""
         if not 0 <= count <= MANY_MAX:
-            raise InvalidArgumentError(f"{count} ids at once: ask for 0 to {MANY_MAX}")
+            raise InvalidArgumentError(f"{count} ids in one call; the count must be 0 to {MANY_MAX}")
         made: list[bytes] = []
         while len(made) < count:
             time_ms, counter, size, random = self._reserve(count - len(made))
@@ -84,8 +83,8 @@ class Ids:
         return made
 
     def _reserve(self, count: int) -> tuple[int, int, int, bytes]:
-        """Take up to `count` values of the counter that share their high bits: (time, first value, how many), and
-        random bytes for as many."""
+        """Reserve up to `count` counter values with the same high bits. Return (time, first value, number, random
+        bytes)."""
         with self._lock:
             if self._process() != self._pool_of:
                 self._pool = b""
@@ -101,12 +100,12 @@ class Ids:
 
     def _begin(self, time_ms: int) -> None:
         if not 0 <= time_ms <= _TIME_MS_MAX:
-            raise InvalidArgumentError(f"the clock says {time_ms} ms since 1970, which a UUIDv7 cannot hold")
+            raise InvalidArgumentError(f"the clock shows {time_ms} ms since 1970, which does not fit a UUIDv7")
         self._time_ms = time_ms
         self._counter = int.from_bytes(self._random(8), "big") & _SEED_MASK
 
     def _random(self, size: int) -> bytes:
-        """So many random bytes that nobody has had."""
+        """Return unused random bytes."""
         end = self._pool_at + size
         if end > len(self._pool):
             if size > POOL_BYTES:
@@ -126,21 +125,20 @@ def _build(time_ms: int, counter: int, tails: tuple[bytes, ...]) -> Iterable[byt
 
 
 def are_gapless(first: bytes, last: bytes, count: int) -> bool:
-    """Whether so many ids of one generator, of which these are the first and the last, are all it made from one to the
-    other."""
-    # The random end of an id says nothing of the order.
+    """Whether `first` to `last` are exactly `count` consecutive ids of one generator."""
+    # The random end of an id does not affect the order.
     begin, end = first[:-_RANDOM_BYTES], last[:-_RANDOM_BYTES]
     return int.from_bytes(end, "big") - int.from_bytes(begin, "big") == count - 1
 
 
 def format_id(message_id: bytes) -> str:
-    """The usual text of an id: 8-4-4-4-12 hex digits."""
+    """Return the text of an id: 8-4-4-4-12 hex digits."""
     text = check_id(message_id).hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
 def parse_id(text: str) -> bytes:
-    """The id behind its usual text."""
+    """Parse the text of an id."""
     try:
         parsed = UUID(text).bytes
     except (ValueError, AttributeError, TypeError):
@@ -150,12 +148,7 @@ def parse_id(text: str) -> bytes:
     return parsed
 
 
-def id_time_ms(message_id: bytes) -> int:
-    """When an id was made."""
-    return int.from_bytes(check_id(message_id)[:6], "big")
-
-
 def check_id(message_id: bytes) -> bytes:
     if not isinstance(message_id, bytes) or len(message_id) != ID_BYTES:
-        raise InvalidArgumentError(f"a message id is {ID_BYTES} bytes, not {message_id!r:.80}")
+        raise InvalidArgumentError(f"a message id must be {ID_BYTES} bytes, not {message_id!r:.80}")
     return message_id

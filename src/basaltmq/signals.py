@@ -1,4 +1,4 @@
-"""Signals that ask a worker to stop, for as long as it runs."""
+"""Stops a worker on SIGTERM and SIGINT while it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` on SIGTERM and SIGINT. Only the main thread can hear them; in others nothing changes."""
+    """Call `stop` on SIGTERM and SIGINT. Only the main thread receives signals; other threads are unaffected."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -23,7 +23,7 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
     def heard(_number: int, _frame: FrameType | None) -> None:
-        # The second signal does what it did before: a handler that hangs can be left behind.
+        # The second signal has its previous effect, so that a hanging handler can be aborted.
         restore()
         stop()
 

@@ -1,7 +1,8 @@
-"""Basalt for Spark: `spark.read.format("basalt")`, batch and streaming, in Arrow all the way.
+"""Spark data source: `spark.read.format("basalt")`, batch and streaming, with Arrow throughout.
 
-Spark finds `DefaultSource` by the name of this package; nothing needs to be registered. Only `source` and what is below
-it know pyspark. The store is read through `StreamView`, beside whoever has it open for writing, or over the network.
+Spark finds `DefaultSource` by the name of this package, so no registration is needed. Only `source.py`, `sink.py` and
+`queue_source.py` import pyspark's data source API. The store is read through `StreamView`, beside a process that
+writes, or through a broker.
 """
 
 from pyspark_basalt.source import BasaltDataSource as DefaultSource

@@ -1,7 +1,7 @@
-"""Rows of a frame cut into chunks for partitions, in Arrow.
+"""Splits the rows of a task into chunks per topic and partition, in Arrow.
 
-Rows keep their order within a partition. A key is hashed once however often it comes. Records without a key go to one
-partition after the other, many at a time, as they do in the embedded API.
+Rows keep their order within a partition. Each distinct key is hashed once. Records without a key go round-robin to the
+partitions, many at a time, as in the embedded API.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.streams.imports.stage import CHUNK_BYTES, CHUNK_RECORDS, SCHEMA
 from basaltmq.streams.partitions import partition_of_key
 
-GATHERED_ROWS: Final = 100_000
-GATHERED_BYTES: Final = 64 << 20
-"""Rows cut at once: enough for full chunks of a few partitions, little enough for a task's memory."""
+COLLECTED_ROWS: Final = 100_000
+COLLECTED_BYTES: Final = 64 << 20
+"""Rows that are split at once: enough for full chunks of a few partitions, within a task's memory."""
 
 
-class Cutter:
-    """Cuts the rows of one task."""
+class ChunkSplitter:
+    """Splits the rows of one task."""
 
     def __init__(self, partitions_of: Callable[[str], int], topic: str | None, stamp_ms: int, turn: int) -> None:
-        """`topic` is for all rows; None takes the column's. `turn` is where records without a key begin."""
+        """`topic` applies to all rows; None uses the column. `turn` selects the first partition for records without a
+        key."""
         self._partitions_of = partitions_of
         self._topic = topic
         self._stamp_ms = stamp_ms
         self._turn = turn
 
     def chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """(topic, partition, records with the stage's schema)"""
-        for table in _gathered(batches):
+        """Yield (topic, partition, records with the schema of the stage)."""
+        for table in _collect(batches):
             for topic, rows in self._by_topic(table):
                 yield from self._by_partition(topic, rows)
 
@@ -43,7 +44,7 @@ class Cutter:
             return
         names = table.column("topic")
         if names.null_count:
-            raise InvalidArgumentError("a row has no topic; fill the column, or give the option topic")
+            raise InvalidArgumentError("a row has no topic; set the column topic, or the option topic")
         for name in names.unique().to_pylist():
             yield name, table.filter(pc.equal(names, name))
 
@@ -65,7 +66,7 @@ class Cutter:
             given = rows.column("partition").combine_chunks().cast(pa.int32())
             beyond = pc.filter(given, pc.or_(pc.less(given, 0), pc.greater_equal(given, count)))
             if len(beyond):
-                raise InvalidArgumentError(f"there is no partition {beyond[0]} of {topic!r}; it has 0 to {count - 1}")
+                raise InvalidArgumentError(f"topic {topic!r} has partitions 0 to {count - 1}, not {beyond[0]}")
             chosen = pc.coalesce(given, chosen)
         if chosen.null_count:
             chosen = pc.fill_null(chosen, pa.scalar(self._turn % count, pa.int32()))
@@ -103,7 +104,7 @@ class Cutter:
         return pc.fill_null(given.cast(wanted, safe=False), stamp)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _collect(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     some: list[pa.RecordBatch] = []
     rows = size_bytes = 0
     for batch in batches:
@@ -112,7 +113,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         some.append(batch)
         rows += batch.num_rows
         size_bytes += batch.nbytes
-        if rows >= GATHERED_ROWS or size_bytes >= GATHERED_BYTES:
+        if rows >= COLLECTED_ROWS or size_bytes >= COLLECTED_BYTES:
             yield pa.Table.from_batches(some)
             some, rows, size_bytes = [], 0, 0
     if some:
@@ -120,7 +121,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _pieces(topic: str, partition: int, rows: pa.Table) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-    """Batches within the limits of a chunk."""
+    """Yield batches within the limits of a chunk."""
     at = 0
     while at < rows.num_rows:
         count = min(CHUNK_RECORDS, rows.num_rows - at)

@@ -1,7 +1,7 @@
-"""Lifecycle events of queues as rows: blocks of the system topic `__events` taken apart, an event per row.
+"""Lifecycle events of queues as rows: expands the blocks of the internal topic `__events`, one row per event.
 
-Asked for with the option `explodeEvents`. What the columns mean is told in `basaltmq.queues.lifecycle`. A record that
-cannot be read fails the query; no event is left out.
+The option `explodeEvents` selects it. `basaltmq.queues.events.event` describes the columns. An unreadable record fails
+the query; no event is skipped.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _COLUMNS: Final = pa.schema(
 )
 
 
-def take_apart(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Events of records, a batch per record."""
+def explode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the events of records, one batch per record."""
     for batch in batches:
         for value, offset in zip(batch.column("value").to_pylist(), batch.column("offset").to_pylist(), strict=True):
             rows = [

@@ -1,4 +1,4 @@
-"""Consumer groups that are told how far a query is, so that its lag is seen where every consumer's is."""
+"""Commits the progress of a query to a consumer group, so that its lag is visible like that of other consumers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark_basalt.views import remote_of
 
 
 def commit_group(place: Place, group: str, offsets: Offsets) -> None:
-    """Commit the offsets a group reads next; durable on return."""
+    """Commit the next offsets of a group. They are durable on return."""
     if place.login is not None:
         remote_of(place.login).commit_group(group, offsets)
         return
@@ -22,8 +22,8 @@ def commit_group(place: Place, group: str, offsets: Offsets) -> None:
         store = open_store(store_path(place.path, place.vhost), create=False)
     except StoreLockedError as error:
         raise StoreLockedError(
-            f'{error}. commitGroup by path needs the store for a moment: use server="http://host:15672", the broker '
-            "that has it, or leave commitGroup out"
+            f'{error}. commitGroup with path needs write access to the store: use server="http://host:15672", '
+            "or remove commitGroup"
         ) from None
     try:
         plane = StreamPlane(store, lambda: time.time_ns() // 1_000_000)

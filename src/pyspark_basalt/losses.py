@@ -1,15 +1,15 @@
-"""Data loss: records a query was to read and cannot.
+"""Data loss: records that a query should read but cannot.
 
 Every loss is reported here. With `failOnDataLoss=true` it is a DataLossError; with `false` it is logged and the query
-goes on. The error names the topic, the partition, and the expected and the actual state.
+continues. The message names the topic, the partition, and the expected and the actual state.
 
-| what happened | how it is detected | where a query goes on with `false` |
+| cause | detection | where a query continues with `false` |
 | --- | --- | --- |
 | topic deleted and created again | the id of the topic differs | at the beginning of the new topic |
 | end offset below the query's position | high watermark, same topic id | at the end of the topic |
-| beginning removed before it was read | start offset above the position | at the start offset |
+| beginning deleted before it was read | start offset above the position | at the start offset |
 | topic deleted with a planned range | topic not found | the range is empty |
-| frame damaged | checksum | behind the frame |
+| frame damaged | checksum | after the frame |
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ def report_gone(topic: str, number: int, begin: int, end: int, options: ReadOpti
 
 
 def check_end(topic: str, number: int, expected: int, actual: int, options: ReadOptions) -> None:
-    """The end offset of the same topic must not be below where the query stands."""
+    """Report an end offset below the position of the query."""
     if actual < expected:
         report_loss(
             f"{topic}[{number}] ends at offset {actual}, expected {expected} or more: the store was restored from an "
-            "older copy, or another store is at this place",
-            f"goes on at offset {actual}",
+            "older copy, or another store is at this path",
+            f"continues at offset {actual}",
             options,
         )
 
 
 def check_kept(topic: str, number: int, begin: int, end: int, info: ShardInfo, options: ReadOptions) -> int:
-    """The first offset of a range that can be read."""
+    """Return the first readable offset of a range."""
     if begin >= end:
         return begin
     check_end(topic, number, end, info.high_watermark, options)
@@ -74,8 +74,8 @@ def check_kept(topic: str, number: int, begin: int, end: int, info: ShardInfo, o
     return info.start_offset
 
 
-def behind_damage(topic: str, number: int, error: DamagedFrameError, options: ReadOptions) -> int:
-    """The offset behind records that are damaged."""
+def skip_damage(topic: str, number: int, error: DamagedFrameError, options: ReadOptions) -> int:
+    """Report a damaged frame. Return the offset after it."""
     try:
         report_loss(
             f"{topic}[{number}], offsets {error.base_offset} to {error.last_offset}, cannot be read: {error.reason}. "

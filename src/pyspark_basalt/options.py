@@ -1,8 +1,8 @@
-"""Options of the data source, checked before anything runs.
+"""Options of the source, checked before the query runs.
 
-Names and meanings are those of Spark's Kafka connector, without its `kafka.` settings; `path` or `server` says where
-the data is (connection.py). An option that is not known is refused: a misspelt `endingOffset` would read more than was
-asked for. Those of Kafka's connector that mean nothing here are refused with what to do instead.
+Names and meanings are those of Spark's Kafka connector, without its `kafka.` settings. `path` or `server` gives the
+location (connection.py). Unknown options are refused: a misspelt `endingOffset` would read too much. Options of the
+Kafka connector without a meaning here are refused with an alternative.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pyspark_basalt.connection import NAMES, Place, parse_place
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 
 PARTITION_BYTES: Final = 128 << 20
-"""What one task reads unless told: a second or so of work, and enough tasks of a large topic for every core."""
+"""Default bytes per task: about a second of work, and enough tasks of a large topic for every core."""
 
 TRIGGER_DELAY_MS: Final = 15 * 60_000
-"""How long `minOffsetsPerTrigger` may hold back what is there, unless told: Kafka's connector's."""
+"""Default time for which `minOffsetsPerTrigger` may delay a batch, as in the Kafka connector."""
 
 _READ_NAMES: Final = (
     *NAMES,
@@ -54,35 +54,33 @@ _READ_NAMES: Final = (
 KNOWN: Final = {name.lower(): name for name in _READ_NAMES}
 
 _AT_KAFKA: Final = {
-    "groupidprefix": "a query needs no group to read; commitGroup names one that is told how far it is",
-    "kafka.group.id": "a query needs no group to read; commitGroup names one that is told how far it is",
-    "groupid": "a query needs no group to read; commitGroup names one that is told how far it is",
-    "kafka.bootstrap.servers": "give path, or server, the address of a broker's admin API",
-    "fetchoffset.numretries": "retryTimeoutMs says how long a broker is waited for",
-    "fetchoffset.retryintervalms": "retryTimeoutMs says how long a broker is waited for",
-    "kafkaconsumer.polltimeoutms": "retryTimeoutMs says how long a broker is waited for",
+    "groupidprefix": "a query reads without a group; commitGroup commits its progress to one",
+    "kafka.group.id": "a query reads without a group; commitGroup commits its progress to one",
+    "groupid": "a query reads without a group; commitGroup commits its progress to one",
+    "kafka.bootstrap.servers": "use path, or server, the address of a broker's admin API",
+    "fetchoffset.numretries": "use retryTimeoutMs, the time to wait for a broker",
+    "fetchoffset.retryintervalms": "use retryTimeoutMs, the time to wait for a broker",
+    "kafkaconsumer.polltimeoutms": "use retryTimeoutMs, the time to wait for a broker",
 }
-"""Options of Kafka's connector that have no meaning here, and what to do."""
+"""Options of the Kafka connector without a meaning here -> alternative."""
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """One end of what is read: a place for all, offsets by partition, or a time."""
+    """One bound of a read: a position for all partitions, offsets by partition, or a time."""
 
     place: int = EARLIEST
-    """For partitions that nothing else is said about."""
+    """For partitions without an offset or a time of their own."""
     offsets: Offsets = {}
     timestamp_ms: int | None = None
     timestamps: Offsets = {}
     must_match: bool = False
-    """A time of which nothing is there is an error; otherwise it is the end."""
+    """Whether a time after the last record is an error. Otherwise it means the end."""
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    """What to read, from where to where, and in which pieces."""
-
     place: Place
     queue: str | None = None
-    """A queue's messages instead of topics."""
+    """Read messages of a queue instead of topics."""
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assign: dict[str, list[int]] | None = None
@@ -97,14 +95,14 @@ class ReadOptions(msgspec.Struct, frozen=True):
     partition_bytes_max: int = PARTITION_BYTES
     include_headers: bool = False
     explode_events: bool = False
-    """The topic holds lifecycle events: an event per row, with columns of their own."""
+    """The topic contains lifecycle events: one row per event, with other columns."""
     fail_on_data_loss: bool = True
     batch_rows: int = 16_384
-    """Rows of an Arrow batch: large enough that its cost is spread thin, small enough for one to be in flight."""
+    """Rows per Arrow batch: large enough to amortize its overhead, small enough to be in flight."""
 
 
 def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOptions:
-    """Read options, checked; InvalidArgumentError says what is wrong with which."""
+    """Parse and check the options of a read."""
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
         _check_known(name)
@@ -112,7 +110,7 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
     which = [name for name in ("subscribe", "subscribepattern", "assign", "queue") if name in given]
     if len(which) != 1:
         raise InvalidArgumentError(
-            "say what to read with one of subscribe, subscribePattern and assign, or queue, not "
+            "give exactly one of subscribe, subscribePattern, assign and queue, not "
             + (" and ".join(KNOWN[name] for name in which) or "none of them")
         )
     if "queue" in given:
@@ -120,12 +118,12 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
     if not is_streaming:
         for name in ("maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "commitgroup"):
             if name in given:
-                raise InvalidArgumentError(f"{KNOWN[name]} is for streams; a batch query reads once, and all of it")
+                raise InvalidArgumentError(f"{KNOWN[name]} is only for streaming queries")
     start = _bound(given, "starting", LATEST if is_streaming else EARLIEST)
     if is_streaming:
         for name in ("endingoffsets", "endingtimestamp", "endingoffsetsbytimestamp"):
             if name in given:
-                raise InvalidArgumentError(f"{KNOWN[name]} is for batch queries; a stream ends when it is stopped")
+                raise InvalidArgumentError(f"{KNOWN[name]} is only for batch queries")
     return ReadOptions(
         place=place,
         queue=given.get("queue"),
@@ -154,9 +152,9 @@ def _check_known(name: str) -> None:
     if name in _AT_KAFKA:
         raise InvalidArgumentError(f"the basalt source has no option {name!r}: {_AT_KAFKA[name]}")
     if name.startswith("kafka."):
-        raise InvalidArgumentError(f"{name!r} is a setting of Kafka's clients, and there is none here; leave it out")
+        raise InvalidArgumentError(f"{name!r} is a setting of Kafka clients and has no effect here; remove it")
     near = difflib.get_close_matches(name, KNOWN, n=1)
-    hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known are {', '.join(_READ_NAMES)}"
+    hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known options are {', '.join(_READ_NAMES)}"
     raise InvalidArgumentError(f"the basalt source has no option {name!r}{hint}")
 
 
@@ -172,38 +170,38 @@ _FOR_TOPICS: Final = (
     "endingoffsetsbytimestamp",
     "startingoffsetsbytimestampstrategy",
 )
-"""What has no meaning for a queue: its messages have a time and no offset, and go when they are done."""
+"""Options without a meaning for a queue: its messages have a time and no offset."""
 
 
 def _check_queue(given: Mapping[str, str]) -> None:
     if not given["queue"].strip():
-        raise InvalidArgumentError("queue names one queue")
+        raise InvalidArgumentError("queue must be the name of a queue")
     for name in _FOR_TOPICS:
         if name in given:
-            raise InvalidArgumentError(f"{KNOWN[name]} is for topics; messages of a queue are read by when they came")
+            raise InvalidArgumentError(f"{KNOWN[name]} is only for topics; messages of a queue are read by time")
     for name in ("startingoffsets", "endingoffsets"):
         if given.get(name, "earliest").strip().lower() not in ("earliest", "latest"):
             raise InvalidArgumentError(
-                f"{KNOWN[name]} of a queue is earliest or latest; {name[: -len('offsets')]}Timestamp gives a time"
+                f"{KNOWN[name]} of a queue must be earliest or latest; {name[: -len('offsets')]}Timestamp gives a time"
             )
 
 
 def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
     strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
     if strategy not in ("error", "latest"):
-        raise InvalidArgumentError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r:.80}")
+        raise InvalidArgumentError(f"startingOffsetsByTimestampStrategy must be error or latest, not {strategy!r:.80}")
     must_match = side == "starting" and strategy == "error"
-    said = [name for name in (f"{side}offsetsbytimestamp", f"{side}timestamp", f"{side}offsets") if name in given]
-    if len(said) > 1:
-        raise InvalidArgumentError(f"give one of {', '.join(KNOWN[name] for name in said)}, not several")
-    if not said:
+    names = [name for name in (f"{side}offsetsbytimestamp", f"{side}timestamp", f"{side}offsets") if name in given]
+    if len(names) > 1:
+        raise InvalidArgumentError(f"give one of {', '.join(KNOWN[name] for name in names)}, not several")
+    if not names:
         return Bound(place=place)
-    name, text = said[0], given[said[0]].strip()
+    name, text = names[0], given[names[0]].strip()
     if name == f"{side}offsets":
         return _place(KNOWN[name], text, place)
     if name == f"{side}timestamp":
         if not text.isdecimal():
-            raise InvalidArgumentError(f"{KNOWN[name]} is milliseconds since 1970, not {text!r:.80}")
+            raise InvalidArgumentError(f"{KNOWN[name]} must be in milliseconds since 1970, not {text!r:.80}")
         return Bound(place=place, timestamp_ms=int(text), must_match=must_match)
     return Bound(place=place, timestamps=parse_offsets(KNOWN[name], text), must_match=must_match)
 
@@ -226,7 +224,7 @@ def _names(text: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise InvalidArgumentError("subscribe names one topic or several, with commas between them")
+        raise InvalidArgumentError("subscribe must contain one or more topic names, separated by commas")
     return names
 
 
@@ -249,7 +247,7 @@ def _assign(text: str | None) -> dict[str, list[int]] | None:
         return _partitions(json.loads(text))
     except (ValueError, msgspec.ValidationError) as error:
         raise InvalidArgumentError(
-            f'assign gives partitions by topic, such as {{"orders": [0, 1]}}, not {text!r:.80} ({error})'
+            f'assign must contain partitions by topic, such as {{"orders": [0, 1]}}, not {text!r:.80} ({error})'
         ) from None
 
 
@@ -258,7 +256,7 @@ def _count(given: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidArgumentError(f"{KNOWN[name]} is a number above 0, not {text!r:.80}")
+        raise InvalidArgumentError(f"{KNOWN[name]} must be a number above 0, not {text!r:.80}")
     return int(text)
 
 
@@ -270,18 +268,18 @@ def _delay_ms(text: str | None) -> int:
         return TRIGGER_DELAY_MS
     found = re.fullmatch(r"(\d{1,12})\s*(ms|s|m|h|d)", text.strip().lower())
     if found is None:
-        raise InvalidArgumentError(f"maxTriggerDelay is a time such as 15m, 30s or 500ms, not {text!r:.80}")
+        raise InvalidArgumentError(f"maxTriggerDelay must be a time such as 15m, 30s or 500ms, not {text!r:.80}")
     return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def _group(text: str | None) -> str | None:
     if text is not None and not text.strip():
-        raise InvalidArgumentError("commitGroup names a consumer group")
+        raise InvalidArgumentError("commitGroup must be the name of a consumer group")
     return text
 
 
-def _flag(given: Mapping[str, str], name: str, otherwise: bool) -> bool:
-    text = given.get(name, str(otherwise)).strip().lower()
+def _flag(given: Mapping[str, str], name: str, default: bool) -> bool:
+    text = given.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
-        raise InvalidArgumentError(f"{KNOWN[name]} is true or false, not {text!r:.80}")
+        raise InvalidArgumentError(f"{KNOWN[name]} must be true or false, not {text!r:.80}")
     return text == "true"

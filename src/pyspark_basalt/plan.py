@@ -1,6 +1,6 @@
-"""What a query reads: topics resolved, ends resolved, ranges cut into pieces for tasks.
+"""Plans a query: resolves topics and bounds to offsets, and splits them into pieces for tasks.
 
-Resolving looks at the store once; the pieces carry plain numbers and are read wherever Spark puts them.
+Planning reads the store's metadata once. A piece contains only plain values, so any task can read it.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from pyspark_basalt.views import TopicView
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """A range of one partition: what one task reads."""
+    """A range of one partition, which one task reads."""
 
     topic: str
     partition: int
     begin: int
     end: int
     shard: int | None = None
-    """What kept the partition when this was planned: a view that sees another one is out of date."""
+    """Shard of the partition at planning. A view with another shard is out of date."""
     topic_id: str | None = None
-    """The topic's id when this was planned; None: any topic of the name."""
+    """Topic id at planning. None accepts any topic of the name."""
 
 
 def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]]:
-    """Topics and partitions a query is about, as they are at this moment."""
+    """Return the topics and partitions of a query at this moment."""
     if options.assign is not None:
         for name, numbers in options.assign.items():
             count = len(view.topic(name).shards)
             for number in numbers:
                 if not 0 <= number < count:
-                    raise InvalidArgumentError(f"topic {name!r} has partitions 0 to {count - 1}, and no {number}")
+                    raise InvalidArgumentError(f"topic {name!r} has partitions 0 to {count - 1}, not {number}")
         return [(name, number) for name, numbers in options.assign.items() for number in numbers]
     if options.pattern is not None:
         wanted = re.compile(options.pattern)
@@ -50,15 +50,15 @@ def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]
             found += [(name, number) for number in range(len(view.topic(name).shards))]
         except TopicNotFoundError:
             known = [t.name for _, t in zip(range(10), view.topics(), strict=False)]
-            there = f"; there are {', '.join(known)}" if known else "; the store has no topics at all"
-            raise TopicNotFoundError(f"there is no topic {name!r} in {options.place}{there}") from None
+            existing = f"; there are {', '.join(known)}" if known else "; the store has no topics at all"
+            raise TopicNotFoundError(f"there is no topic {name!r} in {options.place}{existing}") from None
     return found
 
 
 def resolve(
     view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str, may_be_gone: bool = False
 ) -> tuple[Offsets, Ids]:
-    """The offset of one end ("from" or "to") for every partition, and the ids of their topics.
+    """Return the offset of one bound ("from" or "to") for every partition, and the ids of their topics.
 
     `may_be_gone`: leave out topics that were deleted after they were listed.
     """
@@ -103,7 +103,7 @@ def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: S
         return info.high_watermark
     if offset > info.high_watermark:
         raise InvalidArgumentError(
-            f"{topic}[{number}] ends at offset {info.high_watermark}; it cannot be read {which_end} {offset}"
+            f"{topic}[{number}] ends at offset {info.high_watermark}; it cannot be read {which_end} offset {offset}"
         )
     return offset
 
@@ -116,9 +116,10 @@ def pieces(
     start_ids: Ids | None = None,
     end_ids: Ids | None = None,
 ) -> list[Piece]:
-    """Ranges for tasks. A partition without a start, and a topic with another id at the end, begin at their beginning.
+    """Return the pieces for tasks. A partition without a start, and a recreated topic, are read from their first
+    offset.
 
-    Offsets without ids, of older checkpoints and of options, match any topic of the name.
+    Offsets without ids, from older checkpoints and options, match any topic of the name.
     """
     start_ids, end_ids = start_ids or {}, end_ids or {}
     whole: list[Piece] = []
@@ -144,7 +145,7 @@ def pieces(
 def _info_of(
     view: TopicView, topic: str, number: int, wanted: str | None, span: tuple[int, int], options: ReadOptions
 ) -> ShardInfo | None:
-    """The partition a range was planned of; None if it is gone and the query accepts that."""
+    """Return the planned partition. None if it is gone and the query accepts that."""
     try:
         info = view.info(topic, number)
     except NotFoundError:
@@ -176,7 +177,7 @@ def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Ite
 
 
 def limited(start: Offsets, latest: Offsets, count_max: int) -> Offsets:
-    """Ends so that about `count_max` offsets are read, each partition in proportion to what it has."""
+    """Return ends so that about `count_max` offsets are read, in proportion to the lag of each partition."""
     behind = {
         (topic, number): to - start.get(topic, {}).get(number, 0)
         for topic, of in latest.items()
@@ -188,7 +189,7 @@ def limited(start: Offsets, latest: Offsets, count_max: int) -> Offsets:
     ends: Offsets = {}
     for (topic, number), count in behind.items():
         begin = latest[topic][number] - count
-        # At least one, so that a small partition beside a large one moves.
+        # At least one offset, so that a small partition next to a large one makes progress.
         share = max(1, count * count_max // total) if count > 0 else 0
         ends.setdefault(topic, {})[number] = begin + min(share, max(0, count))
     return ends

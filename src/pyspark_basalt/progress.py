@@ -1,4 +1,4 @@
-"""Where a streaming query stands and how far it can go: the stored offsets compared with the topics as they are."""
+"""Computes the next range of a streaming query: compares the stored offsets with the present topics."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Position(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """From where to where the next batch can go."""
+    """The range of the next batch."""
 
     begins: Offsets
-    """The position, with partitions that are new, and with corrections after a loss."""
+    """The stored position, with new partitions, and with corrections after a loss."""
     end: Position
     is_corrected: bool
-    """A loss moved the position; the checkpoint has to hold the new one before the topic grows past the old one."""
+    """Whether a loss moved the position. The checkpoint must hold the new one before the topic passes the old one."""
 
 
 def advance(view: TopicView, stored: Position, latest: Position, options: ReadOptions) -> Progress:
-    """Compare. A topic that is not listed any more stays where it was, so that its return is recognised."""
+    """Return the next range. A topic that is no longer listed keeps its position, so that its return is recognised."""
     begins: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
     ends: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
     ids = dict(stored.ids)
@@ -39,7 +39,7 @@ def advance(view: TopicView, stored: Position, latest: Position, options: ReadOp
         expected = ids.get(topic, actual)
         is_recreated = expected != actual
         if is_recreated:
-            # Any one partition of it: the ids are the topic's.
+            # One partition is enough: the id belongs to the topic.
             report_recreated(topic, min(of), expected, actual, options)
             begins[topic], ends[topic] = {}, {}
             is_corrected = True
@@ -57,11 +57,11 @@ def advance(view: TopicView, stored: Position, latest: Position, options: ReadOp
 
 
 def _beginning(view: TopicView, topic: str, number: int, end: int, is_recreated: bool, options: ReadOptions) -> int:
-    """Where to begin with a partition that the query has not read before."""
+    """Return the first offset of a partition that is new to the query."""
     try:
         start_offset = view.info(topic, number).start_offset
     except NotFoundError:
-        # Deleted since `latest` was taken; the next look finds out.
+        # Deleted after `latest` was taken. The next batch detects it.
         return end
     if start_offset > 0 and not is_recreated:
         report_loss(

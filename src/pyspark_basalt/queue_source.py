@@ -1,11 +1,11 @@
-"""Readers of queues: messages that are in a queue, left as they are, once or as they come.
+"""Batch and stream readers of queues. They read messages without consuming them.
 
-A queue has no offsets; its messages have the moment they came, in nanoseconds, and that is what is read by and what a
-checkpoint holds: {"jobs": {"0": 1763251200000000001}}, the first moment not read. What is consumed before a query looks
-is not seen by it, and that is no loss: a queue is not a log. The end of a batch is the newest message that is there,
-not the clock: what is on its way has a later moment.
+A queue has no offsets. Messages are read by their enqueue time in nanoseconds, and a checkpoint holds the first time
+not read: {"jobs": {"0": 1763251200000000001}}. Messages that are consumed before a query reads them are not seen; this
+is not a loss, because a queue is not a log. A batch ends at the newest message, not at the present time: messages in
+progress get a later time.
 
-    Kafka's columns with  key: the fairness key, topic: the queue, partition: 0, offset: the moment in ns
+    Kafka's columns with  key: the fairness key, topic: the queue, partition: 0, offset: the enqueue time in ns
     and                   messageId binary, attempts int, priority int
 """
 
@@ -36,21 +36,21 @@ _COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", 
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Messages that came in this time: what one task reads."""
+    """Enqueue times [from_ns, to_ns) that one task reads."""
 
     from_ns: int
     to_ns: int
 
 
 class SpanPartition(InputPartition):
-    """A span on its way to a task."""
+    """A span, as Spark sends it to a task."""
 
     def __init__(self, span: Span) -> None:
         super().__init__(span)
 
 
 class _QueueReader:
-    """What both readers do."""
+    """Common code of both readers."""
 
     def __init__(self, options: ReadOptions) -> None:
         assert options.queue is not None, "a reader of queues has one"
@@ -79,7 +79,7 @@ class _QueueReader:
                 yield to_arrow(page)
 
     def _times(self) -> tuple[int, int]:
-        """When the oldest and the newest message came."""
+        """Return the enqueue times of the oldest and the newest message in ns."""
         place = self.options.place
         if place.login is not None:
             return remote_of(place.login).queue_times(self.queue)
@@ -88,8 +88,8 @@ class _QueueReader:
             return times_of(seen, self.queue)
         except QueueNotFoundError:
             known = queues_of(seen, 10)
-            there = f"; there are {', '.join(known)}" if known else "; the store has no queues at all"
-            raise QueueNotFoundError(f"there is no queue {self.queue!r} in {place}{there}") from None
+            existing = f"; there are {', '.join(known)}" if known else "; the store has no queues at all"
+            raise QueueNotFoundError(f"there is no queue {self.queue!r} in {place}{existing}") from None
 
     def _start_ns(self, bound: Bound) -> int:
         if bound.timestamp_ms is not None:
@@ -106,7 +106,7 @@ class _QueueReader:
 
 
 class QueueBatchReader(_QueueReader, DataSourceReader):
-    """Reads what is in a queue, once."""
+    """Reads the messages of a queue once."""
 
     def partitions(self) -> list[InputPartition]:
         end = self.options.end
@@ -115,7 +115,7 @@ class QueueBatchReader(_QueueReader, DataSourceReader):
 
 
 class QueueStreamReader(_QueueReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads messages as they come."""
+    """Reads new messages batch by batch."""
 
     def __init__(self, options: ReadOptions) -> None:
         super().__init__(options)
@@ -133,7 +133,7 @@ class QueueStreamReader(_QueueReader, DataSourceStreamReader, SupportsTriggerAva
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         begin = self._at(offset_json.from_json(start))
         latest = self._times()[1] + 1 if self._target is None else self._target
-        # A queue that was emptied has no newest message; the place stays what it was.
+        # An empty queue has no newest message. The position stays.
         if latest <= begin and not offset_json.is_initial(start):
             return start
         return offset_json.end_of(start, {self.queue: {0: max(begin, latest)}})
@@ -146,14 +146,15 @@ class QueueStreamReader(_QueueReader, DataSourceStreamReader, SupportsTriggerAva
         return self._spans(self._at(begin), self._at(offset_json.from_json(end)))
 
     def commit(self, end: Json) -> None:
-        """Nothing is held for a batch, so there is nothing to let go."""
+        """Does nothing: no resource is held per batch."""
 
     def _at(self, offsets: offset_json.Offsets) -> int:
         try:
             return offsets[self.queue][0]
         except KeyError:
             raise InvalidArgumentError(
-                f"the checkpoint is not of queue {self.queue!r} but of {', '.join(offsets) or 'nothing'}: give the "
+                f"the checkpoint does not belong to queue {self.queue!r} but to "
+                f"{', '.join(offsets) or 'nothing'}: give the "
                 "query a checkpointLocation of its own"
             ) from None
 

@@ -1,4 +1,4 @@
-"""Records that come from a broker, as rows of Kafka's schema."""
+"""Reads records from a broker, as rows of the schema in rows.py."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pyarrow as pa
 from basaltmq.errors import DamagedFrameError, NotFoundError, RemoteError
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.streams.adapter import ShardInfo
-from pyspark_basalt.losses import behind_damage, check_kept, report_gone
+from pyspark_basalt.losses import check_kept, report_gone, skip_damage
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece
-from pyspark_basalt.rows import CREATE_TIME, is_another
+from pyspark_basalt.rows import CREATE_TIME, is_recreated
 
 OUT_OF_RANGE = "offset_out_of_range"
-"""What a broker says of an offset that retention took."""
+"""Error code for an offset that retention deleted."""
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS = pa.list_(pa.field("element", _HEADER))
 
 
 def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
+    """Yield the records of a piece. Gaps from deletes, expiry and compaction are skipped."""
     begin = piece.begin
     while True:
         info = _info(view, piece, options)
@@ -33,28 +33,28 @@ def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterato
             for batch in view.records(piece.topic, piece.partition, begin, piece.end, headers=options.include_headers):
                 begin = batch.column("offset")[-1].as_py() + 1
                 yield from _cut(_rows(batch, piece, options), options.batch_rows)
-            # The broker reads by name: what was sent is the piece only if the topic is still the same.
+            # The broker reads by name. Check that the topic was not recreated meanwhile.
             _info(view, piece, options)
             return
         except DamagedFrameError as error:
-            begin = behind_damage(piece.topic, piece.partition, error, options)
+            begin = skip_damage(piece.topic, piece.partition, error, options)
         except RemoteError as error:
             if error.code != OUT_OF_RANGE:
                 raise
         except NotFoundError:
-            # Deleted in the middle; the next look reports it.
+            # Deleted during the read. The next `_info` reports it.
             pass
 
 
 def _info(view: RemoteView, piece: Piece, options: ReadOptions) -> ShardInfo | None:
-    """The partition as it is; None if its topic is gone or another one and the query accepts that."""
+    """Return the partition. None if its topic was deleted or recreated and the query accepts that."""
     view.refresh()
     try:
         info = view.info(piece.topic, piece.partition)
     except NotFoundError:
         report_gone(piece.topic, piece.partition, piece.begin, piece.end, options)
         return None
-    return None if is_another(piece, info, options) else info
+    return None if is_recreated(piece, info, options) else info
 
 
 def _cut(batch: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:

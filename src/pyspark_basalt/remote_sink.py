@@ -1,4 +1,4 @@
-"""Rows of a task on their way to a broker's stage, in parts small enough to be sent again from memory."""
+"""Sends the rows of a task to a broker's stage, in parts small enough to be kept in memory and sent again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.streams.imports.parcel import pack
-from pyspark_basalt.chunks import Cutter
+from pyspark_basalt.chunks import ChunkSplitter
 
 PART_BYTES: Final = 16 << 20
-"""Of a part, before its last chunk: a fraction of a second on the wire, and a task's memory twice over."""
+"""Size limit of a part, before its last chunk: a fraction of a second of network time. A task holds it twice."""
 
 
 def send_rows(
@@ -25,11 +25,11 @@ def send_rows(
     topic: str | None,
     clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
 ) -> Iterator[dict[str, Any]]:
-    """Stage the rows of task `number`; the parts they became."""
-    cutter = Cutter(lambda name: remote.topic(name).config.partitions, topic, clock_ms(), turn=number)
+    """Stage the rows of task `number`. Yield the parts."""
+    splitter = ChunkSplitter(lambda name: remote.topic(name).config.partitions, topic, clock_ms(), turn=number)
     some: list[tuple[str, int, pa.RecordBatch]] = []
     size_bytes = 0
-    for chunk in cutter.chunks(rows):
+    for chunk in splitter.chunks(rows):
         some.append(chunk)
         size_bytes += chunk[2].nbytes
         if size_bytes >= PART_BYTES:

@@ -1,12 +1,11 @@
-"""Records as rows of Kafka's schema, in Arrow.
+"""Reads records as Arrow rows with the schema of Spark's Kafka connector.
 
-The reader makes batches of what the store holds: `key`, `value`, `offset`, `timestamp` and `headers` are the store's
-own arrays; `topic`, `partition` and `timestampType` are one value each, repeated once for a piece and cut to the length
-of each batch.
+`key`, `value`, `offset`, `timestamp` and `headers` are the store's arrays, not copies. `topic`, `partition` and
+`timestampType` are constant: one array per piece, sliced to the length of each batch.
 
-A read asks for bytes rather than for rows, because a read that runs out of bytes ends with a whole frame, and frames
-that are whole cost nothing per record; how many bytes make the rows wanted is known from the reads before. Budget: 0.3
-us per row of 256 bytes from frames of 100, of which two thirds are reading and checksums.
+A read is limited by bytes, not by rows: such a read ends with a whole frame, and whole frames cost nothing per record.
+The bytes for the wanted rows are estimated from previous reads. Budget: 0.3 us per row of 256 bytes from frames of 100
+rows; two thirds of it are reading and checksums.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pyarrow as pa
 from basaltmq.errors import DamagedFrameError, InvalidArgumentError, NotFoundError, OffsetOutOfRangeError
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.view import StreamView
-from pyspark_basalt.losses import behind_damage, check_kept, report_gone, report_recreated
+from pyspark_basalt.losses import check_kept, report_gone, report_recreated, skip_damage
 from pyspark_basalt.memory import keep_freed
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece
@@ -30,16 +29,16 @@ SCHEMA: Final = (
 HEADERS: Final = ", headers array<struct<key:string,value:binary>>"
 
 BATCH_BYTES: Final = 16 << 20
-"""Bytes of one read; with large records a batch has fewer rows than asked for."""
+"""Maximum bytes of one read. With large records, a batch has fewer rows than requested."""
 
 COUNTED: Final = ("value", "key", "headers", "tags")
-"""Columns whose bytes a read is limited by."""
+"""Columns that count towards the byte limit."""
 
 ROWS_SLACK: Final = 4
-"""A batch may have so many times the rows asked for, where records become smaller from one read to the next."""
+"""Maximum factor by which a batch may exceed the requested rows, when records get smaller."""
 
 CREATE_TIME: Final = 0
-"""Kafka's `timestampType` of a time the producer gave."""
+"""Kafka's `timestampType` for a timestamp from the producer."""
 
 _US: Final = pa.timestamp("us", tz="UTC")
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -58,14 +57,14 @@ _WITH_HEADERS: Final = _PLAIN.append(pa.field("headers", pa.list_(pa.field("elem
 
 
 def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a piece; gaps left by deletes, expiry and compaction are passed over."""
+    """Yield the records of a piece. Gaps from deletes, expiry and compaction are skipped."""
     keep_freed()
     try:
         info = _info(view, piece)
     except NotFoundError:
         report_gone(piece.topic, piece.partition, piece.begin, piece.end, options)
         return
-    if is_another(piece, info, options):
+    if is_recreated(piece, info, options):
         return
     offset = check_kept(piece.topic, piece.partition, piece.begin, piece.end, info, options)
     rows = _Rows(piece, options)
@@ -80,7 +79,7 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
             offset = check_kept(piece.topic, piece.partition, offset, piece.end, info, options)
             continue
         except DamagedFrameError as error:
-            offset = behind_damage(piece.topic, piece.partition, error, options)
+            offset = skip_damage(piece.topic, piece.partition, error, options)
             continue
         if len(found):
             batch = found.arrow()
@@ -94,8 +93,8 @@ def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator
         offset = found.next_offset
 
 
-def is_another(piece: Piece, info: ShardInfo, options: ReadOptions) -> bool:
-    """Whether the topic was deleted and created again after the piece was planned, and the query accepts that."""
+def is_recreated(piece: Piece, info: ShardInfo, options: ReadOptions) -> bool:
+    """Whether the topic was recreated after planning. Raises DataLossError unless the query accepts losses."""
     actual = str(info.meta.topic_id)
     if piece.topic_id in (None, actual):
         return False
@@ -104,20 +103,20 @@ def is_another(piece: Piece, info: ShardInfo, options: ReadOptions) -> bool:
 
 
 def _info(view: StreamView, piece: Piece) -> ShardInfo:
-    """The partition as it is; the view may be older than the plan, and know another topic of the name, or none."""
+    """Return the partition. Refreshes the view if it is older than the plan."""
     try:
         info = view.info(piece.topic, piece.partition)
         if info.high_watermark >= piece.end and piece.shard in (None, info.meta.number):
             return info
     except (NotFoundError, InvalidArgumentError):
-        # Made, or given more partitions, since the view was last used; if it is gone, that is told below.
+        # Created or extended after the last refresh. If it was deleted, the call below raises.
         pass
     view.refresh()
     return view.info(piece.topic, piece.partition)
 
 
 def _below(batch: pa.RecordBatch, end: int) -> pa.RecordBatch:
-    """What lies below an offset: after holes, as many rows reach further than asked for."""
+    """Return the rows below an offset. After a gap, a read may return rows beyond the requested range."""
     offsets = batch.column("offset")
     count = batch.num_rows
     while count and offsets[count - 1].as_py() >= end:
@@ -126,7 +125,7 @@ def _below(batch: pa.RecordBatch, end: int) -> pa.RecordBatch:
 
 
 class _Rows:
-    """Makes the rows of one piece."""
+    """Builds the rows of one piece."""
 
     def __init__(self, piece: Piece, options: ReadOptions) -> None:
         self._piece = piece

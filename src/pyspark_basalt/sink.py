@@ -1,11 +1,11 @@
-"""Writers: tasks stage, the driver imports, each batch of a query exactly once.
+"""Batch and stream writers: tasks stage rows, and the driver imports them, each batch of a query exactly once.
 
-Tasks write their rows to the stage beside the store and tell the driver the file. The driver opens the store for as
-long as the import takes, which no other process may have open for writing then. With a `server` tasks send their rows
-to the broker's stage in parts, and the driver asks the broker to import them (remote_sink.py).
+Tasks write their rows to the stage next to the store and report the file to the driver. The driver opens the store for
+the duration of the import; no other process may have it open for writing. With `server`, tasks send their rows in parts
+to the broker's stage, and the driver requests the import (remote_sink.py).
 
-A stream's run is its query, whose id is in its checkpoint, and its batches have Spark's numbers: what is done again
-after a crash is found done. A batch write is a run of its own unless `runId` and `batchId` say which.
+The run of a stream is its query id, which is in its checkpoint, and its batches have Spark's numbers. So a batch that
+is repeated after a crash is recognised. A batch write is a run of its own, unless `runId` and `batchId` are given.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from basaltmq.streams.imports.imports import open_imports
 from basaltmq.streams.imports.stage import Part, PartWriter, folder_of
 from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
-from pyspark_basalt.chunks import Cutter
+from pyspark_basalt.chunks import ChunkSplitter
 from pyspark_basalt.remote_sink import send_rows
-from pyspark_basalt.views import remote_of, seen_at, view_of
+from pyspark_basalt.views import remote_of, topics_at, view_of
 from pyspark_basalt.write_options import WriteOptions
 
 QUERY: str = "sql.streaming.queryId"
 BATCH: str = "streaming.sql.batchId"
-"""Spark's local properties of a task of a streaming query."""
+"""Spark's local properties in a task of a streaming query."""
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task tells the driver."""
+    """The report of a task to the driver."""
 
     run: str
     number: int
     part: Part | None
     sent: tuple[dict[str, Any], ...] = ()
-    """Parts at a broker."""
+    """Parts staged at a broker."""
 
 
 class _Writer:
-    """What both writers do."""
+    """Common code of both writers."""
 
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
@@ -60,8 +60,8 @@ class _Writer:
         if place.login is None:
             self.store = store_path(place.path, place.vhost)
         if options.topic is not None:
-            # Found out here rather than in the first task.
-            seen_at(place, refresh=True, is_first=True).topic(options.topic)
+            # Fail here rather than in the first task.
+            topics_at(place, refresh=True, is_first=True).topic(options.topic)
 
     def stage(self, rows: Iterator[pa.RecordBatch], run: str, batch: int) -> Staged:
         context = TaskContext.get()
@@ -74,24 +74,24 @@ class _Writer:
         return stage_rows(rows, self.store, run, batch, number, view, self.options.topic)
 
     def publish(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
-        told = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.number)
+        reports = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.number)
         login = self.options.place.login
         if login is None:
             with open_imports(self.store) as imports:
-                imports.run(run, batch, [each.part for each in told if each.part is not None])
+                imports.run(run, batch, [each.part for each in reports if each.part is not None])
             return
         remote = remote_of(login, in_task=True)
-        remote.commit_batch(run, batch, [part for each in told for part in each.sent])
-        if self.options.is_only_one:
+        remote.commit_batch(run, batch, [part for each in reports for part in each.sent])
+        if self.options.is_single_write:
             remote.forget_run(run)
 
-    def forget(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
-        """Remove what was staged; what tasks left that told nothing expires."""
+    def discard(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
+        """Delete staged files. Files of tasks that did not report expire."""
         login = self.options.place.login
         if login is not None:
-            # The write has failed; that a broker which may be why cannot be told of it must not hide how.
+            # A failed abort must not mask the original error.
             with suppress(BasaltError):
-                RemoteView(msgspec.structs.replace(login, patience_s=0.0)).discard_batch(run, batch)
+                RemoteView(msgspec.structs.replace(login, retry_s=0.0)).discard_batch(run, batch)
             return
         folder = folder_of(self.store, run, batch)
         for each in messages:
@@ -117,10 +117,10 @@ def stage_rows(
             topics[name] = view.topic(name)
         return topics[name]
 
-    cutter = Cutter(lambda name: found(name).config.partitions, topic, clock_ms(), turn=number)
+    splitter = ChunkSplitter(lambda name: found(name).config.partitions, topic, clock_ms(), turn=number)
     writer: PartWriter | None = None
     try:
-        for name, partition, records in cutter.chunks(rows):
+        for name, partition, records in splitter.chunks(rows):
             writer = writer or PartWriter(folder_of(store, run, batch), number)
             writer.add(name, partition, records, found(name).config.record_bytes_max)
         return Staged(run, number, None if writer is None else writer.finish())
@@ -131,7 +131,7 @@ def stage_rows(
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    """Writes a frame, once."""
+    """Writes a frame once."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self.stage(iterator, self.options.run, self.options.batch)
@@ -140,7 +140,7 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
         self.publish(messages, self.options.run, self.options.batch)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        self.forget(messages, self.options.run, self.options.batch)
+        self.discard(messages, self.options.run, self.options.batch)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -151,7 +151,7 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query = None if context is None else context.getLocalProperty(QUERY)
         batch = None if context is None else context.getLocalProperty(BATCH)
         if not query or not batch:
-            raise InvalidArgumentError("this Spark does not tell tasks of which query and batch they are; use 4.2 on")
+            raise InvalidArgumentError("Spark did not pass the query and the batch to the task; use Spark 4.2 or later")
         return self.stage(iterator, query, int(batch))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -162,4 +162,4 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         run = next((each.run for each in messages if isinstance(each, Staged)), None)
         if run is not None:
-            self.forget(messages, run, batchId)
+            self.discard(messages, run, batchId)

@@ -1,4 +1,4 @@
-"""The data source Spark sees: `basalt`, for batch and streaming reads; writers are in `sink`."""
+"""The data source `basalt` with its batch and stream readers. The writers are in sink.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from basaltmq.errors import InvalidArgumentError
 from pyspark_basalt import offsets as offset_json
 from pyspark_basalt import options as option_names
 from pyspark_basalt.events import SCHEMA as EVENTS
-from pyspark_basalt.events import take_apart
+from pyspark_basalt.events import explode
 from pyspark_basalt.groups import commit_group
 from pyspark_basalt.offsets import Json, Offsets
 from pyspark_basalt.options import Bound, ReadOptions
@@ -31,19 +31,19 @@ from pyspark_basalt.queue_source import QueueBatchReader, QueueStreamReader
 from pyspark_basalt.remote_rows import read_remote
 from pyspark_basalt.rows import HEADERS, SCHEMA, read_piece
 from pyspark_basalt.sink import BatchWriter, StreamWriter
-from pyspark_basalt.views import remote_of, seen_at, view_of
+from pyspark_basalt.views import remote_of, topics_at, view_of
 from pyspark_basalt.write_options import parse_write
 
 
 class PiecePartition(InputPartition):
-    """A piece on its way to a task."""
+    """A piece, as Spark sends it to a task."""
 
     def __init__(self, piece: Piece) -> None:
         super().__init__(piece)
 
 
 class BasaltDataSource(DataSource):
-    """Format `basalt`."""
+    """The Spark format `basalt`."""
 
     @classmethod
     def name(cls) -> str:
@@ -69,12 +69,12 @@ class BasaltDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise InvalidArgumentError('a topic is appended to, never overwritten: write with .mode("append")')
+            raise InvalidArgumentError('a topic cannot be overwritten: write with .mode("append")')
         return BatchWriter(parse_write(self.options, schema, is_streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
         if overwrite:
-            raise InvalidArgumentError("a topic is appended to: write with outputMode append or update")
+            raise InvalidArgumentError("a topic cannot be overwritten: write with outputMode append or update")
         return StreamWriter(parse_write(self.options, schema, is_streaming=True))
 
     def _is_on(self, option: str) -> bool:
@@ -83,13 +83,11 @@ class BasaltDataSource(DataSource):
     def _require_schema(self, schema: StructType) -> None:
         if schema.fieldNames() != [field.split()[0] for field in self.schema().split(", ")]:
             raise InvalidArgumentError(
-                f"the schema of the basalt source is {self.schema()}; read it and select or cast after that"
+                f"the schema of the basalt source is {self.schema()}; read with it, then select or cast"
             )
 
 
 class _Reader:
-    """What both readers do in a task."""
-
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
 
@@ -102,28 +100,28 @@ class _Reader:
             rows = read_remote(remote_of(place.login, in_task=True), piece, self.options)
         else:
             rows = read_piece(view_of(place.path, place.vhost), piece, self.options)
-        return take_apart(rows) if self.options.explode_events else rows
+        return explode(rows) if self.options.explode_events else rows
 
 
 class BatchReader(_Reader, DataSourceReader):
-    """Reads what there is, once."""
+    """Reads the existing records once."""
 
     def partitions(self) -> list[InputPartition]:
-        view = seen_at(self.options.place, refresh=True, is_first=True)
+        view = topics_at(self.options.place, refresh=True, is_first=True)
         which = partitions_of(view, self.options)
         is_pattern = self.options.pattern is not None
         start, ids = resolve(view, self.options.start, which, which_end="from", may_be_gone=is_pattern)
         end, _ = resolve(view, self.options.end, which, which_end="to", may_be_gone=is_pattern)
-        there = {topic: of for topic, of in end.items() if topic in start}
-        return [PiecePartition(piece) for piece in pieces(view, start, there, self.options, ids, ids)]
+        existing = {topic: of for topic, of in end.items() if topic in start}
+        return [PiecePartition(piece) for piece in pieces(view, start, existing, self.options, ids, ids)]
 
 
 class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads on, batch by batch. Lives in one process on the driver; `read` runs in tasks on copies of it.
+    """Reads records batch by batch. It lives in one process on the driver; `read` runs on copies in tasks.
 
-    Spark tells of a finished batch (`commit`) only when it has planned the next one, and never of the last. But it
-    plans a batch from the end of the one before, which is finished by then, and looks for more even when there is
-    nothing: so the group is told where it stands when `latestOffset` is asked for.
+    Spark calls `commit` for a batch only after it has planned the next one, and never for the last. But it plans a
+    batch from the end of the previous one, which is finished then, and calls `latestOffset` even without new records.
+    So the consumer group is committed in `latestOffset`.
     """
 
     def __init__(self, options: ReadOptions, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -131,9 +129,9 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._target: Position | None = None
         self._clock_s = clock_s
         self._batch_s: float | None = None
-        """When the last batch was planned."""
-        self._told: Offsets = {}
-        """What the group was told."""
+        """Time at which the last batch was planned."""
+        self._committed: Offsets = {}
+        """Offsets that were committed to the group last."""
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802
         return offset_json.initial(*self._position(self.options.start, "from"))
@@ -148,13 +146,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
         stored = Position(offset_json.from_json(start), offset_json.ids_of(start))
         latest = self._target or self._latest()
-        self._tell_group(stored, latest)
-        begins, (ends, ids), is_corrected = advance(seen_at(self.options.place), stored, latest, self.options)
+        self._commit_group(stored, latest)
+        begins, (ends, ids), is_corrected = advance(topics_at(self.options.place), stored, latest, self.options)
         if ends == stored.offsets and not is_corrected and not offset_json.is_initial(start):
-            # As it was given, so that Spark sees that it is the same.
+            # Return the same object, so that Spark sees no change.
             return start
         if not is_corrected and self._is_too_little(begins, ends):
-            # The first batch is made all the same, empty: with it the checkpoint knows where the query began.
+            # Plan an empty first batch, so that the checkpoint contains the start of the query.
             return offset_json.end_of(start, *stored) if offset_json.is_initial(start) else start
         self._batch_s = self._clock_s()
         if isinstance(limit, ReadMaxRows):
@@ -171,8 +169,8 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         waited_ms = (self._clock_s() - self._batch_s) * 1000
         return behind < least and waited_ms < self.options.trigger_delay_ms_max
 
-    def _tell_group(self, done: Position, latest: Position) -> None:
-        """Commit where finished batches ended, in topics that are still there."""
+    def _commit_group(self, done: Position, latest: Position) -> None:
+        """Commit the ends of finished batches of topics that still exist."""
         if self.options.commit_group is None:
             return
         known: Offsets = {}
@@ -181,15 +179,15 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             ends = latest.offsets.get(topic, {})
             if actual is not None and done.ids.get(topic, actual) == actual:
                 known[topic] = {number: at for number, at in of.items() if at <= ends.get(number, -1)}
-        if known and known != self._told:
+        if known and known != self._committed:
             commit_group(self.options.place, self.options.commit_group, known)
-            self._told = known
+            self._committed = known
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
         return offset_json.to_json(self._latest().offsets)
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        view = seen_at(self.options.place, refresh=True)
+        view = topics_at(self.options.place, refresh=True)
         begin = offset_json.begin_of(start, end)
         found = pieces(
             view,
@@ -202,13 +200,13 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return [PiecePartition(piece) for piece in found]
 
     def commit(self, end: Json) -> None:
-        """Told to the group already; and nothing is held for a batch that could be let go."""
+        """Does nothing: `latestOffset` commits the group, and no resource is held per batch."""
 
     def _latest(self) -> Position:
         return self._position(self.options.end, "to")
 
     def _position(self, bound: Bound, which_end: str) -> Position:
-        view = seen_at(self.options.place, refresh=True)
+        view = topics_at(self.options.place, refresh=True)
         which = partitions_of(view, self.options)
         is_pattern = self.options.pattern is not None
         return Position(*resolve(view, bound, which, which_end=which_end, may_be_gone=is_pattern))

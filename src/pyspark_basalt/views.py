@@ -1,8 +1,7 @@
-"""What a process reads from, kept open from one task to the next: views of stores, connections to brokers.
+"""Caches the open views of stores and brokers of a process.
 
-Opening a view takes some 50 ms, as long as a task takes to read ten megabytes, and Spark hands tasks nothing that
-outlives them but the process. So this module keeps the process's views, a few of them; it is the one place here that
-has state of its own.
+Opening a view takes about 50 ms, as long as a task needs to read 10 MB, and Spark keeps nothing but the process between
+tasks. This cache is the only module-level state of the package.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 from basaltmq.errors import BasaltError
+from basaltmq.http_client import Login, RetryingClient
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.remote import RemoteView
-from basaltmq.pipeline.remote_http import BrokerHttp, Login
 from basaltmq.store.open import open_view
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import ShardInfo
@@ -23,11 +22,11 @@ from basaltmq.streams.view import StreamView
 from pyspark_basalt.connection import Place
 
 VIEWS_MAX: Final = 4
-"""Stores a process reads at once; a view holds files open and some megabytes of memory."""
+"""Maximum number of cached views. A view holds open files and some megabytes of memory."""
 
 
 class TopicView(Protocol):
-    """What plans are made from."""
+    """Interface that planning needs."""
 
     def topics(self) -> Iterator[Topic]: ...
 
@@ -41,53 +40,53 @@ class TopicView(Protocol):
 
 
 @lru_cache(maxsize=VIEWS_MAX)
-def _opened(path: str, vhost: str) -> StreamView:
+def _open_view(path: str, vhost: str) -> StreamView:
     return StreamView.open(store_path(path, vhost))
 
 
 @lru_cache(maxsize=VIEWS_MAX)
-def _opened_rows(path: str, vhost: str) -> RocksStore:
+def _open_rows(path: str, vhost: str) -> RocksStore:
     return open_view(store_path(path, vhost))
 
 
 @lru_cache(maxsize=VIEWS_MAX)
-def _connected(login: Login, is_known: bool) -> RemoteView:
-    return RemoteView(login, BrokerHttp(login, is_known=is_known))
+def _connect(login: Login, is_known: bool) -> RemoteView:
+    return RemoteView(login, RetryingClient(login, is_known=is_known))
 
 
 def view_of(path: str, vhost: str = DEFAULT_VHOST, *, refresh: bool = False) -> StreamView:
-    """A view of the store, as fresh as its last use, or as this moment if that is asked for."""
-    view = _opened(path, vhost)
+    """Return a view of the store, optionally refreshed."""
+    view = _open_view(path, vhost)
     if refresh:
         try:
             view.refresh()
         except BasaltError:
-            _opened.cache_clear()
+            _open_view.cache_clear()
             raise
     return view
 
 
 def rows_of(path: str, vhost: str = DEFAULT_VHOST) -> RocksStore:
-    """The rows of a store as they are at this moment."""
-    rows = _opened_rows(path, vhost)
+    """Return the rows of a store at this moment."""
+    rows = _open_rows(path, vhost)
     try:
         rows.refresh()
     except BasaltError:
-        _opened_rows.cache_clear()
+        _open_rows.cache_clear()
         raise
     return rows
 
 
 def remote_of(login: Login, *, in_task: bool = False, refresh: bool = False) -> RemoteView:
-    """A broker's topics. A task waits for a broker longer: the driver has just spoken to it."""
-    view = _connected(login, in_task)
+    """Return the view of a broker. A task waits longer for it, because the driver has reached it before."""
+    view = _connect(login, in_task)
     if refresh:
         view.refresh()
     return view
 
 
-def seen_at(place: Place, *, refresh: bool = False, is_first: bool = False) -> TopicView:
-    """Topics of a place, for the driver; `is_first`: a broker that does not answer soon is not waited for."""
+def topics_at(place: Place, *, refresh: bool = False, is_first: bool = False) -> TopicView:
+    """Return the topics of a location, for the driver. With `is_first`, an unreachable broker fails soon."""
     if place.login is None:
         return view_of(place.path, place.vhost, refresh=refresh)
     return RemoteView(place.login) if is_first else remote_of(place.login, refresh=refresh)

@@ -18,11 +18,11 @@ from basaltmq.errors import (
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import prefix_range
+from basaltmq.store.keys.parts import prefix_range
 
 A = Family.MESSAGES
 B = Family.LEASES
-C = Family.MESSAGE_CONTENT
+C = Family.STREAM_RECORDS
 
 pytestmark = pytest.mark.spec("A1")
 
@@ -251,7 +251,7 @@ def test_scans_and_gets_of_one_snapshot_interleave(store: Store) -> None:
 
 
 def test_a_snapshot_serves_the_families_it_was_made_for_only(store: Store) -> None:
-    with store.snapshot(A) as snapshot, pytest.raises(StorageError, match="not made for family leases"):
+    with store.snapshot(A) as snapshot, pytest.raises(StorageError, match="does not include family leases"):
         snapshot.get(B, b"k")
 
 
@@ -385,7 +385,7 @@ def test_every_call_on_a_poisoned_store_names_the_first_cause(store: Store, call
     store.poison(OSError("the disk went away"))
     store.poison(OSError("a later one"))
     for _ in range(2):
-        with pytest.raises(StorePoisonedError, match=r"opened again.*the disk went away"):
+        with pytest.raises(StorePoisonedError, match=r"open it again.*the disk went away"):
             CALLS[call](store)
 
 

@@ -26,7 +26,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
-FAMILIES = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 SNAPSHOTS_MAX = 3
 
 # A small alphabet, so that keys meet; 0x00 and 0xff, because bounds go wrong there.

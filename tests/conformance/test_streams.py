@@ -258,7 +258,7 @@ def test_reading_where_nothing_is_kept_says_what_is_available(rig: Rig) -> None:
         lambda: rig.engine.read_by_tag(shard, b"t", 3),
     ]
     for read in reads:
-        with pytest.raises(OffsetOutOfRangeError, match="offsets 4 to 10 are available") as caught:
+        with pytest.raises(OffsetOutOfRangeError, match="offsets 4 to 10 are") as caught:
             read()
         assert (caught.value.earliest, caught.value.latest) == (4, 10)
     assert offsets(rig, shard) == [4, 5, 6, 7, 8, 9]
@@ -391,10 +391,10 @@ def test_a_loop_is_told_when_its_append_is_durable(rig: Rig) -> None:
 @pytest.mark.promise("P1")
 def test_an_engine_never_promises_more_than_it_keeps(tmp_path: Path) -> None:
     rig = Rig("memory", tmp_path)
-    with pytest.raises(InvalidConfigError, match="cannot promise 'synced'"):
+    with pytest.raises(InvalidConfigError, match="cannot provide durability 'synced'"):
         rig.shard(durability=Durability.SYNCED)
     shard = rig.shard()
-    with pytest.raises(InvalidConfigError, match="cannot promise 'written'"):
+    with pytest.raises(InvalidConfigError, match="cannot provide durability 'written'"):
         rig.engine.write(shard, record("x"), Durability.WRITTEN)
     assert rig.engine.shard_info(shard).next_offset == 0
     rig.close()
@@ -557,7 +557,7 @@ def test_a_shard_of_another_engine_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidArgumentError):
         rig.engine.create_shard(ShardSpec(uuid4(), 0, other, ShardConfig(durability=level)))
     number = rig.shards.create([ShardSpec(uuid4(), 0, other, ShardConfig(durability=level))])[0].number
-    with pytest.raises(InvalidArgumentError, match="kept by engine"):
+    with pytest.raises(InvalidArgumentError, match="belongs to engine"):
         rig.engine.write(number, record("x"))
 
 

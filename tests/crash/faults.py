@@ -19,7 +19,7 @@ from basaltmq.store.rocks import RocksStore
 from basaltmq.store.sync.group_commit import GroupCommit
 
 CONFIRMED: Final = 30
-FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 
 
 def batch_of(number: int) -> Batch:

@@ -28,7 +28,7 @@ def begin(emit: Emit, path: str, is_compacted: int) -> None:
     """Make the topic and give the producer its id; all of it durable."""
     world = World(Path(path))
     world.topic(TOPIC, *([("cleanup.policy", "compact")] if is_compacted else []))
-    emit(f"id {world.desk.producers.next_id()[0]}")
+    emit(f"id {world.context.producers.next_id()[0]}")
     world.store.sync()
     _await_the_end(emit)
 
@@ -78,19 +78,19 @@ def resend(emit: Emit, path: str, producer: int, first: int, last: int) -> None:
     """What the producer is told when it sends these again."""
     world = World(Path(path))
     engine, shard = _topic(world)
-    told = [world.desk.producers.check(engine, shard, _header(producer, each)) for each in range(first, last + 1)]
+    told = [world.context.producers.check(engine, shard, _header(producer, each)) for each in range(first, last + 1)]
     emit(" ".join(["found", *("none" if each is None else str(each) for each in told)]))
     world.close()
 
 
 def _topic(world: World) -> tuple[SegmentEngine, int]:
-    return world.desk.engine(world.desk.topic(TOPIC), 0)
+    return world.context.engine(world.context.topic(TOPIC), 0)
 
 
 def _sent(world: World, producer: int) -> tuple[SegmentEngine, int, Producers]:
     """Send the batches."""
     engine, shard = _topic(world)
-    producers = world.desk.producers
+    producers = world.context.producers
     for sequence in range(BATCHES):
         header = _header(producer, sequence)
         assert producers.check(engine, shard, header) is None

@@ -14,10 +14,10 @@ from pathlib import Path
 from tests.crash.harness import Child, Emit, listen_and_kill
 from tests.crash.queue_workload import check_counts
 
-from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transactions.xa import parse_xid
+from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore

@@ -9,9 +9,9 @@ from tests.crash.faults import attempt
 from tests.crash.harness import Emit, Shim
 from tests.crash.queue_workload import check_counts
 
-from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
+from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.sync.group_commit import GroupCommit

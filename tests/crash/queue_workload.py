@@ -14,7 +14,8 @@ from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.ready.rows import NO_BODY, read_entry
 from basaltmq.queues.transactions.branches import decode_draft
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp, message_of, prefix_range
+from basaltmq.store.keys.parts import lp, prefix_range
+from basaltmq.store.keys.queues import message_of
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.sync.group_commit import GroupCommit
@@ -98,7 +99,7 @@ def check_counts(store: RocksStore, plane: QueuePlane) -> None:
             assert stats[size] == sum(entry.size_bytes for entry in rows)
             wanted |= {entry.row[2:18] for entry in rows if entry.flags & APART}
     kept = {decode_draft(row).body_id for _, row in store.scan(Family.BRANCH_DRAFTS)} - {NO_BODY}
-    assert {key for key, _ in store.scan(Family.BODIES)} == wanted | kept
+    assert {key for key, _ in store.scan(Family.MESSAGE_CONTENT)} == wanted | kept
 
 
 def run(emit: Emit, path: str, seed: int) -> None:

@@ -24,7 +24,7 @@ from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.ready.rows import payload_of, read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.repair import Repaired, repair
@@ -117,10 +117,10 @@ def messages(store: Store) -> dict[str, Held]:
     found: dict[str, Held] = {}
     for family in (Family.MESSAGES, Family.DELAYED):
         for key, row in store.scan(family):
-            own = keys.message_of(key)[0] if family is Family.DELAYED else key
+            own = queue_keys.message_of(key)[0] if family is Family.DELAYED else key
             entry = read_entry(own, row)
             payload = content.get(entry) if entry.flags & APART else payload_of(row)
-            queue = keys.decode_message_key(own)[0]
+            queue = queue_keys.decode_message_key(own)[0]
             found[own[-16:].hex()] = Held(queue, family, key, payload)
     return found
 
@@ -141,7 +141,7 @@ KINDS: Final = (
 _FAMILIES: Final = {
     "messages": Family.MESSAGES,
     "queues": Family.QUEUES,
-    "bodies": Family.BODIES,
+    "bodies": Family.MESSAGE_CONTENT,
     "names": Family.OBJECT_NAMES,
     "objects": Family.CONFIGURED_OBJECTS,
     "shards": Family.SHARDS,

@@ -41,13 +41,13 @@ def write_rows(store: RocksStore, first: int, count: int) -> None:
         batch = Batch()
         batch.put(Family.MESSAGES, b"%08d" % number, b"row %d " % number * 20)
         batch.put(
-            Family.MESSAGE_CONTENT, b"%08d" % number, random.Random(number).randbytes(5000 if number % 5 == 0 else 50)
+            Family.STREAM_RECORDS, b"%08d" % number, random.Random(number).randbytes(5000 if number % 5 == 0 else 50)
         )
         store.write(batch)
 
 
 def rows(store: RocksStore) -> int:
-    return sum(1 for family in (Family.MESSAGES, Family.MESSAGE_CONTENT) for _ in store.scan(family))
+    return sum(1 for family in (Family.MESSAGES, Family.STREAM_RECORDS) for _ in store.scan(family))
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_a_log_that_cannot_write_says_so_stops_and_has_all_that_was_confirmed_wh
     assert "/log/0000" in said["first"], said
     for name in ("then", "healed"):
         assert said[name].startswith("StorePoisonedError"), said
-        assert "opened again" in said[name]
+        assert "stopped after an I/O error" in said[name]
         assert meaning in said[name], said
     assert said["lost"] == "0", said
     assert said["damages"] == "0", said

@@ -52,14 +52,14 @@ async def _opened(emit: Emit, path: str) -> World:
     emit("begun")
     world = World(Path(path))
     for name in TOPICS:
-        if world.desk.plane.topics.find(name) is None:
-            world.desk.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
+        if world.context.plane.topics.find(name) is None:
+            world.context.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
     _dump(emit, world, FIRST)
     for each in PRODUCERS:
         await world.transactions.initialize(each, TIMEOUT_MS)
     _dump(emit, world, THEN)
     for each in PRODUCERS:
-        for commit in world.desk.plane.offsets.of_group(each).values():
+        for commit in world.context.plane.offsets.of_group(each).values():
             emit(f"offset {each} {commit.offset}")
     emit("opened")
     return world
@@ -67,7 +67,7 @@ async def _opened(emit: Emit, path: str) -> World:
 
 def _dump(emit: Emit, world: World, when: str) -> None:
     for name in TOPICS:
-        engine, shard = world.desk.engine(world.desk.topic(name), 0)
+        engine, shard = world.context.engine(world.context.topic(name), 0)
         at = 0
         while (batch := engine.read_by_offset(shard, at)).next_offset > at:
             for record in batch.records():
@@ -79,14 +79,14 @@ async def _produce(emit: Emit, world: World, producer: str, seed: str) -> None:
     rng = random.Random(seed)
     pid, epoch = await world.transactions.initialize(producer, TIMEOUT_MS)
     sequences = dict.fromkeys(TOPICS, 0)
-    numbers = [each.offset for each in world.desk.plane.offsets.of_group(producer).values()]
-    source = world.desk.topic(TOPICS[0]).id
+    numbers = [each.offset for each in world.context.plane.offsets.of_group(producer).values()]
+    source = world.context.topic(TOPICS[0]).id
     number = max(numbers, default=0) + rng.randrange(1000)
     while True:
         number += 1
         used = rng.sample(TOPICS, rng.randint(1, len(TOPICS)))
         values = {name: [f"{seed}.{number}.{at}" for at in range(rng.randint(1, 3))] for name in used}
-        shards = frozenset(world.desk.topic(name).shards[0] for name in used)
+        shards = frozenset(world.context.topic(name).shards[0] for name in used)
         emit(" ".join(["?", producer, str(number), *(f"{name}:{each}" for name in used for each in values[name])]))
         await world.transactions.add(producer, pid, epoch, shards=shards, groups=frozenset((producer,)))
         for name, each in values.items():

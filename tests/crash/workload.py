@@ -30,7 +30,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 
 TOKEN: Final = Struct(">II")
 COUNTER: Final = Struct(">I")
-FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 THREADS: Final = 2
 TASKS: Final = 3
 KEPT: Final = 40
@@ -122,7 +122,7 @@ class _Tokens:
         batch = Batch()
         for family in FAMILIES:
             # Some values are large enough for a blob file.
-            size = 5000 if family is Family.MESSAGE_CONTENT and rng.random() < 0.2 else 40
+            size = 5000 if family is Family.STREAM_RECORDS and rng.random() < 0.2 else 40
             batch.put(family, key, key * (size // len(key)))
         batch.put(Family.STATE, COUNTER.pack(self.writer), COUNTER.pack(number))
         return _number(key), batch

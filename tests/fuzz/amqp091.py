@@ -313,7 +313,7 @@ async def check_world(world: World) -> None:
     await world.settle(turns=12)
     assert not world.server.connections
     assert not world.registered
-    assert not world.server.replies._takers
+    assert not world.server.replies._consumers
     for queue in list(world.vhost.queues):
         assert not len(queue.consumers), f"queue {queue.name!r} still has consumers"
         counts = world.vhost.counts(queue)

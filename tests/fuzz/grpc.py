@@ -22,25 +22,20 @@ from typing import Any
 
 from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
-from tests.interop.fila.server_process import guest_accounts
-from tests.unit.protocols.http2.peer import data, frames, headers
+from tests.interop.fila.server_process import PlaneOwner, guest_accounts
+from tests.unit.protocols.http2.peer import data, frames, headers, prefixed
 
 from basaltmq.catalog.catalog import Catalog
+from basaltmq.durability import Durability
 from basaltmq.protocols.grpc.http2 import frames as f
-from basaltmq.protocols.grpc.http2.frames import (
-    FRAME_BYTES_MIN,
-    FRAME_BYTES_TAKEN,
-    HEAD_BYTES,
-    WINDOW_DEFAULT,
-    Setting,
-)
+from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, HEAD_BYTES, WINDOW_DEFAULT, Setting
 from basaltmq.protocols.grpc.http2.header_blocks import encode
-from basaltmq.protocols.grpc.messages import PREFIX, prefixed
+from basaltmq.protocols.grpc.messages import PREFIX
 from basaltmq.protocols.grpc.server.connection import ServerConnection
 from basaltmq.protocols.grpc.services.access import Accounts
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
-from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.sync.group_commit import GroupCommit
@@ -70,8 +65,10 @@ class World:
         self.plane = QueuePlane(self.store, self.commit)
         for name in QUEUES:
             self.plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, length_max=200))
-        options = FilaOptions(request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
-        self.fila = FilaServer(self.plane, self.commit, ApiKeys(self.store), accounts, options)
+        options = QueueServerOptions(request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
+        self.fila = QueueServer(
+            self.plane, self.commit, ApiKeys(self.store), accounts, options, owner=PlaneOwner(self.plane)
+        )
         self.server = self.fila._server
 
     def connect(self) -> tuple[ServerConnection, Transport]:
@@ -187,9 +184,9 @@ class Client:
             lambda: ("fila.v1.FilaAdmin/ListQueues", fila.ListQueuesRequest()),
             lambda: ("basalt.v1.Queues/EnqueueBatch", batch),
             *[lambda: ("basalt.v1.Queues/Produce", wire.ProduceRequest(number=1, batch=batch))] * 2,
-            lambda: ("basalt.v1.Queues/Attend", wire.AttendRequest()),
+            lambda: ("basalt.v1.Queues/OpenSession", wire.OpenSessionRequest()),
             lambda: ("basalt.v1.Queues/AckBatch", wire.AckBatchRequest(queue=queue, token=token)),
-            lambda: ("basalt.v1.Queues/Nothing", wire.AttendRequest()),
+            lambda: ("basalt.v1.Queues/Nothing", wire.OpenSessionRequest()),
         ]
         path, message = rng.choice(makers)()
         return "/" + path, message.SerializeToString() if rng.random() < 0.95 else rng.randbytes(20)
@@ -231,7 +228,7 @@ async def one_round(world: World, seed: int) -> None:
             if transport.closed:
                 break
             connection.data_received(piece)
-            assert connection.core._rest.size_bytes <= FRAME_BYTES_TAKEN + HEAD_BYTES
+            assert connection.core._frame_buffer.size_bytes <= FRAME_BYTES_TAKEN + HEAD_BYTES
             assert 0 <= connection._held_bytes <= world.server.held_bytes_max + FRAME_BYTES_TAKEN
         if turn % 3 == 0:
             await world.settle(turns=rng.choice([1, 4]))
@@ -263,7 +260,7 @@ async def check_world(world: World) -> None:
     assert not world.server.connections
     assert not len(world.fila._streams)
     assert not world.fila._streams.held
-    assert not len(world.fila._queues._attendances)
+    assert not len(world.fila._queues._sessions)
     assert len(asyncio.all_tasks()) == 1, asyncio.all_tasks()
     for name in QUEUES:
         assert world.plane.stats(name)["leased"] == 0

@@ -277,7 +277,7 @@ async def ask(connection: Connection, transport: Socket, key: int, version: int,
 async def check_world(world: World) -> None:
     """Nothing of the sessions is left, and others are served."""
     until = time.monotonic() + WAIT_S
-    while len(world.server.desk().arrivals) or world.server.connections or world.registered:
+    while len(world.server.context().arrivals) or world.server.connections or world.registered:
         assert time.monotonic() < until, "something of a connection that is gone is left"
         await asyncio.sleep(0.01)
     connection, transport = world.connect()

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from basaltmq.http_client import GUEST, ApiClient
+from basaltmq.http_client import GUEST, HttpClient, Login
 
 ROOT = Path(__file__).parents[2]
 START_S = 60.0
@@ -91,14 +91,12 @@ class Broker:
             return f"http://127.0.0.1:{self.port('admin')}"
         return f"{listener}://{user}:{password}@127.0.0.1:{self.port(listener)}/{vhost}"
 
-    def api(self, user: str = GUEST, password: str = GUEST) -> ApiClient:
-        """A client of the admin API; close it, or let it go."""
-        return ApiClient(self.url("admin"), user, password)
+    def api(self, user: str = GUEST, password: str = GUEST) -> HttpClient:
+        return HttpClient(Login(self.url("admin"), user, password))
 
     def call(self, method: str, path: str, body: Any = None, **query: str | int) -> Any:
         """One request to the admin API as guest."""
-        with contextlib.closing(self.api()) as api:
-            return api.call(method, path, body, query=query)
+        return self.api().call(method, path, body, query=query)
 
     def signal(self, number: int) -> None:
         assert self.process is not None

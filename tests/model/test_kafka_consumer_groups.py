@@ -17,7 +17,7 @@ from uuid import UUID
 import pytest
 
 from basaltmq.protocols.kafka.groups import consumer_group as module
-from basaltmq.protocols.kafka.groups.assignors import RANGE, UNIFORM, Place, TopicSize
+from basaltmq.protocols.kafka.groups.assignors import RANGE, UNIFORM, PartitionId, TopicSize
 from basaltmq.protocols.kafka.groups.consumer_group import ConsumerGroup, State, Timing
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.errors import Refused
@@ -42,10 +42,10 @@ class Client:
         self.subscription = subscription
         self.assignor = assignor
         self.epoch = 0
-        self.owned: frozenset[Place] = frozenset()
-        self.wanted: frozenset[Place] = frozenset()
+        self.owned: frozenset[PartitionId] = frozenset()
+        self.wanted: frozenset[PartitionId] = frozenset()
         """What it was told to have; it owns more until it lets go."""
-        self.said: frozenset[Place] | None = None
+        self.said: frozenset[PartitionId] | None = None
         self.is_full = True
         self.is_alive = True
 
@@ -218,7 +218,7 @@ class World:
             self.group.found(pattern, pattern.among(self.topics), self.now_ms)
 
     def check(self) -> None:
-        seen: dict[Place, str] = {}
+        seen: dict[PartitionId, str] = {}
         for client in self.clients:
             member = self.group.members.get(client.name)
             if member is None:
@@ -226,9 +226,9 @@ class World:
                 continue
             for place in client.owned:
                 assert seen.setdefault(place, client.name) == client.name, "two members own a partition"
-                assert self.group.holder(place) == client.name, "what a member owns is thought to be free"
+                assert self.group.owner(place) == client.name, "what a member owns is thought to be free"
             assert not member.assigned & member.revoking
-            assert all(self.group.holder(place) == client.name for place in member.assigned | member.revoking)
+            assert all(self.group.owner(place) == client.name for place in member.assigned | member.revoking)
 
     def come_to_rest(self) -> None:
         self.clients = [each for each in self.clients if each.is_alive]
@@ -263,7 +263,7 @@ class World:
         named = {size.id: name for name, size in self.topics.items()}
         for client in self.clients:
             assert all(named[topic_id] in wanted[client.name] for topic_id, _ in client.owned)
-            if self.group.basis.assignor != UNIFORM:
+            if self.group.inputs.assignor != UNIFORM:
                 continue
             for other in self.clients:
                 # Nobody has two more than somebody who could have one of them.
@@ -275,11 +275,11 @@ class World:
         return {name for name in self.topics if name in names or (pattern and name in "abc")}
 
 
-def places(told: dict[str, Any]) -> frozenset[Place]:
+def places(told: dict[str, Any]) -> frozenset[PartitionId]:
     return frozenset((each["topic_id"].bytes, at) for each in told["topic_partitions"] for at in each["partitions"])
 
 
-def told_of(owned: frozenset[Place]) -> list[dict[str, Any]]:
+def told_of(owned: frozenset[PartitionId]) -> list[dict[str, Any]]:
     return [{"topic_id": UUID(bytes=topic_id), "partitions": [at]} for topic_id, at in sorted(owned)]
 
 
@@ -290,8 +290,8 @@ def test_a_partition_has_one_owner_and_everybody_reaches_the_target(
 ) -> None:
     if is_gathered:
         # Some ten partitions wait some seconds, as some hundred thousand do.
-        monkeypatch.setattr(module, "GATHERED_MIN", 0)
-        monkeypatch.setattr(module, "GATHERED_PER_MS", 0.02)
+        monkeypatch.setattr(module, "RATE_LIMITED_PARTITIONS", 0)
+        monkeypatch.setattr(module, "PARTITIONS_PER_MS", 0.02)
     first = random.SystemRandom().randrange(1 << 40)
     for seed in range(first, first + SEEDS):
         print(f"seed {seed}")

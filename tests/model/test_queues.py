@@ -219,9 +219,9 @@ class QueueMachine(RuleBasedStateMachine):
         """What is ready and expired cannot be seen in the queue any more; it is with the dead, sooner or later."""
         for message_id, known in list(self.known.items()):
             if known.state == "ready" and self.is_expired(known):
-                self.bury(message_id)
+                self.dead_letter(message_id)
 
-    def bury(self, message_id: bytes) -> None:
+    def dead_letter(self, message_id: bytes) -> None:
         self.dead[message_id] = self.known.pop(message_id)
 
     def check_order(self, deliveries: list[Delivery], ready: dict[bytes, Known]) -> None:
@@ -299,7 +299,7 @@ class QueueMachine(RuleBasedStateMachine):
         known = self.known[message_id]
         known.attempts += 1
         if reject or known.attempts >= ATTEMPTS_MAX or self.is_expired(known):
-            self.bury(message_id)
+            self.dead_letter(message_id)
         elif delay_ms:
             known.state = "delayed"
             known.transient = False
@@ -337,7 +337,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.plane.purge("q")
         for message_id in self.ready():
             del self.known[message_id]
-        # Expired ones that were still in the queue are purged, not buried; which ones is the queue's business.
+        # Expired ones that were still in the queue are purged, not dead_lettered; which ones is the queue's business.
         for message_id, known in list(self.known.items()):
             if known.state == "ready":
                 del self.known[message_id]
@@ -429,10 +429,10 @@ class QueueMachine(RuleBasedStateMachine):
         self.settle_down()
         expected = sorted(k.payload for k in self.known.values())
         assert sorted(self.drain("q")) == expected
-        buried = sorted(k.payload for k in self.dead.values())
+        dead_lettered = sorted(k.payload for k in self.dead.values())
         drained = sorted(self.drain("dead"))
         if not getattr(self, "purged", False):
-            assert drained == buried
+            assert drained == dead_lettered
         # Index rows of purged messages may stay until their time comes.
         self.now_ns += 3_600_000 * MS
         self.settle_down()

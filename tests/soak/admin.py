@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
 from tests.soak.clients import Client, Round
 from tests.soak.ledger import CONFIRMED, TRIED
 
@@ -23,24 +21,24 @@ class AdminClient(Client):
         self.vhosts = vhosts
 
     def session(self) -> None:
-        with closing(self.broker.api()) as api:
-            while self.turn.pause(0.1):
-                vhost = self.random.choice(self.vhosts)
-                step = self.random.randrange(5)
-                if step == 0:
-                    api.get(path(self.random.choice(READS)))
-                elif step == 1:
-                    api.get(path("queues", vhost))
-                    api.get(path("topics", vhost))
-                elif step == 2:
-                    name = f"temporary-{self.random.randrange(5)}"
-                    api.put(path("queues", vhost, name), {"durable": True})
-                    api.delete(path("queues", vhost, name))
-                elif step == 3:
-                    api.get(path("exchanges", vhost))
-                    api.get(path("groups", vhost))
-                else:
-                    self._publish(vhost)
+        api = self.broker.api()
+        while self.turn.pause(0.1):
+            vhost = self.random.choice(self.vhosts)
+            step = self.random.randrange(5)
+            if step == 0:
+                api.get(path(self.random.choice(READS)))
+            elif step == 1:
+                api.get(path("queues", vhost))
+                api.get(path("topics", vhost))
+            elif step == 2:
+                name = f"temporary-{self.random.randrange(5)}"
+                api.put(path("queues", vhost, name), {"durable": True})
+                api.delete(path("queues", vhost, name))
+            elif step == 3:
+                api.get(path("exchanges", vhost))
+                api.get(path("groups", vhost))
+            else:
+                self._publish(vhost)
 
     def _publish(self, vhost: str) -> None:
         (label,) = self.ledger.next_label("admin")

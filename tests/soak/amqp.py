@@ -22,6 +22,8 @@ from tests.interop.server import Broker
 from tests.soak.clients import Client, Round
 from tests.soak.ledger import CANCELLED, CONFIRMED, REJECTED, SETTLED, SETTLING, TRIED, Found, Label
 
+from basaltmq.http_client import path
+
 QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big")
 STREAM = "log"
 DEAD = "dead"
@@ -56,6 +58,12 @@ def connected(broker: Broker, vhost: str) -> Iterator[Any]:
     finally:
         with contextlib.suppress(Exception):
             connection.close()
+
+
+def permit(broker: Broker, vhost: str) -> None:
+    """Let the user of all clients do everything in a virtual host."""
+    rights = {"configure": ".*", "write": ".*", "read": ".*"}
+    broker.call("PUT", path("permissions", vhost, "guest"), rights)
 
 
 def declare_all(channel: Any) -> None:

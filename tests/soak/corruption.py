@@ -1,29 +1,47 @@
-"""Rounds of corruption: one file of a copy of the data directory is damaged, and the copy repaired and served.
+"""Rounds of corruption: a copy of all data is damaged, one file in some of its stores, then repaired and served.
 
-    copy  ─> damage one file  ─> store verify  ─> store repair --accept-loss  ─> store verify: clean
-          ─> start a broker on it  ─> undamaged virtual hosts lost nothing; the damaged one serves
-          ─> what is missing there was named by verify, repair or the broker
+    copy  ─> census  ─> damage a file  ─> store verify  ─> store repair --accept-loss  ─> store verify: clean
+          ─> start a broker on it  ─> undamaged virtual hosts lost nothing; the damaged ones serve
+          ─> each message that is missing was named by verify, repair or the broker (see `report`)
 
-`ENABLED` names the kinds of files that a run damages. A kind that is not enabled is implemented; `--kinds` (or
-BASALT_SOAK_KINDS) chooses others: names with commas between them, or `all`.
+A store is that of a virtual host, of the node, or the embedded one. `--kinds` (or BASALT_SOAK_KINDS)
+chooses kinds of files: names with commas between them, or `all`.
 """
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pika
+import pika.exceptions
 from tests.interop.server import Broker, running
-from tests.soak import amqp, checker
-from tests.soak.ledger import Ledger
+from tests.soak import amqp, checker, embedded
+from tests.soak.census import Census
+from tests.soak.ledger import Label, Ledger, Place
+from tests.soak.report import Report
 
 FLIP = "flip"
 TRUNCATE = "truncate"
 REMOVE = "remove"
-ACTIONS: tuple[str, ...] = (FLIP, TRUNCATE, REMOVE)
+ZERO = "zero"
+ACTIONS: tuple[str, ...] = (FLIP, TRUNCATE, REMOVE, ZERO)
+
+ZERO_BYTES_MAX = 4096
+"""A page of zeros is what a power loss may leave."""
+
+COMMANDS_AT_ONCE = 2
+"""Commands on damaged stores that run side by side."""
+
+NODE = "the node"
+EMBEDDED = "the embedded store"
 
 
 class Kind(NamedTuple):
@@ -31,7 +49,7 @@ class Kind(NamedTuple):
 
     name: str
     pattern: str
-    """Below a virtual host's directory."""
+    """Below the directory of a store."""
     is_log: bool = False
     """A damaged frame stays in the log and every verify names it; queues are not touched by it."""
 
@@ -39,26 +57,28 @@ class Kind(NamedTuple):
 KINDS = {
     kind.name: kind
     for kind in (
-        Kind("segment", "store/log/*/*.log", is_log=True),
-        Kind("ring", "store/log/*/RING", is_log=True),
-        Kind("committed", "store/log/*/COMMITTED", is_log=True),
-        Kind("lane", "store/log/*/LANE", is_log=True),
-        Kind("lane-copy", "store/log/*/LANE.copy", is_log=True),
-        Kind("vhost", ".vhost"),
-        Kind("sst", "store/kv/*.sst"),
-        Kind("blob", "store/kv/*.blob"),
-        Kind("manifest", "store/kv/MANIFEST-*"),
-        Kind("current", "store/kv/CURRENT"),
-        Kind("wal", "store/kv/*.log"),
-        Kind("store", "store/STORE"),
-        Kind("seals", "store/SEALS"),
-        Kind("options", "store/kv/OPTIONS-*"),
-        Kind("identity", "store/kv/IDENTITY"),
-        Kind("binding", "store/kv/rocksdict-config.json"),
+        Kind("segment", "log/*/*.log", is_log=True),
+        Kind("ring", "log/*/RING", is_log=True),
+        Kind("committed", "log/*/COMMITTED", is_log=True),
+        Kind("lane", "log/*/LANE", is_log=True),
+        Kind("lane-copy", "log/*/LANE.copy", is_log=True),
+        Kind("vhost", "../.vhost"),
+        Kind("secret", "../secret"),
+        Kind("sst", "kv/*.sst"),
+        Kind("blob", "kv/*.blob"),
+        Kind("manifest", "kv/MANIFEST-*"),
+        Kind("current", "kv/CURRENT"),
+        Kind("wal", "kv/*.log"),
+        Kind("store", "STORE"),
+        Kind("seals", "SEALS"),
+        Kind("synced", "SYNCED"),
+        Kind("options", "kv/OPTIONS-*"),
+        Kind("identity", "kv/IDENTITY"),
+        Kind("binding", "kv/rocksdict-config.json"),
     )
 }
 
-ENABLED: tuple[str, ...] = ("segment", "ring", "committed", "lane", "lane-copy")
+ENABLED: tuple[str, ...] = tuple(KINDS)
 """Kinds that a run damages unless told."""
 
 
@@ -68,10 +88,14 @@ class Damage(NamedTuple):
     kind: Kind
     action: str
     path: Path
-    vhost: str
+    owner: str
+    """A virtual host, NODE or EMBEDDED."""
+    store: Path
+    census: Census
+    report: Report
 
     def __str__(self) -> str:
-        return f"{self.action} {self.kind.name} {self.path.name} of {self.vhost}"
+        return f"{self.action} {self.kind.name} {self.path.name} of {self.owner}"
 
 
 def chosen_kinds(text: str) -> tuple[str, ...]:
@@ -86,24 +110,24 @@ def chosen_kinds(text: str) -> tuple[str, ...]:
 
 
 def damage(
-    data: Path, folders: dict[str, str], kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random
+    owner: str, store: Path, kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random
 ) -> Damage | None:
-    """Damage one file; None if there is none of these kinds. `folders`: names of virtual hosts by directory."""
+    """Damage one file of a store; None if there is none of these kinds."""
     candidates = [
-        (KINDS[name], path, vhost)
+        (KINDS[name], path)
         for name in kinds
-        for folder, vhost in sorted(folders.items())
-        for path in sorted((data / "vhosts" / folder).glob(KINDS[name].pattern))
-        if path.stat().st_size
+        for path in sorted(store.glob(KINDS[name].pattern))
+        if path.is_file() and path.stat().st_size
     ]
     if not candidates:
         return None
     # A kind first: there are many files of some.
-    name = chance.choice(sorted({kind.name for kind, _, _ in candidates}))
-    kind, path, vhost = chance.choice([each for each in candidates if each[0].name == name])
+    name = chance.choice(sorted({kind.name for kind, _ in candidates}))
+    kind, path = chance.choice([each for each in candidates if each[0].name == name])
     action = chance.choice(actions)
+    census = Census.take(store)
     harm(path, action, chance)
-    return Damage(kind, action, path, vhost)
+    return Damage(kind, action, path, owner, store, census, Report(path.name))
 
 
 def harm(path: Path, action: str, chance: random.Random) -> None:
@@ -113,6 +137,12 @@ def harm(path: Path, action: str, chance: random.Random) -> None:
     elif action == TRUNCATE:
         with open(path, "r+b") as file:
             file.truncate(chance.randrange(size))
+    elif action == ZERO:
+        with open(path, "r+b") as file:
+            used = len(file.read().rstrip(b"\0")) or size
+            at = chance.randrange(used)
+            file.seek(at)
+            file.write(bytes(min(size - at, ZERO_BYTES_MAX)))
     else:
         with open(path, "r+b") as file:
             # Files are written in advance: zeros at their end are no content.
@@ -125,7 +155,7 @@ def harm(path: Path, action: str, chance: random.Random) -> None:
 
 
 class CorruptionRound:
-    """One damaged copy. Made while no broker runs: it copies the data directory and the ledger."""
+    """One damaged copy. Made while no broker runs: it copies all data and the ledger."""
 
     def __init__(self, broker: Broker, ledger: Ledger, folder: Path, vhosts: tuple[str, ...]) -> None:
         self._flags = broker.flags
@@ -133,83 +163,181 @@ class CorruptionRound:
         self._known = ledger.snapshot()
         self._folder = folder
         self._vhosts = vhosts
-        shutil.rmtree(folder / "copy", ignore_errors=True)
-        shutil.copytree(broker.data_dir, folder / "copy")
+        self._all = folder / "copy"
+        self._data = self._all / "data"
+        self._done: dict[str, Damage] = {}
+        shutil.rmtree(self._all, ignore_errors=True)
+        shutil.copytree(broker.data_dir, self._data)
+        if (folder / "embedded").is_dir():
+            shutil.copytree(folder / "embedded", self._all / "embedded")
 
-    def run(self, kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random) -> str:
-        """Do it; a line about it. Problems go to the ledger."""
-        copy = self._folder / "copy"
-        done = damage(copy, directories(copy, self._vhosts), kinds, actions, chance)
-        if done is None:
+    def run(self, kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random, stores_max: int) -> str:
+        """Do it, in so many stores at most; a line about it. Problems go to the ledger."""
+        stores = self._stores()
+        # One store stays as it is: the damage of others must not reach it.
+        owners = chance.sample(sorted(stores), min(stores_max, len(stores) - 1))
+        damaged = [damage(owner, stores[owner], kinds, actions, chance) for owner in owners]
+        self._done = {done.owner: done for done in damaged if done is not None}
+        if not self._done:
             return f"corruption: there is no file of the kinds {', '.join(kinds)} yet"
         before = len(self._ledger.problems)
-        lost = self._repair(copy, done)
+        with ThreadPoolExecutor(COMMANDS_AT_ONCE) as pool:
+            list(pool.map(self._repair, self._done.values()))
+        lost = self._guarded(self._serve)
+        lost += self._guarded(self._embedded)
         if len(self._ledger.problems) == before:
-            shutil.rmtree(copy, ignore_errors=True)
+            shutil.rmtree(self._all, ignore_errors=True)
         else:
-            kept = self._folder / f"damaged-{done.kind.name}-{done.action}"
-            shutil.rmtree(kept, ignore_errors=True)
-            copy.rename(kept)
-        return f"corruption: {done}: {lost} confirmed messages lost"
+            self._keep()
+        return f"corruption: {'; '.join(map(str, self._done.values()))}: {lost} confirmed messages lost"
 
-    def _repair(self, copy: Path, done: Damage) -> int:
-        store = next(path for path in checker.stores_of(copy) if directory_of(copy, done.path) in path.parents)
-        _, named = checker.basalt("--data-dir", str(store), "store", "verify")
-        code, repaired = checker.basalt("--data-dir", str(store), "store", "repair", "--accept-loss")
-        if code:
-            self._ledger.problem(f"{done}: repair ends with {code}: {repaired[-500:]}")
-        code, again = checker.basalt("--data-dir", str(store), "store", "verify")
-        if code and not (done.kind.is_log and again.strip() == named.strip()):
-            self._ledger.problem(f"{done}: verify after the repair ends with {code}: {again[-500:]}")
-        report = "" if "is sound" in named and "nothing to repair" in repaired else named + repaired
-        return self._serve(copy, done, report)
-
-    def _serve(self, copy: Path, done: Damage, report: str) -> int:
-        """How many confirmed messages the damaged virtual host lost."""
-        snapshot = self._known.snapshot()
+    def _guarded(self, check: Callable[[], int]) -> int:
         try:
-            with running(copy, *self._flags) as broker:
-                told = report + broker.log()
-                others = tuple(vhost for vhost in self._vhosts if vhost != done.vhost)
-                missing = checker.check_broker(broker, snapshot, others)
-                for place, labels in missing.items():
-                    self._ledger.problem(
-                        f"{done}: {place} lost {len(labels)} confirmed messages, such as {labels[0]}, in an undamaged "
-                        "virtual host"
-                    )
-                for text in snapshot.problems:
-                    self._ledger.problem(f"{done}: {text}")
-                return self._damaged(broker, done, told)
+            return check()
         except Exception as error:
-            self._ledger.problem(f"{done}: {type(error).__name__}: {str(error)[-1500:]}")
+            trace = "".join(traceback.format_exception(error))
+            self._ledger.problem(f"{'; '.join(map(str, self._done.values()))}: {trace[-2500:]}")
             return 0
 
-    def _damaged(self, broker: Broker, done: Damage, told: str) -> int:
-        probe(broker, done.vhost)
+    def _keep(self) -> None:
+        """Keep the copy and what was said about it."""
+        number = 1
+        while (kept := self._folder / f"damaged-{number}").exists():
+            number += 1
+        self._all.rename(kept)
+        for number, done in enumerate(self._done.values(), 1):
+            losses = "".join(f"{loss}\n" for loss in done.report.losses)
+            (kept / f"report-{number}.txt").write_text(f"{done}\n{done.report.text}\n{losses}")
+
+    def _problem(self, done: Damage, text: str) -> None:
+        self._ledger.problem(f"{done}: {text}")
+
+    def _stores(self) -> dict[str, Path]:
+        """Directories of all stores, by owner."""
+        from basaltmq.broker.vhost_directory import VHostDirectories
+
+        found = {vhost: VHostDirectories(self._data).store(vhost) for vhost in self._vhosts}
+        found |= {NODE: self._data / "node" / "store", EMBEDDED: self._all / "embedded"}
+        return {owner: store for owner, store in found.items() if store.is_dir()}
+
+    def _repair(self, done: Damage) -> None:
+        store = ("--data-dir", str(done.store), "store")
+        code, faults = checker.basalt(*store, "verify")
+        done.report.text += faults
+        self._require_said(done, "verify", code, faults)
+        code, repaired = checker.basalt(*store, "repair", "--accept-loss", "--json")
+        self._require_said(done, "repair", code, repaired)
+        if code:
+            self._problem(done, f"repair ends with {code}: {repaired[-500:]}")
+            return
+        done.report.add_repair(repaired)
+        code, again = checker.basalt(*store, "verify")
+        if code and not (done.kind.is_log and _faults(again) <= _faults(faults)):
+            self._problem(done, f"verify after the repair ends with {code}: {again[-500:]}")
+
+    def _require_said(self, done: Damage, command: str, code: int, said: str) -> None:
+        """A command ends with a word on what it found, not with a trace."""
+        if "Traceback" in said or code not in (0, 1, 2):
+            self._problem(done, f"{command} ends with {code}: {said[-1500:]}")
+
+    def _embedded(self) -> int:
+        done = self._done.get(EMBEDDED)
+        if done is None:
+            return 0
         snapshot = self._known.snapshot()
-        missing = checker.check_broker(broker, snapshot, (done.vhost,))
-        lost = sum(len(labels) for labels in missing.values())
-        told += broker.log()
-        is_named = done.path.name in told or "damaged" in told or "lost" in told or "quarantine" in told
-        if lost and not is_named:
-            self._ledger.problem(f"{done}: {lost} confirmed messages are missing and no report names a loss")
-        if done.kind.is_log:
-            for place in missing:
-                if not is_stream(place):
-                    self._ledger.problem(f"{done}: {place} lost messages, and a queue has none in the log")
+        with _logged() as lines:
+            missing = checker.check_embedded(done.store, snapshot)
+        done.report.text += "\n".join(lines)
+        return self._compare(done, missing, snapshot)
+
+    def _serve(self) -> int:
+        """How many confirmed messages the damaged virtual hosts lost."""
+        vhosts = [owner for owner in self._done if owner in self._vhosts]
+        if self._done.keys() == {EMBEDDED}:
+            return 0
+        is_node_lost = NODE in self._done and bool(self._done[NODE].report.losses)
+        # What an operator does whose repair of the node store lost writes.
+        recovering = ("--recover-vhosts",) if is_node_lost else ()
+        with running(self._data, *self._flags, *recovering) as broker:
+            if is_node_lost:
+                for vhost in self._vhosts:
+                    amqp.permit(broker, vhost)
+            for vhost in self._vhosts:
+                probe(broker, vhost, self._done)
+            others = tuple(vhost for vhost in self._vhosts if vhost not in vhosts)
+            groups = [others, *((vhost,) for vhost in vhosts)]
+            snapshots = [self._known.snapshot() for _ in groups]
+            with ThreadPoolExecutor(len(groups)) as pool:
+                checked = [
+                    pool.submit(checker.check_broker, broker, snapshot, group)
+                    for group, snapshot in zip(groups, snapshots, strict=True)
+                ]
+                missing = [each.result() for each in checked]
+            for place, labels in missing[0].items():
+                self._ledger.problem(f"{place} was not damaged and lost {len(labels)} messages, such as {labels[0]}")
+            for text in snapshots[0].problems:
+                self._ledger.problem(f"not damaged: {text}")
+            log = broker.log()
+        lost = 0
+        for vhost, found, snapshot in zip(vhosts, missing[1:], snapshots[1:], strict=True):
+            self._done[vhost].report.text += log
+            lost += self._compare(self._done[vhost], found, snapshot)
         return lost
 
+    def _compare(self, done: Damage, missing: checker.Missing, snapshot: Ledger) -> int:
+        """Each loss must be named; where none is, nothing else may be wrong either."""
+        done.report.add_unreadable(done.store)
+        for place, labels in missing.items():
+            unnamed = [label for label in labels if not is_named(place, label, done.census, done.report)]
+            if unnamed:
+                self._problem(
+                    done,
+                    f"{place} lost {len(labels)} confirmed messages; no report names {len(unnamed)} of them, such as "
+                    f"{', '.join(map(str, unnamed[:3]))}",
+                )
+            if done.kind.is_log and not is_stream(place):
+                self._problem(done, f"{place} lost messages, and a queue has none in the log")
+        if done.report.is_empty:
+            for text in snapshot.problems:
+                self._problem(done, text)
+        return sum(len(labels) for labels in missing.values())
 
-def is_stream(place: str) -> bool:
-    return place.startswith("kafka|") or place.endswith(f"|{amqp.STREAM}")
+
+def is_named(place: Place, label: Label, census: Census, report: Report) -> bool:
+    """Whether the report names the loss of a message."""
+    if is_stream(place):
+        topic, partition = topic_of(place)
+        return report.names_record(census.records.get((topic, partition, label)), census)
+    queue = place.split("|", 1)[1]
+    held = [each for each in census.messages.get(label, ()) if each.queue in (queue, amqp.DEAD, f"{queue}.dlq")]
+    return any(report.names_message(each) for each in held)
 
 
-def probe(broker: Broker, vhost: str) -> None:
+def is_stream(place: Place) -> bool:
+    return place.startswith("kafka|") or place == embedded.TOPIC_PLACE or place.endswith(f"|{amqp.STREAM}")
+
+
+def topic_of(place: Place) -> tuple[str, int]:
+    """Topic and partition of a stream."""
+    name = place.split("|", 1)[1]
+    if place.startswith("kafka|"):
+        topic, _, partition = name.rpartition("-")
+        return topic, int(partition)
+    return name, 0
+
+
+def probe(broker: Broker, vhost: str, damaged: dict[str, Damage]) -> None:
     """The virtual host serves: a queue is declared, a message published, confirmed and got back."""
     with amqp.connected(broker, vhost) as connection:
+        try:
+            # What the damage took of the topology is made again, so that the drain finds its queues.
+            amqp.declare_all(connection.channel())
+        except pika.exceptions.ChannelClosedByBroker as error:
+            # A queue whose settings are lost has others now.
+            if vhost not in damaged or "default settings" not in damaged[vhost].report.text:
+                raise AssertionError(f"{vhost}: {error}") from error
+    with amqp.connected(broker, vhost) as connection:
         channel: Any = connection.channel()
-        # What the damage took of the topology is made again, so that the drain finds its queues.
-        amqp.declare_all(channel)
         channel.queue_declare("probe", durable=True)
         channel.confirm_delivery()
         channel.basic_publish("", "probe", b"probe", pika.BasicProperties(delivery_mode=2))
@@ -217,13 +345,20 @@ def probe(broker: Broker, vhost: str) -> None:
         assert body == b"probe", f"the virtual host {vhost} does not serve: {body!r}"
 
 
-def directories(data: Path, vhosts: tuple[str, ...]) -> dict[str, str]:
-    """Names of virtual hosts by the name of their directory."""
-    from basaltmq.broker.vhost_directory import directory_name
-
-    return {directory_name(vhost): vhost for vhost in vhosts if (data / "vhosts" / directory_name(vhost)).is_dir()}
+def _faults(table: str) -> set[str]:
+    """Lines of `store verify` without the head of the table. Repair leaves damage of the log as it is."""
+    return {line for line in table.splitlines() if line.startswith("/")}
 
 
-def directory_of(data: Path, path: Path) -> Path:
-    """The directory of the virtual host a file belongs to."""
-    return data / "vhosts" / path.relative_to(data / "vhosts").parts[0]
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Collect what Basalt logs in this process, as the log of a broker has it."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("basaltmq")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)

@@ -18,6 +18,7 @@ from tests.interop.server import ROOT
 from tests.soak.ledger import CONFIRMED, SETTLED, SETTLING, TRIED, Label, Ledger
 
 import basaltmq
+from basaltmq.errors import DamagedFrameError
 
 QUEUE = "jobs"
 TOPIC = "events"
@@ -117,7 +118,15 @@ def drain(path: Path, timeout_s: float) -> tuple[list[Label], list[tuple[int, La
             if held:
                 jobs.ack(held)
         topic = db.topic(TOPIC, partitions=1)
-        records = [(record.offset, Label.of(record.value or b"")) for record in topic.read(0)]
+        records: list[tuple[int, Label]] = []
+        offset: int | None = 0
+        while offset is not None:
+            try:
+                # What came before an error stays in the list.
+                records.extend((record.offset, Label.of(record.value or b"")) for record in topic.read(0, offset))
+                offset = None
+            except DamagedFrameError as error:
+                offset = error.last_offset + 1
     return messages, records
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 TRIED = 1
@@ -164,9 +164,11 @@ class Ledger:
                 missing.append(label)
         return missing
 
-    def check_groups(self) -> None:
-        """Transactions of unknown outcome: all or nothing."""
+    def check_groups(self, drained: Container[Place]) -> None:
+        """Transactions of unknown outcome whose places were drained: all or nothing."""
         for group in self.groups:
+            if any(each.place not in drained for each in group):
+                continue
             there = [each for each in group if self.state(each.place, each.label) & SEEN]
             if there and len(there) != len(group):
                 self.problem(f"a transaction is there in part: {len(there)} of {len(group)}, such as {there[0]}")

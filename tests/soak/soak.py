@@ -45,6 +45,10 @@ CORRUPTION_S = 30.0
 CORRUPTION_EVERY = 3
 """Rounds from one damaged copy to the next."""
 
+STORES_MAX = len(VHOSTS) + 1
+SHORT_STORES_MAX = 2
+"""Stores damaged in one copy, in a run of usual length and in a short one: each costs some seconds of commands."""
+
 DISK_BYTES_MAX = 4 << 30
 """No copy is made of a larger data directory."""
 
@@ -103,8 +107,7 @@ class Soak:
         self.broker.start()
         for vhost in VHOSTS[1:]:
             self.broker.call("PUT", path("vhosts", vhost), {})
-            rights = {"configure": ".*", "write": ".*", "read": ".*"}
-            self.broker.call("PUT", path("permissions", vhost, "guest"), rights)
+            amqp.permit(self.broker, vhost)
         for vhost in VHOSTS:
             with amqp.connected(self.broker, vhost) as connection:
                 amqp.declare_all(connection.channel())
@@ -182,7 +185,8 @@ class Soak:
         if self._every:
             number, turn = divmod(self.damaged - 1, len(ACTIONS))
             kinds, actions = (kinds[number % len(kinds)],), (ACTIONS[turn],)
-        said = damaged.run(kinds, actions, chance)
+        stores_max = STORES_MAX if self._seconds >= AUDIT_SECONDS_MIN else SHORT_STORES_MAX
+        said = damaged.run(kinds, actions, chance, stores_max)
         self._corruption_s = time.monotonic() - began_s
         return said
 

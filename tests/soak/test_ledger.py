@@ -58,7 +58,7 @@ def test_order_gaps_and_parts_of_transactions_are_problems(ledger: Ledger) -> No
     check_order(ledger, PLACE, [label(1), label(0)])
     check_stream(ledger, PLACE, [(0, label(0)), (2, label(1))])
     ledger.groups.append([Found(PLACE, label(0)), Found(PLACE, label(5))])
-    ledger.check_groups()
+    ledger.check_groups(ledger.places())
     said = "\n".join(ledger.problems)
     assert "0 comes after 1" in said
     assert "offset 1 is missing" in said

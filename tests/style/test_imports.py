@@ -10,9 +10,9 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS: list[set[str]] = [
-    {"decoding", "errors", "ids", "signals", "wire"},
+    {"decoding", "durability", "errors", "http_client", "ids", "signals", "wire"},
     {"store", "log"},
-    {"catalog", "messages", "transactions", "queues", "streams"},
+    {"catalog", "queues", "streams"},
     {"broker", "embedded"},
     {"protocols", "admin", "client"},
     {"cli", "demo", "__main__", "__init__"},
@@ -149,6 +149,18 @@ def test_no_two_parts_import_each_other() -> None:
 )
 def test_the_rule_itself(importer: str, target: str, allowed: bool) -> None:
     assert (wrong(importer, target) is None) == allowed
+
+
+@pytest.mark.parametrize(("service", "other"), [("fila", "basalt"), ("basalt", "fila")])
+def test_the_grpc_services_do_not_import_each_other(service: str, other: str) -> None:
+    """What both services need belongs to `protocols/grpc/services`."""
+    services = "basaltmq.protocols.grpc.services"
+    folder = SOURCE.joinpath(*services.split("."), service)
+    files = sorted(folder.rglob("*.py"))
+    assert files, f"{folder} is empty"
+    for path in files:
+        found = imported(ast.parse(path.read_text()), f"{services}.{service}.{path.stem}", is_package=False)
+        assert not [each for each in found if each.startswith(f"{services}.{other}")], path
 
 
 def test_imports_of_every_form_are_seen() -> None:

@@ -1,4 +1,4 @@
-"""The whole API: every resource's routes in one table, with its documentation and metrics."""
+"""The admin API: the route table of all resources, with its documentation and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from basaltmq.admin.http.application import AdminApplication
 from basaltmq.admin.http.auth import Authenticator
-from basaltmq.admin.http.host_check import Hosts
+from basaltmq.admin.http.host_check import HostCheck
 from basaltmq.admin.http.message import Response
 from basaltmq.admin.http.openapi import PAGE_POLICY, document, page
 from basaltmq.admin.http.routes import Access, Call, Route, RouteTable
@@ -17,7 +17,7 @@ from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.monitoring.health import Health
 from basaltmq.admin.monitoring.metrics import Metrics
 from basaltmq.admin.monitoring.overview import Overview
-from basaltmq.admin.monitoring.totals import TotalsBook
+from basaltmq.admin.monitoring.totals import TotalsCache
 from basaltmq.admin.objects.bindings import Bindings
 from basaltmq.admin.objects.connections import Connections
 from basaltmq.admin.objects.definitions import DefinitionTransfer
@@ -31,20 +31,20 @@ from basaltmq.admin.objects.vhosts import Vhosts
 from basaltmq.admin.streams.arrow_stream import ArrowStreams
 from basaltmq.admin.streams.imports import StreamImports
 from basaltmq.admin.streams.queue_messages import QueueMessages
-from basaltmq.admin.streams.topic_records import StreamLines
-from basaltmq.admin.streams.topics import Streams
+from basaltmq.admin.streams.topic_records import TopicRecords
+from basaltmq.admin.streams.topics import Topics
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost_directory import BACKUPS
 
 
 class AdminApi:
-    """Everything behind the admin port."""
+    """The application behind the admin port."""
 
     def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
-        """`config` gives the settings of the moment; `ports` where the broker listens, by section."""
+        """`config` returns the current settings. `ports` maps each listener section to its port."""
         scope = Scope(node, config, ports)
-        totals = TotalsBook()
+        totals = TotalsCache()
         arrow = ArrowStreams()
         authenticator = Authenticator(node.users)
         started_s = time.time()
@@ -64,8 +64,8 @@ class AdminApi:
             *Bindings(scope).routes(),
             *Policies(scope).routes(),
             *Connections(scope).routes(),
-            *Streams(scope, arrow).routes(),
-            *StreamLines(scope).routes(),
+            *Topics(scope, arrow).routes(),
+            *TopicRecords(scope).routes(),
             *StreamImports(scope).routes(),
             *QueueMessages(scope, arrow).routes(),
             *self.definitions.routes(),
@@ -73,7 +73,7 @@ class AdminApi:
             *self.metrics.routes(),
         ]
         self.table = RouteTable([*routes, *self._documentation(routes)])
-        hosts = Hosts(config().admin.host or config().host, lambda: config().admin.allowed_hosts)
+        hosts = HostCheck(config().admin.host or config().host, lambda: config().admin.allowed_hosts)
         self.application = AdminApplication(self.table, authenticator, hosts)
 
     @staticmethod
@@ -92,8 +92,8 @@ class AdminApi:
             return Response(302, headers={"Location": "/api/docs"})
 
         return [
-            Route("GET", "/api/openapi.json", openapi, "This API, for programs.", Access.PUBLIC),
-            Route("GET", "/api/docs", docs, "This API, for people.", Access.PUBLIC),
-            Route("GET", "/api", home, "Leads to the documentation.", Access.PUBLIC),
-            Route("GET", "/", home, "Leads to the documentation.", Access.PUBLIC),
+            Route("GET", "/api/openapi.json", openapi, "The OpenAPI document of this API.", Access.PUBLIC),
+            Route("GET", "/api/docs", docs, "The documentation of this API as an HTML page.", Access.PUBLIC),
+            Route("GET", "/api", home, "Redirects to the documentation.", Access.PUBLIC),
+            Route("GET", "/", home, "Redirects to the documentation.", Access.PUBLIC),
         ]

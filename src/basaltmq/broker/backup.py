@@ -1,27 +1,25 @@
-"""An online backup of a virtual host: the rows of its store and the log of its streams, of one moment."""
+"""Online backup of a virtual host: a consistent copy of its store and its stream log."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
 
-from basaltmq.broker.consumers.stream_queue import LOG
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.log.backup import copy_lane
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.engines.segment.engine import SegmentEngine
-from basaltmq.streams.shards import Engine
+from basaltmq.streams.view import LOG
 
 
 def backup_vhost(vhost: VHost, target: Path) -> None:
-    """An openable copy at `target`, which must not exist. Call it in a thread; the virtual host serves meanwhile.
+    """Write an openable copy to `target`, which must not exist. Call it in a thread; the virtual host stays in service.
 
-    Retention waits for it, and so does the creation of streams until the log is copied: a shard that the copied rows do
-    not know would have its number given out again, to one that then inherits its frames.
+    Retention waits for the backup. Stream creation waits until the log is copied. Otherwise the copied log could
+    contain frames of a shard that the copied rows lack. Another shard would then reuse its number and get these frames.
     """
     if not isinstance(vhost.store, RocksStore):
-        raise InvalidArgumentError(f"vhost {vhost.name!r} is kept in memory: there is nothing to back up")
+        raise InvalidArgumentError(f"cannot back up vhost {vhost.name!r}: its store is in memory, not on disk")
     if not vhost.streams.is_open:
         vhost.store.checkpoint(target)
         return
@@ -30,10 +28,9 @@ def backup_vhost(vhost: VHost, target: Path) -> None:
         shards_as_they_are.enter_context(plane.topics.lock)
 
         def copy_log(draft: Path) -> None:
-            engine = plane.engines.get(Engine.SEGMENT)
-            if isinstance(engine, SegmentEngine):
-                for lane in engine.lanes:
-                    copy_lane(lane.log, draft / LOG / lane.log.path.name)
+            engine = vhost.streams.segments()
+            for lane in () if engine is None else engine.lanes:
+                copy_lane(lane.log, draft / LOG / lane.log.path.name)
             shards_as_they_are.close()
 
         vhost.store.checkpoint(target, beside=copy_log)

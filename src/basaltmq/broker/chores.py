@@ -1,8 +1,8 @@
-"""Long work of a virtual host that nobody waits for: a few portions per turn of the loop (P13).
+"""Chores: background work of a virtual host, done in small portions on the event loop (P13).
 
-A chore is a function that does one portion and returns whether there is more. Chores take turns. One that meets a store
-that is behind is tried again with the same portion, so a portion changes its own state only after its write.
-Chores are dropped when the virtual host closes: opening it again does what they were for.
+A chore is a function that does one portion and returns whether there is more. Chores run round-robin. If the store is
+stalled, the same portion runs again, so a portion must change its own state only after its write. Closing the virtual
+host drops its chores; reopening it does their work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 CHORES_S: Final = 0.005
-"""Time for chores per turn; the last portion may exceed it."""
+"""Time for chores per turn of the loop. The last portion may exceed it."""
 
 Chore: TypeAlias = Callable[[], bool]
 
@@ -32,7 +32,7 @@ class Chores:
         self._waiting.append(chore)
 
     def run(self) -> None:
-        """Do portions for a while."""
+        """Run portions for up to CHORES_S."""
         until_s = self._clock_s() + CHORES_S
         while self._waiting:
             if self._waiting[0]():

@@ -1,4 +1,4 @@
-"""The connections of a node, of every protocol, for those who administer it."""
+"""Registry of a node's open connections of all protocols, for the admin API."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from basaltmq.errors import NotFoundError
 
 
 class Connection(Protocol):
-    """What a protocol's connection shows of itself."""
+    """A connection of any protocol."""
 
     def info(self) -> dict[str, Any]:
-        """What an operator wants to know; `name`, `user`, `vhost` and `protocol` are always there. No secrets."""
+        """Return details for operators: always `name`, `user`, `vhost` and `protocol`, never secrets."""
         ...
 
     def close(self, reason: str) -> None:
-        """End it, telling the client why."""
+        """Close the connection and send the client the reason."""
         ...
 
 
 class Connections:
-    """Connections by a number of their own."""
+    """Open connections by a number unique within the process."""
 
     def __init__(self) -> None:
         self._by_number: dict[int, Connection] = {}
@@ -45,10 +45,10 @@ class Connections:
         for connection in self:
             if connection.info().get("name") == name:
                 return connection
-        raise NotFoundError(f"there is no connection {name!r}")
+        raise NotFoundError(f"connection {name!r} not found")
 
     def close_all(self, reason: str, *, user: str | None = None, vhost: str | None = None) -> int:
-        """End connections, of a user or of a virtual host if named; how many."""
+        """Close all connections, or those of a user or virtual host. Return their number."""
         count = 0
         for connection in self:
             info = connection.info()

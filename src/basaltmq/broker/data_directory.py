@@ -1,11 +1,11 @@
-"""Who may read a broker's data directory: its own user, and its group where the operator said so.
+"""Permissions of the data directory: readable by its user, and by its group if the operator allows it.
 
     new directory                     0700, files 0600
     exactly owner and group read      kept (0750, files 0640), for tools of the same group such as Spark jobs
     anything wider                    set to 0700 at start, with a warning
 
-Messages, hashes of passwords and API keys are in there. The mode of the topmost directory protects everything below it,
-so files of earlier versions need no change.
+The directory contains messages, password hashes and API keys. The mode of the top directory protects everything below
+it, so files of earlier versions need no change.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOO_WIDE: Final = 0o027
 
 
 def protect(path: Path) -> str | None:
-    """Restrict a data directory and, through the umask, what this process makes; a warning if there is one to give."""
+    """Restrict the mode of a data directory and the umask of this process. Return a warning or None."""
     try:
         mode = stat.S_IMODE(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -37,14 +37,14 @@ def protect(path: Path) -> str | None:
     os.umask(0o077)
     wide = f"{path} has mode {mode:04o}: other users can read its data"
     if not _is_ours(path):
-        return f"{wide}. It holds other files, so it is left as it is; use a directory of its own, with mode 0700"
+        return f"{wide}. It contains other files, so its mode is unchanged; use a separate directory with mode 0700"
     try:
         os.chmod(path, PRIVATE)
     except OSError as error:
         return f"{wide}. Changing it failed: {error.strerror}"
-    return f"{path} had mode {mode:04o}; it is 0700 now. Set 0750 to let its group read"
+    return f"changed the mode of {path} from {mode:04o} to 0700; set 0750 to let its group read"
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the directory is a broker's, or empty: nobody else's files are closed to their users."""
+    """Whether the directory is a broker's or empty. Restricting any other would lock out users of its files."""
     return (path / NODE / STORE / MARKER).exists() or not any(path.iterdir())

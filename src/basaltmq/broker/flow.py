@@ -1,9 +1,9 @@
-"""Flow control: publishers are held while the disk, memory or a store has no room. Consumers never are.
+"""Flow control: alarms that block publishers while disk, memory or a store has no room. Consumers are never blocked.
 
-Alarms are named; publishers are held while any is on. Those of the node (disk, memory) hold everybody, that of a
-virtual host (its store is behind, or over its size) those who publish there. Free space and resident memory are looked
-at every `INTERVAL_S`; a store tells by itself. An alarm goes out only when the value is clear of its limit by a
-twentieth, so that it does not flicker. Free space and the reserve for a full disk are in `store.free_space`.
+Publishers are blocked while any alarm is on. Node alarms (disk, memory) block all publishers. Alarms of a virtual host
+(its store is stalled or exceeds its size limit) block its own publishers. Free space and resident memory are measured
+every `INTERVAL_S`; stores notify on change. An alarm clears only when the value is 5 % clear of its limit, so that it
+does not oscillate. `store/space` measures free space and manages the reserve for a full disk.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from basaltmq.store.space.reserve import Reserve
 
 INTERVAL_S: Final = 1.0
 NEAR_INTERVAL_S: Final = 0.1
-"""The same where free space is near its limit: publishers that write 1 GB/s pass it by 100 MB."""
+"""Interval while free space is near its limit. At 1 GB/s, publishers exceed the limit by at most 100 MB."""
 
 Listener: TypeAlias = Callable[[str | None], None]
-"""Called with the reason publishers are held, None when they are not any more."""
+"""Called with the reason when publishers become blocked, and with None when they are unblocked."""
 
 DISK: Final = "disk"
 MEMORY: Final = "memory"
@@ -31,7 +31,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Alarms:
-    """What holds publishers, and who is told."""
+    """Alarms that block publishers, and the listeners for changes."""
 
     def __init__(self) -> None:
         self._reasons: dict[tuple[str | None, str], str] = {}
@@ -40,14 +40,14 @@ class Alarms:
         self._last = 0
 
     def reason(self, vhost: str | None = None) -> str | None:
-        """Why publishers of a virtual host (None: of any) are held."""
+        """Return why publishers of a virtual host (None: of any) are blocked; None if they are not."""
         for (of, _), text in self._reasons.items():
             if of is None or vhost is None or of == vhost:
                 return text
         return None
 
     def all(self) -> list[tuple[str | None, str, str]]:
-        """(vhost or None, name, text) of every alarm that is on."""
+        """Return (vhost or None, name, text) of every alarm that is on."""
         return [(vhost, name, text) for (vhost, name), text in self._reasons.items()]
 
     def set(self, name: str, text: str | None, vhost: str | None = None) -> None:
@@ -61,13 +61,16 @@ class Alarms:
         if (was is None) is not (text is None):
             where = "" if vhost is None else f" of vhost {vhost!r}"
             if text is None:
-                _log.warning("publishers%s are no longer held for: %s", where, name)
+                _log.warning("alarm cleared, publishers%s are no longer blocked by: %s", where, name)
             else:
-                _log.warning("publishers%s are held: %s", where, text)
-            self._tell()
+                _log.warning("publishers%s are blocked: %s", where, text)
+            self._notify()
 
     def listen(self, listener: Listener, vhost: str | None = None) -> Callable[[], None]:
-        """Tell `listener` of every change for a virtual host (None: for any), at once if publishers are held."""
+        """Notify `listener` of every change for a virtual host (None: for any), and now if publishers are blocked.
+
+        Returns a function that unregisters the listener.
+        """
         self._last += 1
         number = self._last
         reason = self.reason(vhost)
@@ -80,19 +83,19 @@ class Alarms:
 
         return stop
 
-    def _tell(self) -> None:
-        for number, (vhost, listener, told) in list(self._listeners.items()):
+    def _notify(self) -> None:
+        for number, (vhost, listener, notified) in list(self._listeners.items()):
             reason = self.reason(vhost)
-            if (reason is None) is not (told is None):
+            if (reason is None) is not (notified is None):
                 self._listeners[number] = (vhost, listener, reason)
                 try:
                     listener(reason)
                 except Exception:
-                    _log.exception("a listener failed on alarm %r", reason)
+                    _log.exception("an alarm listener failed; alarm: %r", reason)
 
 
 class Watch:
-    """Looks at disk and memory."""
+    """Measures free disk space and resident memory, and sets the node's alarms."""
 
     def __init__(
         self,
@@ -114,21 +117,21 @@ class Watch:
 
     @property
     def interval_s(self) -> float:
-        """Until the next look."""
+        """Delay until the next measurement."""
         return NEAR_INTERVAL_S if self.space.is_near else INTERVAL_S
 
     def look(self) -> None:
-        """Look once, and turn alarms on or off."""
+        """Measure once, and turn alarms on or off."""
         most = self._resident_max_bytes()
         try:
             low = self.space.look()
             self.resident_bytes = self._resident()
         except OSError as error:
-            _log.error("free space and memory cannot be told: %s", error)
+            _log.error("cannot measure free disk space and memory: %s", error)
             return
         self._high = self.resident_bytes > (most / CLEAR if self._high else most)
         self._alarms.set(DISK, low)
         self._alarms.set(
             MEMORY,
-            f"low on memory: {self.resident_bytes} bytes are resident, the limit is {most}" if self._high else None,
+            f"low on memory: {self.resident_bytes} bytes resident, limit {most} bytes" if self._high else None,
         )

@@ -1,7 +1,7 @@
-"""Errors of the disk end a virtual host wherever they are met; everything else is the caller's.
+"""Context managers that fail a virtual host on a disk error. All other errors propagate to the caller.
 
-A row or frame that cannot be read (CorruptionError) is no such error: it costs what it holds, and the caller that met
-it is told (P7). If it is the store that cannot be trusted, it is poisoned, and the next call says so.
+An unreadable row or frame (CorruptionError) does not fail the virtual host: only its content is lost, and the caller
+gets the error (P7). If the whole store is untrustworthy, it is poisoned, and the next call raises.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from basaltmq.errors import CorruptionError, StorageError, StoreStalledError, VH
 
 
 class Failing(Protocol):
-    """What can fail: a virtual host."""
+    """A virtual host, as far as guards use it."""
 
     name: str
 
@@ -21,7 +21,7 @@ class Failing(Protocol):
 
 
 class Guard:
-    """Watches over a piece of work of a caller. A store that is behind has lost nothing: the caller hears of it."""
+    """Guards an operation of a client. StoreStalledError propagates, because nothing was written or lost."""
 
     __slots__ = ("_vhost",)
 
@@ -40,7 +40,7 @@ class Guard:
 
 
 class QuietGuard(Guard):
-    """Watches over work on nobody's behalf: a store that is behind means that it is done later."""
+    """Guards background work: suppresses StoreStalledError, because the work is repeated, and fails on the others."""
 
     __slots__ = ()
 

@@ -1,73 +1,130 @@
-"""Shares of the event loop's turns, so that no connection's input delays the others (P13).
+"""Fair sharing of the event loop: limits how long each connection handles input per turn (P13).
 
-A connection handles input while it has a share of the turn, then keeps the rest, stops reading, and goes on in the next
-turn. The time of one turn is split among the connections that have input left, so a turn is short however many there
-are. A connection always gets `SHARE_S_MIN`: with a thousand busy connections a turn takes 0.2 s, which is overload.
+A connection handles input until its share of the turn is used. Then it stops reading and continues in the next turn.
+The connections with pending input split the time of a turn, so its length does not grow with their number. The minimum
+share is `SHARE_S_MIN`: with 1000 busy connections a turn takes 0.2 s, which is overload.
 
     begin() ──> handle input until it ends or `is_over()` ──> end(has_more)
 
-The loop has no notion of a turn. The first `begin` schedules a callback, which runs once in the next turn and resets
-the time used.
+asyncio does not report turns. The first `begin` schedules a callback, which runs in the next turn and resets the used
+time.
+
+A fan-out (a message to many queues) is one batch and may take longer than a turn. Small batches are inefficient: the
+first message costs four times as much per queue as the next. So fan-outs may use `FAN_OUT_S` at once, which becomes a
+debt. Each turn reduces the debt by `TURN_S`. Connections whose next message is a fan-out wait until the debt is 0. An
+idle turn takes microseconds, so fan-outs are delayed only while other connections have work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 TURN_S: Final = 0.01
-"""Input handled per turn. A request takes two or three turns from its arrival to its answer: 100 ms leaves room for
-the writes, the deliveries and the syncs of each."""
+"""Time for input per turn. A reply takes two or three turns; within 100 ms this leaves time for their writes,
+deliveries and syncs."""
 
 SHARE_S_MIN: Final = 0.0002
-"""A few requests, or a few dozen publishes."""
+"""Minimum share of a connection: a few requests, or a few dozen publishes."""
 
 DRAFT_S: Final = 6e-6
-"""What one message costs per queue after it is read: the write of the turn's batch (`python -m bench broker`)."""
+"""Cost of writing one message to one queue in the turn's batch (`python -m bench broker`)."""
+
+FAN_OUT_S: Final = 0.03
+"""Time for fan-outs in one batch. A reply takes up to four turns, and the debt lasts three, so it meets two batches."""
+
+FAN_OUT_QUEUE_S: Final = 15e-6
+FAN_OUT_DRAFT_S: Final = 4e-6
+"""Cost of a fan-out batch per queue, and of each of its messages per queue (queues/fanout.py)."""
 
 
 class LoopShares:
-    """Splits turns among the connections of one loop."""
+    """Splits the time of turns among the connections of one loop."""
 
-    __slots__ = ("_clock_s", "_ends_s", "_is_scheduled", "_started_s", "_used_s", "behind")
+    __slots__ = (
+        "_clock_s",
+        "_ends_s",
+        "_in_line",
+        "_is_scheduled",
+        "_is_serving",
+        "_started_s",
+        "_used_s",
+        "behind",
+        "owed_s",
+    )
 
     def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
         self.behind = 0
-        """Connections that have input left for the next turn."""
+        """Number of connections with pending input."""
+        self.owed_s = 0.0
+        """Debt: fan-out time that later turns have not yet compensated."""
+        self._in_line: deque[Callable[[], None]] = deque()
         self._clock_s = clock_s
         self._used_s = 0.0
-        self._is_scheduled = False
+        self._is_scheduled = self._is_serving = False
         self._started_s = self._ends_s = 0.0
 
     def begin(self, *, was_behind: bool) -> None:
-        """A connection begins to handle input."""
+        """Start the share of a connection."""
         if was_behind:
             self.behind -= 1
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._next_turn)
+        self._schedule()
         share_s = (TURN_S - self._used_s) / (self.behind + 1)
         self._started_s = self._clock_s()
         self._ends_s = self._started_s + max(SHARE_S_MIN, share_s)
 
     def is_over(self, later_s: float = 0.0) -> bool:
-        """Whether the share is used up; `later_s` more of it goes to work that the input causes later in the turn."""
+        """Whether the share is used up. `later_s` charges it for work that the input causes later in the turn."""
         if later_s:
             self._ends_s -= later_s
         return self._clock_s() >= self._ends_s
 
     def end(self, *, has_more: bool) -> None:
-        """The connection stops, with or without input left."""
+        """End the share of a connection."""
         self._used_s += self._clock_s() - self._started_s
         if has_more:
             self.behind += 1
 
     def left(self) -> None:
-        """A connection that had input left is gone."""
+        """Remove a closed connection that had pending input."""
         self.behind -= 1
+
+    def has_room(self, fan_out_s: float) -> bool:
+        """Whether a fan-out may join the batch of this turn. Without debt it may, whatever its cost.
+
+        Small fan-outs do not overtake waiting ones: they would renew the debt every turn and starve them.
+        """
+        if not self.owed_s:
+            return True
+        return (self._is_serving or not self._in_line) and self.owed_s + fan_out_s <= FAN_OUT_S
+
+    def owe(self, fan_out_s: float) -> None:
+        """Add the cost of a fan-out to the debt."""
+        self.owed_s += fan_out_s
+        self._schedule()
+
+    def line_up(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` in a turn without debt, in order of arrival."""
+        self._in_line.append(go_on)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
         self._is_scheduled = False
         self._used_s = 0.0
+        self.owed_s = max(0.0, self.owed_s - TURN_S)
+        self._is_serving = True
+        for _ in range(len(self._in_line)):
+            if self.owed_s:
+                break
+            self._in_line.popleft()()
+        self._is_serving = False
+        if self.owed_s or self._in_line:
+            self._schedule()

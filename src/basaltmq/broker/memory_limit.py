@@ -1,4 +1,4 @@
-"""How much memory this process may use, and uses: the machine's, or its container's if that is less."""
+"""Memory limit of this process (the machine's memory or a smaller cgroup limit), and its resident memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_bytes(root: Path = CGROUP) -> int:
-    """What a share of memory is a share of."""
+    """Return the memory available to this process: the minimum of the machine's memory and all cgroup limits."""
     machine = os.sysconf("SC_PHYS_PAGES") * _PAGE
     limits = [machine]
     for file in _limit_files(root):
@@ -25,7 +25,7 @@ def memory_bytes(root: Path = CGROUP) -> int:
 
 
 def _limit_files(root: Path) -> list[Path]:
-    """The limit of this process's group and of every group above it (version 2), or the one of version 1."""
+    """Return the limit files of this process's cgroup and all its ancestors (v2), and the limit file of v1."""
     found = [root / "memory.max", root / "memory" / "memory.limit_in_bytes"]
     try:
         own = Path("/proc/self/cgroup").read_text()
@@ -42,6 +42,6 @@ def _limit_files(root: Path) -> list[Path]:
 
 
 def resident_bytes() -> int:
-    """What this process holds."""
+    """Return the resident set size of this process."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * _PAGE

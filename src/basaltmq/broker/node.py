@@ -1,12 +1,12 @@
-"""A broker: the virtual hosts of a data directory with their supervision, users, permissions, alarms.
+"""A broker node: virtual hosts with their supervision, users, permissions and alarms.
 
-The node's own store holds a catalog of virtual hosts and users; each virtual host has a store of its own (see
-vhost_directory.py). All stores share one block cache and one budget of write buffers.
+The node store holds a catalog of virtual hosts and users. Each virtual host has its own store (vhost_directory.py). All
+stores share one block cache and one write buffer budget.
 
     vhost   name   ->   {"state": "new" | "ready" | "deleting", "description", "tags"}
 
-A virtual host is in the catalog before it has a directory and after it has none, so a crash in between is finished when
-the node opens: a new one gets its directory, one that was being deleted loses it.
+The catalog row is written before the directory is created, and deleted after the directory is removed. After a crash in
+between, opening the node completes the operation: it creates or removes the directory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT
 from basaltmq.errors import AlreadyExistsError, BasaltError, DiskFullError, InvalidArgumentError, VHostNotFoundError
-from basaltmq.queues.ready.paging_queue import MemoryBudget
+from basaltmq.queues.ready.budget import MemoryBudget
 from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.store.open import open_store
 from basaltmq.store.options import SharedMemory, StoreOptions
@@ -51,13 +51,13 @@ DEFAULT_VHOST: Final = "/"
 VHOST_NAME_BYTES_MAX: Final = 255
 
 STALL_WAIT_MS: Final = 5
-"""How long the loop stands still for a store that is behind, before publishers are held instead."""
+"""Maximum time that a write blocks the loop while the store is stalled. After it, publishers are blocked."""
 
 MEASURE_INTERVAL_S: Final = 0.1
-"""Between two measurements of a store with a size limit: its log passes the limit by what is appended meanwhile."""
+"""Interval between size measurements of a store with a limit. The log can exceed it by one interval's appends."""
 
 UNDERFULL: Final = 0.9
-"""The part of its size limit that a store shrinks to before its publishers go on."""
+"""Fraction of the size limit below which a store's publishers are unblocked."""
 
 _NEW: Final = "new"
 _READY: Final = "ready"
@@ -66,7 +66,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Node:
-    """A broker that is open. Made by `open`."""
+    """An open broker node. Create it with `open`."""
 
     def __init__(self, config: Config, store: RocksStore, memory: SharedMemory) -> None:
         self.config = config
@@ -76,10 +76,10 @@ class Node:
         self.shares = LoopShares()
         self.is_new = False
         self.quarantined: list[str] = []
-        """What was found at open that belongs to no virtual host, a line each."""
+        """One line per directory that belongs to no virtual host and was quarantined at open."""
         self.started_s = time.time()
         self.stop_requested: asyncio.Event = asyncio.Event()
-        """Set when the node is to stop: a virtual host stays down and `vhosts.on_failure` is `stop_node`."""
+        """Set when a virtual host stays down and `vhosts.on_failure` is `stop_node`: the node must stop."""
         self._store = store
         self._memory = memory
         self._budget = MemoryBudget()
@@ -109,11 +109,11 @@ class Node:
 
     @classmethod
     async def open(cls, config: Config, *, recover_vhosts: bool = False) -> Node:
-        """Open the data directory, with all virtual hosts in it. A virtual host that cannot be opened does not stop
-        the others.
+        """Open the data directory and all its virtual hosts. One that cannot be opened does not affect the others.
 
-        A directory that is not a broker's, or lost its node store, is refused and left as it is. `recover_vhosts`
-        adopts virtual hosts that have a directory and are unknown to the node store.
+        Raises, and changes nothing, if the directory is not a broker's or lost its node store. `recover_vhosts` adds
+        virtual hosts that have a directory but no catalog row. It also creates the default user if no administrator
+        is left.
         """
         memory = SharedMemory(config.memory.cache_bytes, config.memory.write_buffer_bytes)
         directories = VHostDirectories(config.data_dir)
@@ -127,7 +127,7 @@ class Node:
         except DiskFullError:
             if not Reserve(config.data_dir).release():
                 raise
-            _log.warning("the disk of %s is full: released the reserve to start", config.data_dir)
+            _log.warning("disk full: released the reserve file of %s to start", config.data_dir)
             store = await asyncio.to_thread(open_node)
         node = cls(config, store, memory)
         try:
@@ -144,9 +144,10 @@ class Node:
         if recover_vhosts:
             await self._adopt()
         elif is_empty and self.directories.has_any():
-            # The database is there, but what it said is gone. Going on would move every virtual host to quarantine.
+            # The catalog is empty. Continuing would quarantine every virtual host.
             raise self.directories.node_lost()
-        if self.is_new or (recover_vhosts and is_empty):
+        has_administrator = any(user.is_administrator for user in self.users.list())
+        if self.is_new or (recover_vhosts and (is_empty or not has_administrator)):
             await self._populate()
         names = [each.name for each in self._objects()]
         self.quarantined = self.directories.quarantine_unknown(names)
@@ -156,7 +157,7 @@ class Node:
         await asyncio.gather(*(self._begin(name) for name in names))
 
     async def _populate(self) -> None:
-        """What a new node begins with, where it is missing."""
+        """Create the default virtual host and the default user where they are missing."""
         if self.catalog.find(Kind.VHOST, DEFAULT_VHOST) is None:
             attributes = {"state": _NEW, "description": "Default virtual host"}
             self.catalog.create(Kind.VHOST, DEFAULT_VHOST, attributes=attributes)
@@ -167,7 +168,7 @@ class Node:
         await self.durable()
 
     async def _adopt(self) -> None:
-        """Take in virtual hosts that have a directory but are not in the catalog."""
+        """Add virtual hosts to the catalog that have only a directory."""
         known = {each.name for each in self._objects()}
         for name in self.directories.names():
             if name not in known:
@@ -185,11 +186,11 @@ class Node:
         return list(self.catalog.children(ROOT, Kind.VHOST))
 
     async def durable(self) -> None:
-        """Wait until what was written to the node's catalog is durable."""
+        """Wait until all writes to the node's catalog are durable."""
         await self._commit.durable()
 
     def vhost(self, name: str) -> VHost:
-        """The virtual host of this name, if it serves."""
+        """Return the virtual host of this name, or raise if it is not running."""
         return self.supervised(name).vhost()
 
     def supervised(self, name: str) -> Supervised:
@@ -202,7 +203,7 @@ class Node:
         return sorted(self._vhosts)
 
     def describe_vhost(self, name: str) -> dict[str, Any]:
-        """What the catalog says about a virtual host, and how it fares."""
+        """Return the catalog attributes and the current state of a virtual host."""
         supervised = self.supervised(name)
         found = self._object(name)
         return {
@@ -216,14 +217,11 @@ class Node:
         }
 
     async def create_vhost(self, name: str, *, description: str = "", tags: tuple[str, ...] = ()) -> None:
-        """Make a virtual host; durable, and serving, on return.
-
-        VHostDownError if it was made but does not serve.
-        """
+        """Create a virtual host, durably, and start it. Raises VHostDownError if it was created but does not run."""
         if not name or len(name.encode(errors="replace")) > VHOST_NAME_BYTES_MAX:
-            raise InvalidArgumentError(f"the name of a vhost has 1 to {VHOST_NAME_BYTES_MAX} bytes")
+            raise InvalidArgumentError(f"invalid vhost name: it must have 1 to {VHOST_NAME_BYTES_MAX} bytes")
         if name in self._vhosts:
-            raise AlreadyExistsError(f"vhost {name!r} exists")
+            raise AlreadyExistsError(f"vhost {name!r} already exists")
         attributes = {"state": _NEW, "description": description, "tags": list(tags)}
         self.catalog.create(Kind.VHOST, name, attributes=attributes)
         await self.durable()
@@ -236,13 +234,13 @@ class Node:
         await self.durable()
 
     async def delete_vhost(self, name: str) -> None:
-        """Delete a virtual host with everything in it; its connections are closed."""
+        """Close the connections of a virtual host and delete it with all its data."""
         supervised = self.supervised(name)
         found = self._object(name)
         self.catalog.update(found.id, {**found.attributes, "state": _DELETING})
         await self.durable()
         del self._vhosts[name]
-        self.connections.close_all(f"vhost '{name}' is deleted", vhost=name)
+        self.connections.close_all(f"vhost '{name}' was deleted", vhost=name)
         await supervised.stop()
         await self._remove(found)
 
@@ -253,31 +251,28 @@ class Node:
         await self.durable()
 
     async def start_vhost(self, name: str) -> None:
-        """An operator starts a virtual host that is down; VHostDownError if it does not serve on return."""
+        """Start a virtual host that is down. Raises VHostDownError if it does not run afterwards."""
         await self.supervised(name).start_by_hand()
 
     async def restart_vhost(self, name: str) -> None:
-        """Close a virtual host and open it again; its connections are closed.
-
-        VHostDownError if it does not serve on return.
-        """
+        """Close a virtual host's connections and reopen it. Raises VHostDownError if it does not run afterwards."""
         supervised = self.supervised(name)
-        self.connections.close_all(f"vhost '{name}' is restarted", vhost=name)
+        self.connections.close_all(f"vhost '{name}' is restarting; connect again", vhost=name)
         await supervised.restart_by_hand()
 
     def on_blocked(self, callback: Listener, vhost: str | None = None) -> Callable[[], None]:
-        """Tell `callback` when publishers are held, with the reason, and with None when they are not any more.
+        """Call `callback` with the reason when publishers become blocked, and with None when they are unblocked.
 
-        With `vhost` it hears of what concerns that virtual host, else of everything. Returns how to stop listening.
+        `vhost` restricts it to alarms that affect that virtual host. Returns a function that unregisters the callback.
         """
         return self.alarms.listen(callback, vhost)
 
     def reconfigure(self, config: Config) -> None:
-        """Take over what may change while the node runs."""
+        """Use a new configuration. Its caller has kept the values that require a restart."""
         self.config = config
 
     async def close(self) -> None:
-        """Close every virtual host cleanly, then the node's own store. Closing twice is fine."""
+        """Close every virtual host cleanly, then the node store. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -338,20 +333,20 @@ class Node:
                 await _close_vhost_store(vhost)
                 raise
         self._guard_size(vhost)
-        vhost.on_blocked = lambda stalled: self.alarms.set(
-            "store", f"the store of vhost '{name}' is behind with compaction" if stalled else None, name
+        vhost.tick.on_stalled = lambda stalled: self.alarms.set(
+            "store", f"the store of vhost '{name}' is stalled by compaction" if stalled else None, name
         )
         return vhost
 
     async def _made(self, name: str) -> None:
-        """The store of a new virtual host is there. From now on a missing one is an error, not a new one."""
+        """Record that the store of a new virtual host exists. From now on a missing store is an error."""
         found = self._object(name)
         if found.attributes.get("state") == _NEW:
             self.catalog.update(found.id, {**found.attributes, "state": _READY})
             await self.durable()
 
     def _guard_size(self, vhost: VHost) -> None:
-        """Hold the publishers of a virtual host while its store is larger than it may be (SPEC A11)."""
+        """Block the publishers of a virtual host while its store exceeds its size limit (SPEC A11)."""
         size_max = self.config.disk.vhost_max
         if not size_max:
             return
@@ -364,7 +359,7 @@ class Node:
                 f"the store of vhost '{name}' holds {size_bytes} bytes, its limit is {size_max}" if overfull else None
             )
             with contextlib.suppress(RuntimeError):
-                # The loop may be gone; then nobody publishes.
+                # The loop may be closed. Then there are no publishers.
                 loop.call_soon_threadsafe(self.alarms.set, "size", text, name)
 
         guard = SizeGuard(
@@ -374,7 +369,7 @@ class Node:
         guard.listen(changed)
 
         def measure() -> None:
-            """The log does not report what is appended to it."""
+            """Measure periodically, because appends to the log do not notify the size guard."""
             if vhost.is_up:
                 with contextlib.suppress(BasaltError):
                     guard.measure()
@@ -396,11 +391,11 @@ class Node:
 
     def _gave_up(self, supervised: Supervised) -> None:
         if self.config.vhosts.on_failure == "stop_node":
-            _log.error("vhost %r stays down; the node stops, as vhosts.on_failure says", supervised.name)
+            _log.error('vhost %r stays down; stopping the node (vhosts.on_failure = "stop_node")', supervised.name)
             self.stop_requested.set()
 
     def _disk_full(self, supervised: Supervised) -> None:
-        """A virtual host waits for space: give it the reserve, and hold publishers until there is enough again."""
+        """Release the disk reserve for a virtual host, and block publishers until there is enough free space."""
         self._watch.space.met_full()
         self._watch.look()
 

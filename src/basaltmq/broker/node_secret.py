@@ -1,6 +1,7 @@
-"""A random secret of a node, in a file beside its store: 32 bytes that survive restarts.
+"""The node secret: 32 random bytes in a file next to the node store.
 
-SCRAM derives from it the salts of names that nobody has. A salt that changed with a restart would give them away.
+SCRAM derives the salts of unknown user names from it. A salt that changed after a restart would reveal that the name is
+unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ SECRET_BYTES: Final = 32
 
 
 def node_secret(file: Path) -> bytes:
-    """The secret in the file. A file that is missing or not whole is written anew."""
+    """Return the secret in the file. A missing or incomplete file is replaced by a new secret."""
     try:
         found = file.read_bytes()
     except FileNotFoundError:

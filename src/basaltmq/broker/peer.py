@@ -1,4 +1,4 @@
-"""Where a client connects from."""
+"""The remote end of a connection: its address and whether it is local."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """The other end of a connection."""
+    """The remote end of a connection."""
 
     address: str
-    """Its IP address; empty if it has none."""
+    """The IP address; empty if there is none."""
     is_loopback: bool
-    """Whether it is on this machine. A client behind a proxy on this machine is not."""
+    """Whether the client is on this machine. A client behind a local proxy is not."""
 
 
 def peer_at(host: str) -> Peer:
-    """The peer at an IP address as sockets name it: `::1`, `fe80::1%eth0`, `::ffff:127.0.0.1`."""
+    """Return the peer at a socket address such as `::1`, `fe80::1%eth0` or `::ffff:127.0.0.1`."""
     try:
         found = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What policies do to the exchanges and queues of a virtual host, when they are declared and when policies change."""
+"""Applies policies to the exchanges and queues of a virtual host, on declaration and on policy changes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from basaltmq.broker.routing.topology import Topology
 
 
 class PolicyEffects:
-    """Applies policies."""
-
     def __init__(self, policies: Policies, topology: Topology, queues: QueueTable) -> None:
         self._policies = policies
         self._topology = topology
         self._queues = queues
 
     def changed(self) -> Chore:
-        """Policies changed: exchanges follow at once, queues in portions."""
+        """Apply changed policies to all exchanges now. Return a chore that applies them to all queues."""
         for exchange in list(self._topology.exchanges.values()):
             self.apply(exchange)
         return self._queues.policies_changed()
 
     def apply(self, exchange: Exchange) -> None:
-        """Give an exchange the policy that is in force for it."""
+        """Apply the current policy to an exchange."""
         if exchange.name:
             policy = self._policies.of_exchange(exchange.name)
             exchange.policy = policy.name

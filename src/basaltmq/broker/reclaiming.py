@@ -1,10 +1,10 @@
-"""Reclaiming space while the disk alarm is on: one thread, virtual host after virtual host, at a bounded rate.
+"""Space reclamation while the disk alarm is on: in one thread, one virtual host after another, at a bounded rate.
 
-Consumers that empty their queues free no space by themselves (see `store.reclaim`), so without this the alarm would
-stay on for ever.
+Acknowledging messages frees no disk space by itself (see `store/space/reclaim.py`), so without reclamation the alarm
+would never clear.
 
-A background job of RocksDB that met a full disk is watched for too: after it RocksDB compacts nothing until the store
-is opened again, and nothing else says so. The virtual host is restarted then.
+This module also detects failed background jobs of RocksDB. After a flush or compaction fails on a full disk, RocksDB
+compacts nothing until the store is reopened, and reports it nowhere else. The virtual host is then restarted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Reclaiming:
-    """Of one node. Called on its loop."""
+    """Reclaims the disk space of a node. Call it on the node's loop."""
 
     def __init__(self, space: FreeSpace, free_bytes: Callable[[], int]) -> None:
         self._space = space
@@ -35,7 +35,7 @@ class Reclaiming:
         self._closing = False
 
     def step(self, vhosts: Iterable[VHost]) -> None:
-        """Look once: restart what RocksDB stopped working on, and reclaim while the disk is low."""
+        """Fail virtual hosts with RocksDB background errors, and reclaim space while the disk is low."""
         running = [vhost for vhost in vhosts if isinstance(vhost.store, RocksStore)]
         for vhost in running:
             self._check(vhost)
@@ -43,7 +43,7 @@ class Reclaiming:
             self._task = asyncio.get_running_loop().create_task(self._reclaim(running))
 
     async def close(self) -> None:
-        """Wait for what a thread is at; a compaction ends with its family."""
+        """Wait for the current step. A compaction stops after its column family."""
         self._closing = True
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -53,7 +53,7 @@ class Reclaiming:
         try:
             failed = vhost.store.background_errors()
         except BasaltError:
-            # Closed or poisoned: whoever uses it says so.
+            # Closed or poisoned. Its users report that.
             return
         if failed and vhost.error is None:
             text = f"a flush or compaction of the store of vhost '{vhost.name}' failed; see {vhost.store.path}/kv/LOG"
@@ -71,7 +71,7 @@ class Reclaiming:
                 reclaimer = self._reclaimers[vhost] = Reclaimer(vhost.store, vhost.streams)
             try:
                 if await asyncio.to_thread(reclaimer.step, self._is_enough, self._free_bytes):
-                    _log.info("reclaimed space of vhost %r: %d bytes are free", vhost.name, self._free_bytes())
+                    _log.info("reclaimed space of vhost %r: %d bytes free", vhost.name, self._free_bytes())
             except StoreClosedError:
                 continue
             except StorageError as error:

@@ -1,14 +1,14 @@
-"""Virtual hosts are supervised (SPEC E9, P11): one that fails is opened again, through recovery; others do not notice.
+"""Supervision of virtual hosts: restarts one that fails, without effect on the others (SPEC E9, P11).
 
-    starting ─> running ─> (an error of the disk) ─> restarting ─> running
-                                                         └─ too often ─> down ─> (an operator) ─> starting
+    starting ─> running ─> (disk error) ─> restarting ─> running
+                                               └─ too often ─> down ─> (operator) ─> starting
 
-At most `restarts_max` restarts within `window_s`. Then it stays down until an operator starts it and the others serve
-(`vhosts.on_failure = "continue"`), or the whole node stops (`"stop_node"`). A restart that cannot open the store counts
-like any other, after a pause that grows. What could not be opened when the node started is restarted the same way.
+A virtual host restarts at most `restarts_max` times within `window_s`, with growing pauses. Then it stays down until an
+operator starts it (`vhosts.on_failure = "continue"`), or the node stops (`"stop_node"`). A restart that cannot open the
+store counts too. A virtual host that cannot be opened when the node starts is restarted in the same way.
 
-Restarts after a full disk are not counted, because its cause is outside the vhost. They go on until there is space,
-after pauses that grow to FULL_PAUSE_S_MAX.
+Restarts after a full disk do not count, because the cause is outside the virtual host. They repeat until there is
+space, with pauses that grow to FULL_PAUSE_S_MAX.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError, VHostDownError, is_disk_full
 
 FULL_REMEMBERED: Final = 16
-"""Restarts on a full disk that make the next pause longer; fewer reach FULL_PAUSE_S_MAX."""
+"""Restarts on a full disk that lengthen the next pause. Fewer are enough to reach FULL_PAUSE_S_MAX."""
 
 PAUSE_S: Final = 0.2
-"""Before the first restart after another; doubled for each further one in the window."""
+"""Pause before the second restart in the window. It roughly doubles with each further one; the first has none."""
 
 SETTLE_S: Final = 60.0
-"""How long an operator's start waits for the last restart. The default of three restarts pauses 0.8 s in all; the rest
-is for opening the store."""
+"""Maximum time that a start by an operator waits for restarts in progress. The default of three restarts pauses 0.8 s
+in total; the rest is for opening the store."""
+
 FULL_PAUSE_S_MAX: Final = 5.0
-"""Between two restarts on a full disk: how long a virtual host stays away after space has come back."""
+"""Maximum pause between restarts on a full disk, and so the maximum downtime after space becomes free."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class VHostState(enum.StrEnum):
 
 
 class Supervised:
-    """One virtual host and what became of it."""
+    """A supervised virtual host and its state."""
 
     def __init__(
         self,
@@ -65,12 +66,12 @@ class Supervised:
         clock_s: Callable[[], float] = time.monotonic,
         pause_s: float = PAUSE_S,
     ) -> None:
-        """`gave_up`: it stays down. `changed`: its state is another one. `disk_full`: that ended it; make room."""
+        """`gave_up` is called when it stays down, `changed` when its state changes, `disk_full` to free disk space."""
         self.name = name
         self.state = VHostState.STARTING
         self.error: BaseException | None = None
         self.restarts = 0
-        """Since the node began."""
+        """Number of restarts since the node started."""
         self._open_vhost = open_vhost
         self._close_store = close_store
         self._restarts_max = restarts_max
@@ -83,24 +84,24 @@ class Supervised:
         self._vhost: VHost | None = None
         self._recent: deque[float] = deque()
         self._full_since: deque[float] = deque(maxlen=FULL_REMEMBERED)
-        """When a full disk ended it, within the window."""
+        """Times of failures by a full disk within the window."""
         self._restarting: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._operator = asyncio.Lock()
-        """One start or restart by hand at a time."""
+        """Serializes starts and restarts by an operator."""
         self._settled = asyncio.Event()
-        """Set while no start or restart is under way."""
+        """Set while no start or restart is in progress."""
         self._is_pausing = False
 
     def vhost(self) -> VHost:
         if self.state is VHostState.RUNNING and self._vhost is not None:
             return self._vhost
         reason = "" if self.error is None else f": {self.error}"
-        remedy = "; start it once the cause is gone" if self.state is VHostState.DOWN else ""
+        remedy = "; fix the cause, then start it" if self.state is VHostState.DOWN else ""
         raise VHostDownError(f"vhost '{self.name}' is {self.state}{reason}{remedy}")
 
     async def start(self) -> None:
-        """Open it. An error is a failure like a later one: it is restarted, within the limits."""
+        """Open it. If that fails, it is restarted within the limits."""
         async with self._lock:
             if self.state is VHostState.RUNNING:
                 return
@@ -109,20 +110,20 @@ class Supervised:
         await self._try_open()
 
     async def start_by_hand(self) -> None:
-        """Open it unless it runs; VHostDownError with the reason if it does not serve on return."""
+        """Open it unless it runs. Raises VHostDownError with the reason if it does not run afterwards."""
         async with self._operator:
             await self.start()
             await self.require_running()
 
     async def restart_by_hand(self) -> None:
-        """Close it and open it again; VHostDownError with the reason if it does not serve on return."""
+        """Close and reopen it. Raises VHostDownError with the reason if it does not run afterwards."""
         async with self._operator:
             await self.stop()
             await self.start()
             await self.require_running()
 
     async def require_running(self, timeout_s: float = SETTLE_S) -> None:
-        """Wait for restarts that are under way; VHostDownError with the reason if it does not serve then."""
+        """Wait for restarts in progress. Raises VHostDownError with the reason if it does not run afterwards."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -132,7 +133,7 @@ class Supervised:
         """Close it, cleanly if it runs."""
         self._enter(VHostState.STOPPED)
         if self._restarting is not None:
-            # A restart that opens or closes the store works in a thread, which cannot be cancelled: what it opens would
+            # Cancel a restart only in its pause. A thread that opens the store cannot be cancelled, and the store would
             # stay open and locked.
             if self._is_pausing:
                 self._restarting.cancel()
@@ -145,7 +146,7 @@ class Supervised:
                 await self._close_store(vhost)
 
     async def _try_open(self) -> None:
-        await self._let_go()
+        await self._close_failed()
         try:
             async with self._lock:
                 if self._is_stopped():
@@ -154,16 +155,16 @@ class Supervised:
                 vhost.on_failed = self._failed
                 self._vhost = vhost
                 if self._is_stopped():
-                    # `stop` waits for the lock and closes it.
+                    # `stop` waits for the lock and then closes the virtual host.
                     return
                 vhost.start()
                 self.error = None
                 self._enter(VHostState.RUNNING)
         except (BasaltError, OSError) as error:
-            _log.error("vhost %r cannot be opened: %s", self.name, error)
+            _log.error("cannot open vhost %r: %s", self.name, error)
             self._failed(error)
         except Exception as error:
-            _log.exception("vhost %r cannot be opened", self.name)
+            _log.exception("cannot open vhost %r", self.name)
             self._failed(error)
 
     def _is_stopped(self) -> bool:
@@ -182,13 +183,13 @@ class Supervised:
         if len(self._recent) >= self._restarts_max:
             self._enter(VHostState.DOWN)
             _log.error(
-                "vhost %r failed %d times within %g s and stays down until it is started by hand: %s",
+                "vhost %r failed %d times within %g s and stays down until an operator starts it: %s",
                 self.name,
                 len(self._recent) + 1,
                 self._window_s,
                 error,
             )
-            self._restarting = asyncio.get_running_loop().create_task(self._let_go())
+            self._restarting = asyncio.get_running_loop().create_task(self._close_failed())
             self._gave_up(self)
             return
         pause_s = self._pause_s * (2 ** len(self._recent) - 1)
@@ -198,7 +199,7 @@ class Supervised:
         self._restarting = asyncio.get_running_loop().create_task(self._restart(pause_s))
 
     def _await_space(self, now_s: float) -> None:
-        """Restart after a full disk, as often as it takes."""
+        """Restart after a full disk, without a limit on the number of restarts."""
         while self._full_since and self._full_since[0] <= now_s - self._window_s:
             self._full_since.popleft()
         pause_s = min(self._pause_s * (2 ** len(self._full_since) - 1), FULL_PAUSE_S_MAX)
@@ -217,8 +218,8 @@ class Supervised:
                 self._is_pausing = False
         await self._try_open()
 
-    async def _let_go(self) -> None:
-        """Close what failed, so that the store can be opened again."""
+    async def _close_failed(self) -> None:
+        """Close the failed virtual host, so that its store can be reopened."""
         async with self._lock:
             vhost, self._vhost = self._vhost, None
             if vhost is not None:
@@ -226,7 +227,7 @@ class Supervised:
                     await vhost.close()
                     await self._close_store(vhost)
                 except Exception as error:
-                    _log.error("vhost %r did not close after its failure: %s", self.name, error)
+                    _log.error("cannot close failed vhost %r: %s", self.name, error)
 
     def _enter(self, state: VHostState) -> None:
         if state in (VHostState.STARTING, VHostState.RESTARTING):

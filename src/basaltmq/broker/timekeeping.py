@@ -1,7 +1,7 @@
-"""What a virtual host does by the clock: the plane's deadlines, unused queues, retention of streams.
+"""Timers of a virtual host: deadlines of the queue plane, expiry of unused queues, stream retention.
 
-One timer of the loop stands for the earliest deadline of all. Each time a bounded piece of what is due is done, and the
-timer is set again; retention goes on in a thread, a piece at a time.
+One loop timer covers the earliest deadline. When it fires, a bounded part of the due work runs, and the timer is set
+again. Retention runs in a thread, a bounded part at a time.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from basaltmq.broker.guard import Failing, QuietGuard
 from basaltmq.errors import StorageError
 
 RETENTION_INTERVAL_S: Final = 2.0
-"""Between two pieces of the streams' retention."""
+"""Delay between two parts of stream retention."""
 
 STALL_PAUSE_NS: Final = 50_000_000
-"""Before what is due is tried again in a store that is behind."""
+"""Delay before due work is retried while the store is stalled: 50 ms."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Deadlines(Protocol):
-    """Who has things due: the queue plane."""
+    """Has work that becomes due: the queue plane."""
 
     def deadline_ns(self) -> int | None: ...
 
@@ -32,7 +32,7 @@ class Deadlines(Protocol):
 
 
 class Retaining(Protocol):
-    """Who lets go of what is old: the streams."""
+    """Deletes old records: the streams of a virtual host."""
 
     @property
     def is_open(self) -> bool: ...
@@ -51,7 +51,7 @@ class Timekeeper:
         expire: Callable[[int], int | None],
         clock_ns: Callable[[], int],
     ) -> None:
-        """`expire(now)` deletes unused queues and says when to look again."""
+        """`expire(now)` deletes expired queues and returns the time of the next expiry."""
         self._vhost = vhost
         self._plane = plane
         self._streams = streams
@@ -71,14 +71,14 @@ class Timekeeper:
                 self.due_at(due_ns)
         self._retain()
 
-    def plane_moved(self) -> None:
-        """The plane has something due earlier than it said."""
+    def plane_deadline_changed(self) -> None:
+        """Handle an earlier deadline of the plane."""
         due_ns = self._plane.deadline_ns() if self._loop is not None else None
         if due_ns is not None:
             self.due_at(due_ns)
 
     def due_at(self, due_ns: int) -> None:
-        """Look at that time at the latest."""
+        """Run due work at this time or earlier."""
         if self._loop is None:
             return
         if self._timer is not None:
@@ -93,7 +93,7 @@ class Timekeeper:
         if self._loop is None:
             return
         now_ns = self._clock_ns()
-        # If the store is behind nothing was done, and it is tried again.
+        # If the store is stalled, nothing was done, and the work is retried.
         next_ns: int | None = now_ns + STALL_PAUSE_NS
         expiry_ns: int | None = None
         with QuietGuard(self._vhost):
@@ -123,7 +123,7 @@ class Timekeeper:
             self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
 
     def stop(self) -> None:
-        """Do nothing more by the clock."""
+        """Cancel all timers."""
         self._loop = None
         for handle in (self._timer, self._retention):
             if handle is not None:
@@ -131,6 +131,6 @@ class Timekeeper:
         self._timer = self._retention = None
 
     async def finish(self) -> None:
-        """Wait for the piece that a thread is at."""
+        """Wait for retention that runs in a thread."""
         if self._retaining is not None:
             await asyncio.wait([self._retaining])

@@ -1,15 +1,15 @@
-"""A virtual host: exchanges, queues and consumers over a store of its own (SPEC E6 to E9).
+"""A virtual host: exchanges, queues and consumers over one store (SPEC E6 to E9).
 
-    protocols ─> declare, bind ...  at once, written before the answer
-              ─> publish, settle    gathered, one batch at the end of the loop's turn (publishing.py)
-              <─ deliveries         a piece per queue and turn (dispatch.py)
+    protocols ─> declare, bind ...  executed at once, written before the reply
+              ─> publish, settle    gathered, written as one batch at the end of the loop's turn (publishing/tick.py)
+              <─ deliveries         a bounded batch per queue and turn (consumers/dispatch.py)
               <─ confirms           after the sync
 
-Everything is called from one loop, synchronously; what takes long (a sync, retention) is in threads. What was published
-before a call is applied before the call, so that a client's operations take effect in its order.
+All methods are synchronous and run on one event loop. Slow work (syncs, retention) runs in threads. Every operation
+first writes what was gathered before it, so a client's operations take effect in their order.
 
-An error of the disk ends the virtual host: no half state goes on. Nothing that was not confirmed is confirmed, whoever
-is attached is told, and whoever supervises it opens the store again, through recovery.
+A disk error fails the virtual host, so no partial state remains in use. No further message is confirmed, attached
+connections are notified, and the supervisor reopens the store through recovery.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from basaltmq.broker.chores import Chores
 from basaltmq.broker.consumers.consumer import Consumer, ConsumerSink
-from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.consumers.stream_queue import StreamQueues
 from basaltmq.broker.consumers.stream_spool import StreamSpool
 from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.guard import Guard, QuietGuard
 from basaltmq.broker.policy_effects import PolicyEffects
-from basaltmq.broker.publishing.tick import STALL_RETRY_S, Publishing
+from basaltmq.broker.publishing.router import MessageRouter
+from basaltmq.broker.publishing.tick import Tick
 from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology
 from basaltmq.broker.timekeeping import Timekeeper
+from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -47,15 +47,14 @@ from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.events.topic import EventSettings, EventWriter
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready.paging_queue import MemoryBudget
+from basaltmq.queues.ready.budget import MemoryBudget
 from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.store.api import Store
 from basaltmq.store.space.size import SizeGuard
 from basaltmq.store.sync.loop_commit import LoopCommit
-from basaltmq.streams.shards import Engine
 
 DRAIN_S: Final = 30.0
-"""How long closing waits for confirms that are under way."""
+"""Maximum time that `close` waits for pending confirms."""
 
 __all__ = ["ACK", "REJECT", "REQUEUE", "Publisher", "Settlement", "VHost"]
 
@@ -63,7 +62,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class VHost:
-    """One virtual host, open. Made by `open`, then `start`ed on its loop."""
+    """An open virtual host. Construct it in a thread, then call `start` on its loop."""
 
     def __init__(
         self,
@@ -77,93 +76,89 @@ class VHost:
         report: Callable[[str], None] | None = None,
         event_sample: float = 0.0,
     ) -> None:
-        """Open what the store holds. Takes as long as recovery does: call it in a thread, then `start` on the loop.
+        """Recover the state from the store. This can take long: call it in a thread, then `start` on the loop.
 
-        `budget` is what queues may hold in memory, `script_budget` the time of scripts; other virtual hosts share both.
-        `event_sample` is the share of messages whose life is told to the topic `__events`.
+        `budget` limits the memory of queues and `script_budget` the time of scripts; all virtual hosts share both.
+        `event_sample` is the fraction of messages whose events are recorded in the topic `__events`.
         """
         self.name = name
         self.store = store
         self.error: BaseException | None = None
-        """Why it failed."""
-        self.blocked = False
-        """The store is behind; publishers wait."""
+        """The error that failed this virtual host."""
         self.size_guard: SizeGuard | None = None
-        """Holds publishers while the store is over its size; closed with the planes."""
-        self.on_blocked: Callable[[bool], None] = lambda blocked: None
-        """Called when the store begins or ends to be behind."""
+        """Blocks publishers while the store exceeds its size limit. Closed with the planes."""
         self.on_failed: Callable[[BaseException], None] = lambda error: None
-        """Called once, when an error ended it."""
+        """Called once, when the virtual host fails."""
         self._clock_ns = clock_ns
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._is_scheduled = False
-        self.chores = Chores()
         self._attached: dict[object, Callable[[BaseException], None]] = {}
         self._closing = False
-        report = report or _log.warning
         self.commit = LoopCommit(store)
         try:
-            self.plane = QueuePlane(
-                store,
-                self.commit,
-                clock_ns=clock_ns,
-                on_deadline=self._deadline_moved,
-                budget=budget,
-                script_budget=script_budget,
-            )
-            self.plane.dead_letter_router = self._dead_letter
-            self.policies = Policies(store)
-            self.policies.load()
-            self.streams = StreamQueues(
-                store, path, lambda: clock_ns() // 1_000_000, visible=self._wake, failed=self.fail
-            )
-            self.queues = QueueTable(
-                name,
-                self.plane,
-                self.streams,
-                self.policies,
-                clock_ns=clock_ns,
-                wake=self._wake,
-                gone=lambda queue: self.dispatch.forget(queue),
-                due=lambda due_ns: self.clock.due_at(due_ns),
-            )
-            self.clock = Timekeeper(self, self.plane, self.streams, self.queues.expire, clock_ns)
-            self.topology = Topology(store, name, has_queue=self.queues.by_name.__contains__)
-            self.queues.topology = self.topology
-            self._exchanges = self.topology.exchanges
-            faults = self.queues.load()
-            faults += self.topology.load(self.queues.by_name.__contains__, self.queues.unserved.__contains__)
-            for fault in faults:
-                report(f"vhost {name!r}: {fault}")
+            self._open_planes(path, budget, script_budget)
+            self._load(report or _log.warning)
         except BaseException:
             self.commit.close()
             raise
-        self.dispatch = Dispatch(self.plane, settle=self._gather_settlement)
-        self.spool = StreamSpool(self.plane, self.streams, self._gather_settlement)
-        self.publishing = Publishing(
-            self.plane,
+        self._make_tick()
+        self.events = self._record_events(event_sample) if event_sample else None
+
+    def _open_planes(self, path: Path | None, budget: MemoryBudget | None, script_budget: ScriptBudget | None) -> None:
+        self.plane = QueuePlane(
+            self.store,
             self.commit,
-            self.topology,
-            self.queues.by_name,
-            self.streams,
-            failed=self.fail,
-            stalled=self._stalled,
-            hand=self.dispatch.hand,
-            now_s=lambda: clock_ns() / 1e9,
+            clock_ns=self._clock_ns,
+            on_deadline=self._deadline_moved,
+            budget=budget,
+            script_budget=script_budget,
         )
+        self.plane.dead_letter_router = self._dead_letter
+        self.streams = VHostStreams(self.store, path, lambda: self._clock_ns() // 1_000_000)
+
+    def _load(self, report: Callable[[str], None]) -> None:
+        """Load policies, queues, exchanges and bindings from the store."""
+        by_name: dict[str, BrokerQueue] = {}
+        self.policies = Policies(self.store)
+        self.policies.load()
+        self.stream_queues = StreamQueues(self.streams, by_name, wake=self._wake, failed=self.fail)
+        self.queues = QueueTable(
+            self.name,
+            by_name,
+            self.plane,
+            self.stream_queues,
+            self.policies,
+            clock_ns=self._clock_ns,
+            wake=self._wake,
+            gone=lambda queue: self.tick.dispatch.forget(queue),
+            due=lambda due_ns: self.clock.due_at(due_ns),
+        )
+        self.topology = Topology(self.store, self.name, has_queue=by_name.__contains__)
+        self.queues.topology = self.topology
+        self._exchanges = self.topology.exchanges
+        self.clock = Timekeeper(self, self.plane, self.streams, self.queues.expire, self._clock_ns)
+        faults = self.queues.load()
+        faults += self.topology.load(by_name.__contains__, self.queues.unserved.__contains__)
+        for fault in faults:
+            report(f"vhost {self.name!r}: {fault}")
+
+    def _make_tick(self) -> None:
+        router = MessageRouter(self.plane, self.topology, self.queues.by_name, self._clock_ns)
+        self.tick = Tick(self, self.plane, self.commit, router, self.stream_queues)
+        self.spool = StreamSpool(self.plane, self.stream_queues, self.tick.settle)
         self._effects = PolicyEffects(self.policies, self.topology, self.queues)
         self.policies.changed = self._policies_changed
         self._policies_changed()
         self.plane.listen(self._ready)
-        self.events: EventWriter | None = None
-        if event_sample:
-            engine = Engine.ROCKSDB if path is None else Engine.SEGMENT
-            self.events = EventWriter(self.streams.plane, EventSettings(sample=event_sample, engine=engine))
-            self.plane.record_events(self.events.recorder)
+
+    def _record_events(self, sample: float) -> EventWriter:
+        writer = EventWriter(self.streams.plane, EventSettings(sample=sample, engine=self.streams.default_engine))
+        self.plane.record_events(writer.recorder)
+        return writer
 
     def start(self) -> None:
-        """Serve, from here on, on the running loop."""
+        """Start serving on the running loop."""
         self._loop = asyncio.get_running_loop()
+        self.tick.start(self._loop)
         self.clock.start(self._loop)
         for queue in self.queues:
             if queue.is_stream:
@@ -184,7 +179,7 @@ class VHost:
         arguments: Arguments | None = None,
         passive: bool = False,
     ) -> Exchange:
-        self._settle_down()
+        self._flush_gathered()
         with Guard(self):
             exchange = self.topology.declare(
                 name,
@@ -199,14 +194,14 @@ class VHost:
         return exchange
 
     def delete_exchange(self, name: str, *, if_unused: bool = False) -> bool:
-        self._settle_down()
+        self._flush_gathered()
         with Guard(self):
             return self.topology.delete(name, if_unused=if_unused)
 
     def bind_exchange(
         self, destination: str, source: str, routing_key: str, arguments: Arguments | None = None
     ) -> bool:
-        self._settle_down()
+        self._flush_gathered()
         with Guard(self):
             durable = self.topology.get(destination).durable
             return self.topology.bind(
@@ -216,7 +211,7 @@ class VHost:
     def unbind_exchange(
         self, destination: str, source: str, routing_key: str, arguments: Arguments | None = None
     ) -> bool:
-        self._settle_down()
+        self._flush_gathered()
         with Guard(self):
             return self.topology.unbind(source, Destination(EXCHANGE, destination), routing_key, arguments) is not None
 
@@ -231,8 +226,8 @@ class VHost:
         passive: bool = False,
         owner: object = None,
     ) -> QueueInfo:
-        """The queue of this name, made if it is missing; an empty name lets the server choose one."""
-        self._settle_down()
+        """Return the queue of this name, created if it is missing. For an empty name the server generates one."""
+        self._flush_gathered()
         with Guard(self):
             return self.queues.declare(
                 name,
@@ -245,21 +240,21 @@ class VHost:
             )
 
     def delete_queue(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
-        """Delete a queue; how many messages were ready."""
-        self._settle_down()
+        """Delete a queue and return the number of its ready messages."""
+        self._flush_gathered()
         with Guard(self):
             return self.queues.delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
 
     def check_delete(self, name: str, *, if_unused: bool, if_empty: bool, owner: object) -> None:
-        """Refuse what `delete_queue` would refuse."""
-        self._settle_down()
+        """Raise the error that `delete_queue` would raise, without deleting."""
+        self._flush_gathered()
         with Guard(self):
             self.queues.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)
 
     def bind_queue(
         self, queue: str, exchange: str, routing_key: str, arguments: Arguments | None = None, owner: object = None
     ) -> bool:
-        self._settle_down()
+        self._flush_gathered()
         found = self.queues.get(queue, owner)
         with Guard(self):
             return self.topology.bind(
@@ -269,25 +264,25 @@ class VHost:
     def unbind_queue(
         self, queue: str, exchange: str, routing_key: str, arguments: Arguments | None = None, owner: object = None
     ) -> bool:
-        self._settle_down()
+        self._flush_gathered()
         self.queues.get(queue, owner)
         with Guard(self):
             return self.topology.unbind(exchange, Destination(QUEUE, queue), routing_key, arguments) is not None
 
     def purge_queue(self, name: str, owner: object = None) -> int:
-        """Delete everything that is ready; how many that were."""
+        """Delete all ready messages and return their number."""
         return sum(self.purging(name, owner))
 
     def purging(self, name: str, owner: object = None) -> Iterator[int]:
-        """The same page by page, with a page's count each. What comes in after the first page stays."""
-        self._settle_down()
+        """Purge page by page and yield the count of each page. Messages that arrive after the first page stay."""
+        self._flush_gathered()
         queue = self.queues.get(name, owner)
         if queue.is_stream:
             raise PreconditionFailedError(f"queue '{name}' in vhost '{self.name}' is a stream, which cannot be purged")
         return self._portions(self.plane.purging(name))
 
     def unbinding(self, kind: bytes, name: str) -> Iterator[int]:
-        """Remove most bindings of a queue or exchange that is about to be deleted, a portion per step."""
+        """Remove most bindings of a queue or exchange before its deletion, and yield the count of each batch."""
         return self._portions(self.topology.removing(Destination(kind, name)))
 
     def _portions(self, counts: Iterator[int]) -> Iterator[int]:
@@ -300,17 +295,16 @@ class VHost:
             yield count
 
     def settle_in_portions(self, portions: Iterator[list[Settlement]]) -> None:
-        """Settle what a connection that is gone held, a portion at a time."""
+        """Settle the deliveries of a closed connection in the background, one portion at a time."""
 
         def settle() -> bool:
             if (portion := next(portions, None)) is None:
                 return False
             self.settle(portion)
-            self._settle_down()
+            self._flush_gathered()
             return True
 
-        self.chores.add(settle)
-        self._schedule()
+        self.tick.add_chore(settle)
 
     def publish(
         self,
@@ -323,26 +317,22 @@ class VHost:
         mandatory: bool = False,
         number: int = 0,
     ) -> None:
-        """Gather a message; its return and its confirm come at the end of the turn or after the sync.
+        """Gather a message. Its return and its confirm follow at the end of the turn or after the sync.
 
-        `number` 0 asks for no confirm. `properties` have been checked by `properties.peek`.
+        `number` 0 requests no confirm. The caller has validated `properties` with `properties.peek`.
         """
         found = self._exchanges.get(exchange)
         if found is None or found.internal or self.error is not None or self._closing:
             self.check_exchange(exchange)
-        self.publishing.pending.append((publisher, exchange, routing_key, properties, body, mandatory, number))
-        if not self._is_scheduled:
-            self._schedule()
+        self.tick.publish([(publisher, exchange, routing_key, properties, body, mandatory, number)])
 
     def publish_many(self, messages: Sequence[Publish]) -> None:
-        """The same for messages whose exchanges were asked about with `check_exchange`."""
+        """Gather messages. The caller has validated their exchanges with `check_exchange`."""
         self._require_up()
-        self.publishing.pending += messages
-        if not self._is_scheduled:
-            self._schedule()
+        self.tick.publish(messages)
 
     def check_exchange(self, name: str) -> Exchange:
-        """The exchange, if clients may publish to it."""
+        """Return the exchange, or raise if clients may not publish to it."""
         if self.error is not None or self._closing:
             self._require_up()
         found = self.topology.exchanges.get(name)
@@ -353,28 +343,23 @@ class VHost:
         return found
 
     def settle(self, settlements: Iterable[Settlement]) -> None:
-        """Gather what consumers are done with. What is no longer leased is left alone."""
+        """Gather acknowledgements, requeues and rejects. Messages whose lease has ended are ignored."""
         self._require_up()
         queues = self.queues.by_name
-        gathered = self.publishing.settlements
         for settlement in settlements:
             queue = queues.get(settlement.queue)
             if queue is not None and not queue.is_stream:
-                gathered.append(settlement)
+                self.tick.settle(settlement)
                 if settlement.outcome == ACK:
                     queue.acked += len(settlement.ids)
-        if gathered and not self._is_scheduled:
-            self._schedule()
 
     def commit_tx(self, publishes: Sequence[Publish], settlements: Sequence[Settlement]) -> asyncio.Future[None]:
-        """Do all of it in one batch; the future resolves when it is durable. All or nothing."""
-        self._settle_down()
+        """Apply publishes and settlements atomically in one batch. The future resolves when it is durable."""
+        self._flush_gathered()
         known = self.queues.by_name
         chosen = [each for each in settlements if each.queue in known and not known[each.queue].is_stream]
         with Guard(self):
-            future = self.publishing.commit_tx(list(publishes), chosen)
-        self._schedule()
-        return future
+            return self.tick.commit_tx(list(publishes), chosen)
 
     def subscribe(
         self,
@@ -389,7 +374,7 @@ class VHost:
         arguments: Arguments | None = None,
         owner: object = None,
     ) -> Consumer:
-        """Begin to consume. Deliveries come from the next turn of the loop on."""
+        """Add a consumer. Deliveries start in the next turn of the loop."""
         self._require_up()
         found = self.queues.get(queue, owner)
         if found.consumers.has_exclusive or (exclusive and len(found.consumers)):
@@ -412,12 +397,12 @@ class VHost:
             with Guard(self):
                 found.stream.begin(consumer, self._clock_ns() // 1_000_000)
         found.has_ready = True
-        self.queues.consuming(consumer)
+        self.queues.add_consumer(consumer)
         return consumer
 
     def get(self, queue: str, *, no_ack: bool = False, owner: object = None) -> tuple[Any, int] | None:
-        """One message and how many are left, or None if nothing is ready."""
-        self._settle_down()
+        """Return one message and the number of ready messages left, or None if the queue has none ready."""
+        self._flush_gathered()
         found = self.queues.get(queue, owner)
         if found.is_stream:
             raise PreconditionFailedError(f"queue '{queue}' in vhost '{self.name}' is a stream; consume it instead")
@@ -428,49 +413,50 @@ class VHost:
                 return None
             found.delivered += 1
             if no_ack:
-                self._gather_settlement(Settlement(queue, deliveries[0].token, [deliveries[0].id], ACK))
+                self.tick.settle(Settlement(queue, deliveries[0].token, [deliveries[0].id], ACK))
             return deliveries[0], self.queues.ready(found)
 
     def counts(self, queue: BrokerQueue) -> dict[str, int]:
-        """How much a queue holds and has seen, by the queue plane's names."""
+        """Return the counters of a queue, named as in the queue plane."""
         with Guard(self):
             if queue.is_stream:
-                return {"ready": self.streams.depth(queue), "messages": self.streams.depth(queue)}
+                depth = self.stream_queues.depth(queue)
+                return {"ready": depth, "messages": depth}
             return self.plane.stats(queue.name)
 
     def attach(self, owner: object, failed: Callable[[BaseException], None]) -> None:
-        """A connection uses this virtual host; `failed` is called if it ends by an error."""
+        """Register a connection. `failed` is called if the virtual host fails."""
         self._require_up()
         self._attached[owner] = failed
 
     def release_owner(self, owner: object) -> None:
-        """A connection is gone: its consumers and exclusive queues go. What it held it has settled before (REQUEUE)."""
+        """Remove the consumers and exclusive queues of a closed connection, which has requeued its deliveries."""
         self._attached.pop(owner, None)
         if self.error is not None:
             return
-        self._settle_down()
+        self._flush_gathered()
         with Guard(self):
             if self.queues.release_owner(owner):
-                self.chores.add(lambda: self.queues.release_owner(owner))
-                self._schedule()
+                self.tick.add_chore(lambda: self.queues.release_owner(owner))
 
     async def close(self) -> None:
-        """Finish what was gathered, wait for the confirms under way, and let go of the planes. The store stays open."""
+        """Write what was gathered, wait for pending confirms and close the planes. The store stays open."""
         if self._closing:
             return
         if self.error is None:
-            self._flush()
+            self.tick.flush()
         self._closing = True
+        self.tick.stop()
         self.clock.stop()
         until = time.monotonic() + DRAIN_S
-        while self.error is None and self.publishing.unsynced and time.monotonic() < until:
+        while self.error is None and self.tick.unsynced and time.monotonic() < until:
             await self.commit.durable()
             await asyncio.sleep(0)
         await self.clock.finish()
         await asyncio.to_thread(self.release_planes)
 
     def release_planes(self) -> None:
-        """Close the planes, in a thread."""
+        """Close the planes. Blocks: call it in a thread."""
         if self.size_guard is not None:
             self.size_guard.close()
         self.plane.close()
@@ -484,21 +470,20 @@ class VHost:
                     _log.error("vhost %r did not close cleanly: %s", self.name, error)
 
     def fail(self, error: BaseException) -> None:
-        """An error of the disk: nothing goes on here."""
+        """Stop after a disk error: poison the store, drop what was gathered and notify attached connections."""
         if self.error is not None:
             return
         self.error = error
         _log.error("vhost %r failed: %s", self.name, error)
         self.store.poison(error)
         self.clock.stop()
-        self.publishing.pending = []
-        self.publishing.settlements = []
+        self.tick.drop()
         attached, self._attached = self._attached, {}
-        for told in attached.values():
+        for failed in attached.values():
             try:
-                told(error)
+                failed(error)
             except Exception:
-                _log.exception("a connection of vhost %r could not be told that it failed", self.name)
+                _log.exception("cannot notify a connection of the failure of vhost %r", self.name)
         self.on_failed(error)
 
     def _require_up(self) -> None:
@@ -507,68 +492,26 @@ class VHost:
         if self._closing:
             raise VHostDownError(f"vhost '{self.name}' is closing")
 
-    def _settle_down(self) -> None:
-        """Apply what was gathered before anything else is done."""
+    def _flush_gathered(self) -> None:
+        """Write what was gathered, so that the next operation sees it."""
         self._require_up()
-        if self.publishing:
-            self._flush()
+        if self.tick.has_gathered():
+            self.tick.flush()
             self._require_up()
 
-    def _schedule(self) -> None:
-        if self._loop is not None and not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        """The end of a turn of the loop."""
-        self._is_scheduled = False
-        if self.error is not None or self._closing:
-            return
-        if self.publishing:
-            self._flush(for_turn=True)
-        can_go_on = True
-        if self.error is None and self.dispatch:
-            with QuietGuard(self):
-                can_go_on = self.dispatch.run()
-        if self.error is None and self.chores and can_go_on:
-            can_go_on = False
-            with QuietGuard(self):
-                self.chores.run()
-                can_go_on = True
-        if self.error is not None or self._loop is None:
-            return
-        if not can_go_on:
-            self._loop.call_later(STALL_RETRY_S, self._schedule)
-        elif self.dispatch or self.chores or (self.publishing and not self.publishing.is_stalled):
-            self._schedule()
-
-    def _flush(self, *, for_turn: bool = False) -> None:
-        if not self.publishing.flush(for_turn=for_turn) and self._loop is not None:
-            self._loop.call_later(STALL_RETRY_S, self._schedule)
-
-    def _stalled(self, stalled: bool) -> None:
-        self.blocked = stalled
-        self.on_blocked(stalled)
-
-    def _gather_settlement(self, settlement: Settlement) -> None:
-        self.publishing.settlements.append(settlement)
-        self._schedule()
-
     def _wake(self, queue: BrokerQueue) -> None:
-        self.dispatch.add(queue)
-        self._schedule()
+        self.tick.serve(queue)
 
     def _ready(self, name: str) -> None:
-        """The plane has something ready in a queue."""
-        queue = self.queues.by_name.get(name) or self.queues.notice(name)
+        """Handle the plane's notification that a queue has ready messages."""
+        queue = self.queues.by_name.get(name) or self.queues.add_from_plane(name)
         if queue is not None:
             queue.has_ready = True
             if queue.is_stream and self._loop is not None:
-                # Dead letters wait for a stream; they are moved outside the change that brought them.
+                # Dead letters for a stream wait in the plane's queue. They are moved after the current change.
                 self._loop.call_soon(self._move_spooled, queue)
             elif not queue.is_stream and len(queue.consumers):
-                self.dispatch.add(queue)
-                self._schedule()
+                self.tick.serve(queue)
 
     def _move_spooled(self, queue: BrokerQueue) -> None:
         if self.is_up:
@@ -581,20 +524,19 @@ class VHost:
             while has_more():
                 pass
         elif has_more():
-            self.chores.add(has_more)
-            self._schedule()
+            self.tick.add_chore(has_more)
 
     def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes] | None:
-        """Where a message goes that died in the plane, and with which properties; None leaves it to the plane."""
+        """Return the target queues and the envelope of a dead letter; None if the plane handles it."""
         queue = self.queues.by_name.get(config.name)
         if queue is None or config.dead_letter_queue is not None:
             return None
-        death, targets = self.publishing.bury(queue, message.properties, reason)
+        death, targets = self.tick.router.dead_letter(queue, message.properties, reason)
         if death is None or not targets:
             return (), b""
         return [target.name for target in targets], death.envelope()
 
     def _deadline_moved(self) -> None:
-        # While the plane opens there is no clock yet; it asks for the first deadline when it starts.
+        # The clock does not exist while the plane opens. It reads the first deadline when it starts.
         if self._loop is not None:
-            self.clock.plane_moved()
+            self.clock.plane_deadline_changed()

@@ -1,20 +1,20 @@
-"""Directories of virtual hosts (SPEC E9): one each, named by a hash of the name, with a file that says the name.
+"""The data directory of a broker: node store and one directory per virtual host (SPEC E9).
 
     <data>/node/store/               users, permissions, the list of virtual hosts
-    <data>/vhosts/<hash>/.vhost      the name, as a sealed line (see store/directory.py)
-    <data>/vhosts/<hash>/store/      everything of the virtual host, its streams' log included
+    <data>/vhosts/<hash>/.vhost      the name, as a line with a checksum (see store/directory.py)
+    <data>/vhosts/<hash>/store/      all data of the virtual host, including its stream log
     <data>/backups/                  backups made through the API
     <data>/RESERVE                   space that is released when the disk is full
-    <data>/quarantine/<name>.<n>/    what was found among the virtual hosts and belongs to none
+    <data>/quarantine/<name>.<n>/    entries of vhosts/ that belong to no virtual host
 
-Names are any text; the hash makes them safe as names of files. What is found that nobody knows is moved aside and
+Names are arbitrary text, so directories are named by a hash of the name. Unknown entries are moved to quarantine and
 reported, never deleted.
 
-The node store and the `.vhost` files name the virtual hosts twice, so one of the two may be lost:
+Both the node store and the `.vhost` files hold the names of virtual hosts, so either one can be lost:
 
-- A `.vhost` file that is missing or damaged is written again, because the hash proves which name the directory has.
-- Without a node store nobody knows users and permissions. A start would make a new broker with the default user, so it
-  is refused. `basalt serve --recover-vhosts` does it on request and takes the names from the `.vhost` files.
+- A missing or damaged `.vhost` file is rewritten, because the hash proves which name the directory has.
+- Without a node store, users and permissions are lost. A start would create a new broker with the default user, so it
+  is refused. `basalt serve --recover-vhosts` allows it and reads the names from the `.vhost` files.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ NODE: Final = "node"
 VHOSTS: Final = "vhosts"
 QUARANTINE: Final = "quarantine"
 BACKUPS: Final = "backups"
-"""Backups made through the API, unless `admin.backup_dir` names another directory."""
+"""Directory for backups made through the API, unless `admin.backup_dir` is set."""
 
 SECRET_FILE: Final = "secret"  # noqa: S105
-"""Beside the node's store."""
+"""Name of the node secret file, next to the node store."""
 
 HASH_BYTES: Final = 16
-"""32 hex digits: no two names share them."""
+"""32 hex digits. Collisions are practically impossible."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class VHostDirectories:
         return self.data / NODE / STORE
 
     def require_ours(self, *, recover: bool = False) -> None:
-        """Refuse a data directory that is not a broker's, or lost its node store. Nothing is written."""
+        """Raise if the data directory is not a broker's or lost its node store. Writes nothing."""
         held = names_in(self.data)
         if MARKER in held:
             raise NotAStoreError(
-                f"{self.data} is the store of an embedded program, not a broker's data: name another directory with "
-                "--data-dir"
+                f"{self.data} is the store of an embedded program, not a broker's data directory; name another "
+                "directory with --data-dir"
             )
         if has_database(self.node_store):
             return
@@ -90,22 +90,22 @@ class VHostDirectories:
         foreign += [f"{NODE}/{name}" for name in names_in(self.data / NODE) if name not in (STORE, SECRET_FILE)]
         if foreign:
             raise NotAStoreError(
-                f"{self.data} is not the data directory of a broker, but holds {some(foreign)}; name an empty or new "
-                "directory with --data-dir"
+                f"{self.data} is not the data directory of a broker: it contains {some(foreign)}; name an empty or "
+                "new directory with --data-dir"
             )
         if not recover and (self.has_any() or names_in(self.data / QUARANTINE)):
             raise self.node_lost()
 
     def node_lost(self) -> CorruptionError:
         return CorruptionError(
-            f"{self.node_store} is missing or empty, but there are virtual hosts in {self.data}; restore {NODE}/ from "
-            f"a backup, or start once with --recover-vhosts, which makes new users and permissions"
+            f"{self.node_store} is missing or empty, but {self.data} has virtual hosts; restore {NODE}/ from a backup, "
+            "or start once with --recover-vhosts, which creates new users and permissions"
         )
 
     def move_lost_node_aside(self) -> None:
-        """Make room for a new node store if there is only a remnant of the old one."""
+        """Quarantine an incomplete node store, so that a new one can be created."""
         if names_in(self.node_store) and not has_database(self.node_store):
-            _log.warning("the rest of the node store was moved to %s", self._quarantine(self.data / NODE))
+            _log.warning("moved the incomplete node store to %s", self._quarantine(self.data / NODE))
 
     def path(self, vhost: str) -> Path:
         return self.root / directory_name(vhost)
@@ -117,7 +117,7 @@ class VHostDirectories:
         return self.path(vhost).is_dir()
 
     def make(self, vhost: str) -> Path:
-        """Make the directory, durably; where the store goes."""
+        """Create the directory durably and return the path for the store."""
         path = self.path(vhost)
         try:
             make_directory(path)
@@ -127,26 +127,24 @@ class VHostDirectories:
         return path / STORE
 
     def check(self, vhost: str) -> Path:
-        """Where the store of a virtual host that was made before is; an error if it is not there, or is another's.
+        """Return the path of an existing store. Raises if it is missing or belongs to another virtual host.
 
-        A missing or damaged name file is written again.
+        A missing or damaged name file is rewritten.
         """
         path = self.path(vhost)
         if not path.is_dir():
-            raise StorageError(
-                f"the directory of vhost {vhost!r}, {path}, is missing; put it back, or delete the vhost"
-            )
+            raise StorageError(f"the directory of vhost {vhost!r}, {path}, is missing; restore it, or delete the vhost")
         try:
             name = read_name(path)
         except CorruptionError as error:
-            _log.warning("vhost %r: %s; the file was written again", vhost, error)
+            _log.warning("vhost %r: %s; rewriting the file", vhost, error)
             self._write_name(path, vhost)
             name = vhost
         if name != vhost:
-            raise CorruptionError(f"{path} says it is of vhost {name!r}, not of {vhost!r}; put the right one back")
+            raise CorruptionError(f"{path} belongs to vhost {name!r}, not to {vhost!r}; restore the right directory")
         if not has_database(path / STORE):
             raise StorageError(
-                f"the store of vhost {vhost!r}, {path / STORE}, is missing or empty; put it back from a backup, or "
+                f"the store of vhost {vhost!r}, {path / STORE}, is missing or empty; restore it from a backup, or "
                 "delete the vhost"
             )
         return path / STORE
@@ -158,7 +156,7 @@ class VHostDirectories:
             raise os_error(error, path) from error
 
     def remove(self, vhost: str) -> None:
-        """Delete a virtual host's directory with all in it."""
+        """Delete the directory of a virtual host recursively."""
         path = self.path(vhost)
         try:
             if path.exists():
@@ -171,7 +169,7 @@ class VHostDirectories:
         return bool(names_in(self.root))
 
     def names(self) -> list[str]:
-        """Virtual hosts that have a directory with a readable name file."""
+        """Return the virtual hosts that have a directory with a readable name file."""
         found = []
         for each in names_in(self.root):
             try:
@@ -183,7 +181,7 @@ class VHostDirectories:
         return found
 
     def quarantine_unknown(self, known: Iterable[str]) -> list[str]:
-        """Move aside what belongs to no virtual host; a line about each."""
+        """Quarantine entries that belong to no virtual host. Return one line about each."""
         if not self.root.is_dir():
             return []
         expected = {directory_name(vhost) for vhost in known}
@@ -209,7 +207,7 @@ class VHostDirectories:
         return f"{path} is {name}; it was moved to {self._quarantine(path)}; {remedy}"
 
     def _quarantine(self, path: Path) -> Path:
-        """Move something aside, durably; where it is now."""
+        """Move a path to quarantine, durably. Return its new path."""
         try:
             make_directory(self.data / QUARANTINE)
             number = 0
@@ -224,19 +222,19 @@ class VHostDirectories:
 
 
 def has_database(store: Path) -> bool:
-    """Whether there is a store at the path that was open before."""
+    """Whether the path holds a store that has been opened before."""
     return read_marker(store) is not None and (store / DATABASE / "CURRENT").exists()
 
 
 def read_name(path: Path) -> str:
-    """The name a directory's file says."""
+    """Return the name in a directory's name file."""
     try:
-        said = read_line(path / NAME_FILE, "write it again by hand, or restore it")
+        record = read_line(path / NAME_FILE, "rewrite or restore it")
     except FileNotFoundError:
         raise CorruptionError(f"{path} has no {NAME_FILE} file") from None
     except OSError as error:
         raise os_error(error, path / NAME_FILE) from error
-    name = said.get("name")
+    name = record.get("name")
     if not isinstance(name, str):
-        raise CorruptionError(f"{path / NAME_FILE} says no name")
+        raise CorruptionError(f"{path / NAME_FILE} contains no name")
     return name

@@ -1,1 +1,1 @@
-"""The catalog: what is configured, who prefers what, which links are durable. Names and rows, no message data."""
+"""The catalog: configured objects, user preferences and durable links. It holds names and rows, no message data."""

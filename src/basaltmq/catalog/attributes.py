@@ -1,8 +1,8 @@
-"""Attributes: a JSON object a user hands in, kept as bytes.
+"""Attributes: a user's JSON object, stored as bytes.
 
-What comes back is what went in, or the call fails: the encoder would turn NaN into null, bytes into base64, a tuple
-into a list. So the bytes are decoded again and compared, which also gives a copy the caller cannot change behind our
-back. Integers of any size survive; text must be valid Unicode.
+A value that does not survive the round trip is an error: the encoder would turn NaN into null, bytes into base64 and a
+tuple into a list. The bytes are therefore decoded again and compared, which also yields a copy that the caller cannot
+modify. Integers of any size survive. Text must be valid Unicode.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from basaltmq.errors import InvalidArgumentError, LimitExceededError
 Attributes: TypeAlias = dict[str, Any]
 
 ATTRIBUTES_BYTES_MAX: Final = 1 << 20
-"""Of one object, as JSON: a script or a policy fits; a thousand of them still fit a batch."""
+"""Size limit of one object's JSON. A script or a policy fits, and a thousand of them still fit into a batch."""
 
 NESTING_MAX: Final = 64
-"""Far below the depth at which a decoder in a deep call stack runs out of it."""
+"""Far below the depth at which a decoder exhausts the call stack."""
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = json_decoder(dict[str, Any])
 
 
 def encode_attributes(attributes: object, kind: str, object_id: UUID) -> bytes:
-    """The attributes as JSON. Kind and id name their owner in errors."""
+    """Encode attributes as JSON. Kind and id identify the owner in errors."""
     if not isinstance(attributes, dict):
         raise InvalidArgumentError(
             f"the attributes of {kind} {object_id} must be a dict, not {type(attributes).__name__}"
@@ -40,14 +40,14 @@ def encode_attributes(attributes: object, kind: str, object_id: UUID) -> bytes:
         same, raw = False, b""
     if not same:
         raise InvalidArgumentError(
-            f"attribute {_culprit(attributes)} of {kind} {object_id} cannot be kept as JSON: use None, bool, int, "
+            f"attribute {_culprit(attributes)} of {kind} {object_id} cannot be stored as JSON: use None, bool, int, "
             f"finite float, str, list and dict with str keys, at most {NESTING_MAX} deep"
         )
     if len(raw) > ATTRIBUTES_BYTES_MAX:
         raise LimitExceededError(
             f"the attributes of {kind} {object_id} take {len(raw)} bytes as JSON; the limit is {ATTRIBUTES_BYTES_MAX}"
         )
-    # Brackets bound the depth from above; only documents with many of them are walked.
+    # The number of brackets is an upper bound of the depth. Only documents with many brackets are traversed.
     if raw.count(b"{") + raw.count(b"[") > NESTING_MAX and not _is_shallow(attributes):
         raise LimitExceededError(f"the attributes of {kind} {object_id} are nested deeper than {NESTING_MAX}")
     return raw
@@ -68,7 +68,7 @@ def _is_shallow(attributes: Attributes) -> bool:
 
 
 def _culprit(attributes: dict[object, object]) -> str:
-    """The first attribute that does not survive."""
+    """Return the path of the first attribute that does not survive the round trip."""
     for name, value in attributes.items():
         try:
             if _decode(_encode({name: value})) == {name: value}:

@@ -1,11 +1,10 @@
-"""A bounded cache that is never behind the store.
+"""A bounded LRU cache that is never behind the store.
 
-A value read from the store is put together with the epoch taken before the read. Whoever changes a row discards its
-key after the write, which also ends the epoch: a reader that was overtaken by the change finds its epoch gone and
-caches nothing. So what is cached is what the store has, or is discarded before the change returns.
+A reader takes the epoch before it reads the store, and passes it to `put`. A writer discards the key after its write,
+which starts a new epoch. A reader that was overtaken by a write has an old epoch and caches nothing. So a cached value
+is what the store has, or is discarded before the write returns.
 
-Bounded by bytes, least recently used first out. None is a value like any other: that nothing is there is worth
-remembering too.
+The size is bounded in bytes. None is a valid value: it caches that a row does not exist.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from typing import Final, Generic, TypeVar
 V = TypeVar("V")
 
 ENTRY_BYTES: Final = 400
-"""What an entry costs beside its bytes: measured as 399 for an object, 274 for a name."""
+"""Overhead per entry: measured 399 bytes for an object, 274 for a name."""
 
 
 class Cache(Generic[V]):
-    """Values by key, at most `bytes_max` of them."""
+    """Values by key, at most `bytes_max` bytes."""
 
     def __init__(self, bytes_max: int) -> None:
         self.epoch = 0
@@ -38,7 +37,7 @@ class Cache(Generic[V]):
         return self._size_bytes
 
     def get(self, key: bytes) -> tuple[V, int] | None:
-        """The value (and its size) if it is cached."""
+        """Return the value and its size if it is cached."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is not None:
@@ -46,7 +45,7 @@ class Cache(Generic[V]):
             return entry
 
     def put(self, key: bytes, value: V, value_bytes: int, epoch: int) -> None:
-        """Keep a value read in `epoch`, unless something changed since."""
+        """Cache a value read in `epoch`, unless something has changed since."""
         size = len(key) + value_bytes + ENTRY_BYTES
         if size > self._bytes_max:
             return

@@ -1,20 +1,18 @@
-"""The catalog: vhosts, users, queues, exchanges, bindings, topics, groups, policies by id and by name.
+"""The catalog: vhosts, users, permissions and topics by id and by name.
 
-It stands on the rows of the configuration store and adds kinds (what may stand under what), lookups through a bounded
-cache, lists by page, deletion with descendants, and news of changes. A million idle topics cost disk, not memory:
-opening reads a few rows, a lookup two, a change writes the rows of that one object.
+It adds to the configuration store: kinds with their hierarchy, lookups through a bounded cache, paged lists, deletion
+with descendants, and change events. A million idle topics cost disk, not memory: opening reads a few rows, a lookup
+reads two rows, a change writes the rows of one object.
 
-What holds:
+Invariants:
 
 - an object's name is unique among those of its kind under its parent;
-- the cache shows what the store has (see `cache`), that something is missing included;
-- a deleted object is gone with all that stood under it once `delete` or `start_delete` returns, also after a crash,
-  and does not come back when its name is used again (see `deletion`).
+- the cache shows what the store has (see `Cache`), including missing rows;
+- once `delete` or `start_delete` returns, an object and its descendants are gone, also after a crash, and do not come
+  back when the name is used again (see `deletion`).
 
-Lists are in the order of the name index's keys. Everything is safe to call from several threads; changes are made one
-after the other and waited for together. From asyncio: `await catalog.durably(catalog.create, ...)`.
-
-The offsets of consumers are rows of the streams, not objects; a subscription is an object.
+Lists are in the key order of the name index. All methods are thread-safe. Changes are written one after the other and
+share their fsyncs. From asyncio: `await catalog.durably(catalog.create, ...)`.
 """
 
 from __future__ import annotations
@@ -40,10 +38,11 @@ from basaltmq.ids import Ids
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
 
 CACHE_BYTES: Final = 8 << 20
-"""About 9,000 small objects with their names: the working set of a busy broker, and little beside the block cache."""
+"""About 9,000 small objects with their names: the working set of a busy broker, small compared to the block cache."""
 
 PAGE_MAX: Final = 10_000
 """Objects in one page."""
@@ -58,7 +57,7 @@ Listener = Callable[[Event], None]
 
 
 class _Entry(NamedTuple):
-    """An object as it is cached: its row undecoded, so that every reader gets attributes of its own."""
+    """A cached object. Its row is not decoded, so that every reader gets its own attributes."""
 
     id: UUID
     parent: UUID
@@ -79,7 +78,7 @@ class Catalog:
         self.commits = commits or Commits(store)
         self.configuration = ConfigurationStore(store, self.commits)
         self._store = store
-        # Ids in the order of creation keep what is created together in the same blocks.
+        # Time-ordered ids put objects created together into the same blocks.
         self._ids = ids or Ids()
         self._objects: Cache[_Entry | None] = Cache(cache_bytes // 2)
         self._names: Cache[UUID | None] = Cache(cache_bytes // 2)
@@ -88,7 +87,8 @@ class Catalog:
         self._life = Lifecycle("catalog")
 
     def open(self, initial_objects: Iterable[NewObject] = ()) -> bool:
-        """Open, upgrading what is older, and finish what a crash left half deleted. True if it is new."""
+        """Open, upgrade older rows, and finish deletions that a crash interrupted. Return True if the catalog is
+        new."""
         self._life.open()
         try:
             is_new = self.configuration.open(self._initial(initial_objects))
@@ -103,7 +103,7 @@ class Catalog:
         return is_new
 
     def close(self) -> None:
-        """Closing twice is fine. The store below stays open."""
+        """Close the catalog. Closing twice is allowed. The store stays open."""
         self._life.close()
         self.configuration.close()
         self._deletions.forget()
@@ -116,27 +116,27 @@ class Catalog:
         self.close()
 
     async def durably(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run one of the changing methods from asyncio: applied at once, returns when durable."""
+        """Run a modifying method from asyncio: applied at once, returns when durable."""
         return await self.commits.durably(operation, *args, **kwargs)
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of every change, once it is written. Returns what ends that."""
+        """Call `listener` after every written change. Return a function that stops it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def get(self, object_id: UUID) -> CatalogObject | None:
-        """The object with this id."""
+        """Return the object with this id; None if it does not exist."""
         self._life.require_open()
         _require_id(object_id)
         return self._seen(self._entry(object_id))
 
     def find(self, kind: Kind, name: str, parent: UUID = ROOT) -> CatalogObject | None:
-        """The object of this name."""
+        """Return the object with this name; None if it does not exist."""
         self._life.require_open()
         _require_kind(kind)
         _require_id(parent)
         check_name(name)
-        key = keys.object_name_key(parent, kind, name)
+        key = catalog_keys.object_name_key(parent, kind, name)
         cached = self._names.get(key)
         if cached is None:
             epoch = self._names.epoch
@@ -148,50 +148,50 @@ class Catalog:
         if object_id is None:
             return None
         found = self._seen(self._entry(object_id, parent))
-        # Objects that share a name are listed under their ids, which are not their names.
+        # Objects with a duplicate name are indexed under their ids, which are not their names.
         return found if found is not None and found.name == name else None
 
     def page(self, kind: Kind, parent: UUID = ROOT, *, start_after: str | None = None, limit: int = 100) -> Page:
-        """Up to `limit` objects of a kind under a parent, from the one after `start_after` on."""
+        """Return up to `limit` objects of a kind under a parent, starting after `start_after`."""
         self._life.require_open()
         _require_kind(kind)
         _require_id(parent)
         if not isinstance(limit, int) or not 0 < limit <= PAGE_MAX:
-            raise InvalidArgumentError(f"a page has 1 to {PAGE_MAX} objects, not {limit!r:.80}")
+            raise InvalidArgumentError(f"limit of a page must be 1 to {PAGE_MAX}, not {limit!r:.80}")
         if self._deletions and not self._is_reached(parent):
             return Page([], None)
-        prefix = keys.object_name_prefix(parent, kind)
-        start, end = keys.prefix_range(prefix)
+        prefix = catalog_keys.object_name_prefix(parent, kind)
+        start, end = key_parts.prefix_range(prefix)
         if start_after is not None:
             check_name(start_after)
-            start = keys.object_name_key(parent, kind, start_after) + b"\0"
+            start = catalog_keys.object_name_key(parent, kind, start_after) + b"\0"
         rows = list(islice(self._store.scan(Family.OBJECT_NAMES, start, end), limit + 1))
         objects = self._listed(parent, rows[:limit])
-        next_after = keys.decode_object_name_key(rows[limit - 1][0])[2] if len(rows) > limit else None
+        next_after = catalog_keys.decode_object_name_key(rows[limit - 1][0])[2] if len(rows) > limit else None
         return Page(objects, next_after)
 
     def children(self, parent: UUID, kind: Kind | None = None) -> Iterator[CatalogObject]:
-        """All objects under a parent, read as they are asked for; changes made meanwhile may or may not be seen."""
+        """Yield all objects under a parent, read on demand. Concurrent changes may or may not be visible."""
         self._life.require_open()
         if kind is not None:
             _require_kind(kind)
         _require_id(parent)
-        start, end = keys.prefix_range(keys.object_name_prefix(parent, kind))
+        start, end = key_parts.prefix_range(catalog_keys.object_name_prefix(parent, kind))
         while rows := list(islice(self._store.scan(Family.OBJECT_NAMES, start, end), _CHILDREN_AT_ONCE)):
             yield from self._listed(parent, rows)
             start = rows[-1][0] + b"\0"
 
     def create(self, kind: Kind, name: str, parent: UUID = ROOT, attributes: Attributes | None = None) -> CatalogObject:
-        """Create an object; fails if the name is taken or the parent does not exist."""
+        """Create an object. Fails if the name is taken or the parent does not exist."""
         object_id = self.create_many([NewObject(kind, name, parent, attributes or {})])[0]
         return CatalogObject(object_id, kind, name, parent, dict(attributes or {}))
 
     def create_many(
         self, objects: Iterable[NewObject], *, also: Batch | None = None, durable: bool = True
     ) -> list[UUID]:
-        """Create all of them in one batch, or none; their ids in the order given.
+        """Create all objects in one batch, or none. Return their ids in the given order.
 
-        `also` are rows of other planes that belong to the same change. Without `durable` the caller waits for the sync.
+        `also` are rows of other planes for the same batch. Without `durable` the caller waits for the fsync.
         """
         with self.commits.change(durable=durable) as change:
             if also is not None:
@@ -210,7 +210,7 @@ class Catalog:
         return [record.id for record in records]
 
     def update(self, object_id: UUID, attributes: Attributes, *, also: Batch | None = None) -> CatalogObject:
-        """Give an object these attributes in place of those it has. `also`: as for `create_many`."""
+        """Replace the attributes of an object. `also` as for `create_many`."""
         with self.commits.change() as change:
             if also is not None:
                 change.extend(also)
@@ -222,12 +222,12 @@ class Catalog:
         return CatalogObject(object_id, old.kind, old.name, old.parent, dict(attributes))
 
     def rename(self, object_id: UUID, name: str) -> CatalogObject:
-        """Give an object another name; what stands under it stays under it."""
+        """Rename an object. Its children stay under it."""
         with self.commits.change() as change:
             old = self._required(object_id)
             record = _record(object_id, old.kind, name, old.attributes, {})
             self.configuration.stage_update(change, [record])
-            old_key = keys.object_name_key(old.parent, old.kind, old.name)
+            old_key = catalog_keys.object_name_key(old.parent, old.kind, old.name)
             self._discard_after(change, [object_id], {old_key, *change.claimed})
             self._tell_after(
                 change, lambda: [Event(Action.RENAMED, object_id, old.kind, name, old.parent, old_name=old.name)]
@@ -235,17 +235,17 @@ class Catalog:
         return CatalogObject(object_id, old.kind, name, old.parent, old.attributes)
 
     def delete(self, object_id: UUID) -> int:
-        """Delete an object with everything under it; how many objects that were."""
+        """Delete an object with its descendants. Return the number of objects deleted."""
         count = self.start_delete(object_id)
         while self._deletions:
             count += self.purge()
         return count
 
     def start_delete(self, object_id: UUID, *, also: Batch | None = None, durable: bool = True) -> int:
-        """Like `delete`, but of a large subtree only the top is removed and the rest hidden: `purge` does the rest.
+        """Like `delete`, but of a large subtree delete only the root and hide the rest for `purge`.
 
-        For those who may not block: `while catalog.is_purging: catalog.purge()`, with pauses as they like. `also` and
-        `durable`: as for `create_many`; with `also`, what a topic has elsewhere is in it.
+        For callers that must not block: `while catalog.is_purging: catalog.purge()`, with pauses. `also` and `durable`
+        as for `create_many`. With `also`, the caller itself deletes what a topic has in other families.
         """
         with self.commits.change(durable=durable) as change:
             if also is not None:
@@ -258,7 +258,7 @@ class Catalog:
             self._discard_after(
                 change,
                 [object_id, *(each.id for each in doomed)],
-                [keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in doomed)],
+                [catalog_keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in doomed)],
             )
             gone = [(each.id, each.type, each.name, each.parent) for each in doomed]
             gone.append((object_id, old.kind, old.name, old.parent))
@@ -267,14 +267,14 @@ class Catalog:
 
     @property
     def is_purging(self) -> bool:
-        """Whether there are descendants of deleted objects that `purge` has to remove."""
+        """Whether `purge` has descendants of deleted objects to remove."""
         return bool(self._deletions)
 
     def purge(self) -> int:
-        """Remove the next part of what `start_delete` has hidden; how many objects that were."""
+        """Remove the next part of what `start_delete` has hidden. Return the number of objects removed."""
         self._life.require_open()
         try:
-            # Needs no sync of its own; see `deletion`.
+            # No fsync is necessary; see `deletion`.
             with self.commits.change(durable=False) as change:
                 if not self._deletions:
                     return 0
@@ -288,7 +288,7 @@ class Catalog:
         return len(doomed)
 
     def check(self) -> LoadReport:
-        """What is wrong with the catalog's rows, the name index included."""
+        """Check all rows of the catalog, including the name index."""
         unknown: list[Fault] = []
 
         def look(record: ConfiguredRecord) -> None:
@@ -301,13 +301,13 @@ class Catalog:
         return report
 
     def rebuild_names(self) -> None:
-        """Derive the name index again."""
+        """Rebuild the name index."""
         with self.commits.lock:
             self.configuration.rebuild_names()
             self._names.clear()
 
     def _initial(self, objects: Iterable[NewObject]) -> Iterator[ConfiguredRecord]:
-        """Only asked for if the catalog is new."""
+        """Yield the records of the initial objects; evaluated only if the catalog is new."""
         yield from self._records(list(objects))
 
     def _records(self, objects: list[NewObject]) -> list[ConfiguredRecord]:
@@ -315,7 +315,7 @@ class Catalog:
         for object_id in ids if self._deletions else ():
             if self._deletions.is_root(object_id):
                 raise AlreadyExistsError(
-                    f"object {object_id} is still being deleted with all under it; purge first, or choose another id"
+                    f"object {object_id} is still being deleted with its descendants; purge first, or choose another id"
                 )
         together = {object_id: each.kind for object_id, each in zip(ids, objects, strict=True)}
         records = []
@@ -337,7 +337,7 @@ class Catalog:
     def _required(self, object_id: UUID) -> CatalogObject:
         found = self.get(object_id)
         if found is None:
-            raise NotFoundError(f"there is no object {object_id} in the catalog")
+            raise NotFoundError(f"object {object_id} does not exist in the catalog")
         return found
 
     def _entry(self, object_id: UUID, parent: UUID | None = None) -> _Entry | None:
@@ -345,7 +345,7 @@ class Catalog:
         if cached is not None:
             return cached[0]
         epoch = self._objects.epoch
-        raw = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+        raw = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id))
         entry = None
         if raw is not None:
             kind = BY_LABEL.get(decode_value(raw, object_id).type)
@@ -356,7 +356,9 @@ class Catalog:
 
     def _parent_of(self, object_id: UUID, kind: Kind) -> UUID:
         for parent_kind in PARENTS[kind]:
-            raw = self._store.get(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(object_id, parent_kind))
+            raw = self._store.get(
+                Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(object_id, parent_kind)
+            )
             if raw is not None:
                 return decode_parent(raw, object_id)
         return ROOT
@@ -367,7 +369,7 @@ class Catalog:
         return _object(entry)
 
     def _is_reached(self, parent: UUID) -> bool:
-        """Whether every ancestor exists. Only asked while a deletion is under way."""
+        """Whether every ancestor exists. Needed only during a deletion."""
         while parent != ROOT:
             entry = self._entry(parent)
             if entry is None:
@@ -379,7 +381,7 @@ class Catalog:
         if self._deletions and not self._is_reached(parent):
             return []
         ids = [_indexed_id(raw) for _, raw in rows]
-        values = self._store.get_many(Family.CONFIGURED_OBJECTS, [keys.configured_key(each) for each in ids])
+        values = self._store.get_many(Family.CONFIGURED_OBJECTS, [catalog_keys.configured_key(each) for each in ids])
         found = (_object(_Entry(each, parent, raw)) for each, raw in zip(ids, values, strict=True) if raw is not None)
         return [each for each in found if each is not None]
 
@@ -391,16 +393,16 @@ class Catalog:
         change.after.append(discard)
 
     def _tell_after(self, change: Change, events: Callable[[], Iterable[Event]]) -> None:
-        def tell() -> None:
+        def notify() -> None:
             for event in events() if self._listeners else ():
                 for listener in tuple(self._listeners):
                     try:
                         listener(event)
                     except Exception:
-                        # The change is made; one listener's bug must not hide it from the others.
-                        _log.exception("a listener failed on %s", event)
+                        # The change is written. A failing listener must not hide it from the others.
+                        _log.exception("catalog: a listener failed on %s", event)
 
-        change.after.append(tell)
+        change.after.append(notify)
 
 
 def _record(
@@ -445,7 +447,7 @@ def _require_place(kind: Kind, name: str, links: dict[str, UUID]) -> None:
     for parent_kind in links:
         if parent_kind not in PARENTS[kind]:
             allowed = " or ".join(PARENTS[kind]) or "nothing"
-            raise InvalidArgumentError(f"{kind} {name!r:.80} cannot stand under a {parent_kind}, only under {allowed}")
+            raise InvalidArgumentError(f"{kind} {name!r:.80} cannot have a {parent_kind} as its parent, only {allowed}")
     if not links and kind in NEVER_AT_TOP:
         raise InvalidArgumentError(f"{kind} {name!r:.80} needs a parent: a {' or a '.join(PARENTS[kind])}")
 

@@ -1,14 +1,13 @@
-"""How a change of the catalog reaches the disk: the one seam between building a batch and waiting for it.
+"""Writes changes of the catalog: builds each batch under a lock, and waits for the fsync outside the lock.
 
-A method checks and builds under the lock, the batch is written before the lock is let go, and the wait for the sync
-comes after, so that many threads share one sync:
+Threads that wait at the same time share one fsync:
 
     with commits.change() as change:      lock
         ... checks, change.put(...)
                                           write; change.after callbacks; unlock; wait until durable
 
-The same methods serve asyncio: `await commits.durably(method, ...)` runs the method with its wait left out, then
-awaits the sync. What is written is visible at once in both cases. A change that raised has written nothing.
+asyncio uses the same methods: `await commits.durably(method, ...)` runs the method without its wait, then awaits the
+fsync. A change is visible as soon as it is written. A change that raises writes nothing.
 """
 
 from __future__ import annotations
@@ -28,22 +27,20 @@ _T = TypeVar("_T")
 
 
 class Change(Batch):
-    """A batch under construction, the names it claims, and what to do once it is written."""
+    """A batch under construction, the names it claims, and callbacks for after the write."""
 
     __slots__ = ("after", "claimed")
 
     def __init__(self) -> None:
         super().__init__()
         self.claimed: set[bytes] = set()
-        """Name rows this change puts: a second claim in the same change finds them here, not in the store."""
+        """Name rows that this change puts, so that a second claim in the same change is detected."""
         self.after: list[Callable[[], None]] = []
 
 
 class Commits:
-    """Changes to a store: checked and written one after the other, durable together.
-
-    With `sync` (a GroupCommit or GroupSync of the same store) those who wait share its syncs.
-    """
+    """Changes to a store, checked and written one at a time. With `sync` (a GroupCommit or GroupSync of the same store)
+    waiting callers share its fsyncs."""
 
     def __init__(self, store: Store, sync: GroupSync | None = None) -> None:
         self.lock = threading.RLock()
@@ -53,7 +50,7 @@ class Commits:
 
     @contextmanager
     def change(self, *, durable: bool = True) -> Iterator[Change]:
-        """Collect one change; written when the block ends, and durable on return unless told otherwise."""
+        """Collect one change. It is written when the block ends, and durable on return unless `durable` is False."""
         with self.lock:
             change = Change()
             yield change
@@ -66,10 +63,10 @@ class Commits:
             self._wait()
 
     async def durably(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a blocking operation without its wait, then await the sync. Never waits for a stalled store.
+        """Run a blocking operation without its wait, then await the fsync. Never waits for a stalled store.
 
-        The sync is awaited whatever the operation found to do: what its answer rests on may be written by another
-        and not be durable yet.
+        The fsync is awaited even if the operation wrote nothing, because its result may depend on another change that
+        is written but not yet durable.
         """
         self._local.deferred = True
         try:

@@ -1,18 +1,18 @@
-"""The configuration store (SPEC A2): records with attributes and parents, kept one row each.
+"""The configuration store (SPEC A2): records with attributes and parents, one row each.
 
-Rows are those of `record` and `names`; all rows of one change are one batch, and a change that is refused has
-written none. Nothing is held in memory: `reload` and `records` walk. What holds after every call:
+The row formats are in `record` and `names`. All rows of one change are one batch; a refused change writes nothing.
+Nothing is cached: `reload` and `records` scan. Invariants after every call:
 
-- a record's parents existed, with the types it says, when it was created, and never change: there are no cycles;
+- a record's parents existed with the stated types when it was created, and never change, so there are no cycles;
 - names are unique per parent and type;
 - a record with children cannot be removed without them.
 
-Rows that break this (written by version 1, or damaged) are reported by `reload` and `check`, never dropped.
+`reload` and `check` report rows that violate this (written by version 1, or damaged), and never drop them.
 
-Version 1 had no name index and no version row; the upgrade makes the index.
+Version 1 had no name index and no version row; the upgrade builds the index.
 
-The `stage_*` methods check and fill a change that somebody else commits, under the lock of the same `Commits`: that
-is how the catalog adds rows of its own. The methods without `stage_` are whole changes, durable on return.
+The `stage_*` methods check and fill a change that the caller commits, under the lock of the same `Commits`. The catalog
+uses them to add its own rows. The methods without `stage_` are complete changes, durable on return.
 """
 
 from __future__ import annotations
@@ -38,23 +38,24 @@ from basaltmq.errors import (
 )
 from basaltmq.store.api import Reader, Snapshot, Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.versions import bring_up_to_date, put_version, read_version
 
 VERSION_NAME: Final = "configuration_version"
 VERSION: Final = 2
 
 RECORDS_PER_CHANGE_MAX: Final = 10_000
-"""Records in one call: a few MiB as a batch when they are small, and a tenth of a second under the lock."""
+"""Records per call: a batch of a few MiB if they are small, and 0.1 s under the lock."""
 
 CHANGE_BYTES_MAX: Final = 64 << 20
-"""Of all records in one call: held twice in memory while it is written."""
+"""Bytes of all records of one call. They are in memory twice during the write."""
 
 _FAMILIES: Final = (Family.CONFIGURED_OBJECTS, Family.CONFIGURED_OBJECT_HIERARCHY, Family.OBJECT_NAMES)
 _UPGRADES: Final = {1: names.rebuild}
 
 RecordHandler = Callable[[ConfiguredRecord], bool | None]
-"""Is handed every record; returning False stops the walk."""
+"""Called with every record. Returning False stops the scan."""
 
 
 class ConfigurationStore:
@@ -66,7 +67,7 @@ class ConfigurationStore:
         self._life = Lifecycle("configuration store")
 
     def open(self, initial_records: Iterable[ConfiguredRecord] = ()) -> bool:
-        """Open, upgrading what is older. True if it is new: then it begins with the initial records, in one batch."""
+        """Open and upgrade older rows. Return True if the store is new; it then contains the initial records."""
         self._life.open()
         try:
             if read_version(self._store, VERSION_NAME) is None and self._is_empty():
@@ -82,11 +83,11 @@ class ConfigurationStore:
             raise
 
     def close(self) -> None:
-        """Closing twice is fine. The store below stays open."""
+        """Close. Closing twice is allowed. The underlying store stays open."""
         self._life.close()
 
     def on_delete(self) -> None:
-        """Remove all of it and close. What is opened here next is new."""
+        """Remove all rows and close. The next open finds a new store."""
         with self.commits.change() as change:
             change.delete_range(Family.CONFIGURED_OBJECTS, b"", b"\xff")
             change.delete_range(Family.CONFIGURED_OBJECT_HIERARCHY, b"", b"\xff")
@@ -103,7 +104,7 @@ class ConfigurationStore:
         return ConfiguredRecord(object_id, value.type, value.attributes, parents_of(self._store, object_id))
 
     def records(self) -> Iterator[ConfiguredRecord]:
-        """Every sound record of this moment, in id order."""
+        """Yield every sound record of a snapshot, in id order."""
         self._life.require_open()
         with self._snapshot() as reader:
             for walked in walk(reader):
@@ -112,9 +113,9 @@ class ConfigurationStore:
                     yield record
 
     def reload(self, handler: RecordHandler) -> LoadReport:
-        """Hand every sound record to `handler`; the report has what is damaged and every dangling parent.
+        """Call `handler` with every sound record. The report lists damaged rows and dangling parents.
 
-        A record whose parent is missing is handed over like the others, with the parent it names.
+        A record whose parent is missing is passed like the others, with the parent it names.
         """
         self._life.require_open()
         report = LoadReport()
@@ -131,7 +132,7 @@ class ConfigurationStore:
         return report
 
     def check(self, handler: RecordHandler = lambda record: None) -> LoadReport:
-        """What is wrong with the rows: damage, dangling parents, orphan links, and the name index."""
+        """Report damaged rows, dangling parents, orphan links and faults of the name index."""
         report = self.reload(handler)
         with self._snapshot() as reader:
             for fault in names.check(reader):
@@ -139,7 +140,7 @@ class ConfigurationStore:
         return report
 
     def rebuild_names(self) -> None:
-        """Make the name index what the objects say. Lookups go on; changes wait."""
+        """Rebuild the name index from the objects. Lookups continue meanwhile; changes wait."""
         self._life.require_open()
         with self.commits.lock:
             for batch in names.rebuild(self._store):
@@ -147,12 +148,12 @@ class ConfigurationStore:
             self._store.sync()
 
     def create(self, *records: ConfiguredRecord) -> None:
-        """All of them, or none if one exists, names a parent that does not, or has a name that is taken."""
+        """Create all records, or none if one exists, a parent is missing or a name is taken."""
         with self.commits.change() as change:
             self.stage_create(change, records)
 
     def update(self, create_if_necessary: bool, *records: ConfiguredRecord) -> None:
-        """Give each record these attributes. Its type and parents stay; parents may be left out."""
+        """Replace the attributes of each record. Types and parents stay; parents may be omitted."""
         with self.commits.change() as change:
             _require_distinct(records)
             present = self._store.get_many(Family.CONFIGURED_OBJECTS, [_key(record) for record in records])
@@ -163,7 +164,7 @@ class ConfigurationStore:
             self.stage_create(change, missing)
 
     def remove(self, *object_ids: UUID) -> list[UUID]:
-        """Remove records; the ids of those that existed."""
+        """Remove records. Return the ids of those that existed."""
         with self.commits.change() as change:
             return self.stage_remove(change, object_ids)
 
@@ -181,7 +182,7 @@ class ConfigurationStore:
         for record, key, value in zip(records, object_keys, values, strict=True):
             change.put(Family.CONFIGURED_OBJECTS, key, value)
             for parent_type, parent in record.parents.items():
-                link = keys.hierarchy_key(record.id, parent_type)
+                link = catalog_keys.hierarchy_key(record.id, parent_type)
                 change.put(Family.CONFIGURED_OBJECT_HIERARCHY, link, encode_parent(parent))
 
     def stage_update(self, change: Change, records: Iterable[ConfiguredRecord]) -> None:
@@ -212,10 +213,10 @@ class ConfigurationStore:
             value = self._value(object_id)
             if value is None:
                 continue
-            start, end = keys.prefix_range(keys.object_name_prefix(object_id))
+            start, end = key_parts.prefix_range(catalog_keys.object_name_prefix(object_id))
             for key, child in self._store.scan(Family.OBJECT_NAMES, start, end):
                 if UUID(bytes=child) not in going:
-                    _, kind, name = keys.decode_object_name_key(key)
+                    _, kind, name = catalog_keys.decode_object_name_key(key)
                     raise InvalidArgumentError(
                         f"{value.type} {object_id} still has the {kind} {name!r:.80}; remove its children with it"
                     )
@@ -224,19 +225,19 @@ class ConfigurationStore:
         return removed
 
     def stage_remove_rows(self, change: Change, object_id: UUID) -> None:
-        """The rows of one record, whatever stands under it."""
+        """Delete the rows of one record, even if it has children."""
         value = self._value(object_id)
-        assert value is not None, f"object {object_id} is to be removed and does not exist"
+        assert value is not None, f"object {object_id} cannot be removed because it does not exist"
         parents = parents_of(self._store, object_id)
-        change.delete(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+        change.delete(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id))
         for parent_type in parents:
-            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(object_id, parent_type))
+            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(object_id, parent_type))
         name = index_name(object_id, value.attributes)
         for key in rows_held(self._store, object_id, value.type, name, parents):
             change.delete(Family.OBJECT_NAMES, key)
 
     def _claim_names(self, change: Change, wanted: list[tuple[ConfiguredRecord, str, dict[str, UUID]]]) -> None:
-        """Put the name rows, or say whose name is taken."""
+        """Put the name rows, or raise an error for a taken name."""
         rows = [
             (key, record)
             for record, name, parents in wanted
@@ -245,13 +246,13 @@ class ConfigurationStore:
         holders = self._store.get_many(Family.OBJECT_NAMES, [key for key, _ in rows])
         for (key, record), holder in zip(rows, holders, strict=True):
             if key in change.claimed or (holder is not None and self._is_held(holder, record)):
-                _, kind, name = keys.decode_object_name_key(key)
-                raise AlreadyExistsError(f"there is a {kind} named {name!r:.200} already; choose another name")
+                _, kind, name = catalog_keys.decode_object_name_key(key)
+                raise AlreadyExistsError(f"a {kind} named {name!r:.200} exists; choose another name")
             change.claimed.add(key)
             change.put(Family.OBJECT_NAMES, key, record.id.bytes)
 
     def _is_held(self, holder: bytes, record: ConfiguredRecord) -> bool:
-        """A row that leads to nothing does not keep anybody from its name."""
+        """Whether another object has the name. A row of a missing object does not block it."""
         if holder == record.id.bytes or len(holder) != 16:
             return False
         return _exists(self._store, UUID(bytes=holder))
@@ -278,18 +279,20 @@ class ConfigurationStore:
         try:
             TopologicalSorter(graph).prepare()
         except CycleError as error:
-            raise InvalidArgumentError(f"objects are parents of each other: {error.args[1]}") from None
+            raise InvalidArgumentError(f"the records are parents of each other: {error.args[1]}") from None
 
     def _require_same_parents(self, record: ConfiguredRecord) -> None:
         for parent_type, parent in record.parents.items():
-            link = self._store.get(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(record.id, parent_type))
+            link = self._store.get(
+                Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(record.id, parent_type)
+            )
             if link != encode_parent(parent):
                 raise InvalidArgumentError(
-                    f"{record.type} {record.id} keeps its parents; remove it and create it under {parent}"
+                    f"{record.type} {record.id} cannot change its parents; remove it and create it under {parent}"
                 )
 
     def _value(self, object_id: UUID) -> StoredValue | None:
-        raw = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+        raw = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id))
         return None if raw is None else decode_value(raw, object_id)
 
     def _is_empty(self) -> bool:
@@ -300,11 +303,11 @@ class ConfigurationStore:
 
 
 def _key(record: ConfiguredRecord) -> bytes:
-    return keys.configured_key(record.id)
+    return catalog_keys.configured_key(record.id)
 
 
 def _exists(reader: Reader, object_id: UUID) -> bool:
-    return reader.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id)) is not None
+    return reader.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id)) is not None
 
 
 def _record(walked: Walked) -> ConfiguredRecord | None:
@@ -332,7 +335,7 @@ def _encode_all(records: list[ConfiguredRecord]) -> list[bytes]:
         values.append(encode_value(record))
         size_bytes += len(values[-1])
         if size_bytes > CHANGE_BYTES_MAX:
-            raise LimitExceededError(f"the records of one call take over {CHANGE_BYTES_MAX} bytes; use several calls")
+            raise LimitExceededError(f"the records of one call exceed {CHANGE_BYTES_MAX} bytes; use several calls")
     return values
 
 
@@ -342,7 +345,9 @@ def _require_distinct(records: Iterable[ConfiguredRecord]) -> None:
         if not isinstance(record, ConfiguredRecord) or not isinstance(record.id, UUID):
             raise InvalidArgumentError("records must be ConfiguredRecord with a UUID as id")
         if record.id in seen:
-            raise InvalidArgumentError(f"{record.type} {record.id} is there twice in one call")
+            raise InvalidArgumentError(f"{record.type} {record.id} occurs twice in one call")
         seen.add(record.id)
     if len(seen) > RECORDS_PER_CHANGE_MAX:
-        raise LimitExceededError(f"{len(seen)} records in one call; the limit is {RECORDS_PER_CHANGE_MAX}")
+        raise LimitExceededError(
+            f"{len(seen)} records in one call exceed the limit of {RECORDS_PER_CHANGE_MAX}; use several calls"
+        )

@@ -1,22 +1,21 @@
-"""Deleting an object with everything under it, so that it stays deleted whatever happens (P10).
+"""Crash-safe deletion of an object with its descendants (P10).
 
-A small subtree goes in one batch. A large one does not fit, so it goes in steps:
+A small subtree is deleted in one batch. A large one is deleted in steps:
 
-    1  one batch: the object itself is deleted, and a row in `deleted_objects` says that what stood under it is doomed
-    2  batches: descendants are deleted, children before their parents, so what is left can always be reached from the
-       doomed root through the name index
+    1  one batch deletes the object itself, and puts a row in `deleted_objects` that marks its descendants as doomed
+    2  batches delete descendants, children before parents, so that the rest stays reachable from the doomed root
+       through the name index
     3  the last of these batches deletes the row
 
        deleted_objects    | uuid of the root (16) |  ->  its type
 
-After a crash in between, the row is found at the next open and the steps go on. Until they end, the catalog hides what
-stands under a parent that does not exist. An object created under the same name has another id, so nothing of the
-old subtree can come back under it.
+After a crash in between, the next open finds the row and continues. Until the deletion ends, the catalog hides objects
+whose parent does not exist. A new object with the same name has another id, so it inherits nothing of the old subtree.
 
-A topic may have shards, which are not the catalog's. Where one goes with what it stood under, the same batch leaves its
-row under `orphaned_topic_key` of family `shards`, and whoever keeps the shards removes them (`streams.orphans`).
+Shards of a topic are not rows of the catalog. If a topic is deleted with its parent, the same batch puts its row under
+`orphaned_topic_key` of family `shards`, and the stream plane removes the shards (`streams.orphans`).
 
-Steps need no sync of their own: the log keeps their order, so if the end is durable everything before it is.
+The steps need no fsync of their own. The WAL keeps their order, so a durable end implies durable steps.
 """
 
 from __future__ import annotations
@@ -32,17 +31,19 @@ from basaltmq.catalog.walk import parents_of
 from basaltmq.errors import CorruptionError
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 
 OBJECTS_PER_BATCH_MAX: Final = 10_000
-"""Objects deleted together: about 2 MiB as a batch, and some 50 ms during which no other change gets in."""
+"""Objects deleted per batch: about 2 MiB, and some 50 ms during which other changes wait."""
 
 DEPTH_MAX: Final = 64
-"""Kinds nest four deep. Deeper than this is a circle that only damage can make."""
+"""Kinds nest two deep. More than this is a cycle caused by damage."""
 
 
 class Doomed(NamedTuple):
-    """An object to be deleted, as its row in the name index shows it."""
+    """An object to delete, as listed in the name index."""
 
     name_key: bytes
     id: UUID
@@ -53,7 +54,7 @@ class Doomed(NamedTuple):
 
 
 class Deletions:
-    """Subtrees whose root is deleted and whose rest is not yet."""
+    """Subtrees whose root is deleted and whose descendants are not yet."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -64,34 +65,36 @@ class Deletions:
         return bool(self._pending)
 
     def is_root(self, object_id: UUID) -> bool:
-        """Whether what stood under this object is still to be deleted; until then nobody may have its id."""
+        """Whether descendants of this deleted object remain. Its id must not be reused until then."""
         return object_id in self._pending
 
     def load(self) -> None:
-        """Find what a crash left unfinished."""
+        """Load deletions that a crash interrupted."""
         self._walk = None
         self._pending = {
-            keys.decode_deleted_object_key(key): raw.decode() for key, raw in self._store.scan(Family.DELETED_OBJECTS)
+            catalog_keys.decode_deleted_object_key(key): raw.decode()
+            for key, raw in self._store.scan(Family.DELETED_OBJECTS)
         }
 
     def forget(self) -> None:
-        """Let go of the store."""
+        """Release the store."""
         self._walk = None
         self._pending = {}
 
     def stage_subtree(self, change: Change, root: UUID, root_type: str) -> list[Doomed]:
-        """Delete all that stands under `root` if it fits this change; otherwise doom it, and return nothing."""
+        """Delete all descendants of `root` if they fit this change. Otherwise mark them as doomed and return an empty
+        list."""
         doomed = list(islice(descendants(self._store, root, root_type), OBJECTS_PER_BATCH_MAX + 1))
         if len(doomed) <= OBJECTS_PER_BATCH_MAX:
             for each in doomed:
                 self._stage_rows(change, each)
             return doomed
-        change.put(Family.DELETED_OBJECTS, keys.deleted_object_key(root), root_type.encode())
+        change.put(Family.DELETED_OBJECTS, catalog_keys.deleted_object_key(root), root_type.encode())
         change.after.append(lambda: self._pending.__setitem__(root, root_type))
         return []
 
     def stage_step(self, change: Change) -> list[Doomed]:
-        """Delete the next part of what is doomed."""
+        """Delete the next part of the doomed objects."""
         root, root_type = next(iter(self._pending.items()))
         if self._walk is None:
             self._walk = descendants(self._store, root, root_type)
@@ -99,12 +102,12 @@ class Deletions:
         for each in doomed:
             self._stage_rows(change, each)
         if len(doomed) < OBJECTS_PER_BATCH_MAX:
-            change.delete(Family.DELETED_OBJECTS, keys.deleted_object_key(root))
+            change.delete(Family.DELETED_OBJECTS, catalog_keys.deleted_object_key(root))
             change.after.append(lambda: self._finish(root))
         return doomed
 
     def start_over(self) -> None:
-        """After a step that was not written: its part is still to be deleted."""
+        """Restart the scan after a step that was not written."""
         self._walk = None
 
     def _finish(self, root: UUID) -> None:
@@ -112,37 +115,42 @@ class Deletions:
         self._pending.pop(root, None)
 
     def stage_orphan(self, change: Change, topic_id: UUID) -> None:
-        """A topic goes without its shards, if it has any: leave word for those who keep them."""
-        if next(self._store.scan(Family.SHARDS, *keys.prefix_range(keys.shard_name_prefix(topic_id))), None) is None:
+        """Record a topic that is deleted without its shards, so that the stream plane removes them."""
+        if (
+            next(
+                self._store.scan(Family.SHARDS, *key_parts.prefix_range(stream_keys.shard_name_prefix(topic_id))), None
+            )
+            is None
+        ):
             return
-        row = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(topic_id))
-        change.put(Family.SHARDS, keys.orphaned_topic_key(topic_id), row or b"")
+        row = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(topic_id))
+        change.put(Family.SHARDS, stream_keys.orphaned_topic_key(topic_id), row or b"")
 
     def _stage_rows(self, change: Change, doomed: Doomed) -> None:
         if doomed.type == Kind.TOPIC:
             self.stage_orphan(change, doomed.id)
         change.delete(Family.OBJECT_NAMES, doomed.name_key)
-        change.delete(Family.CONFIGURED_OBJECTS, keys.configured_key(doomed.id))
-        change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(doomed.id, doomed.parent_type))
+        change.delete(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(doomed.id))
+        change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(doomed.id, doomed.parent_type))
         if doomed.type not in BY_LABEL:
-            # Kinds of the catalog have one parent; others may have links to more.
+            # Known kinds have one parent; others may have several.
             self._stage_other_parents(change, doomed)
 
     def _stage_other_parents(self, change: Change, doomed: Doomed) -> None:
         for parent_type, parent in parents_of(self._store, doomed.id).items():
-            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(doomed.id, parent_type))
-            change.delete(Family.OBJECT_NAMES, keys.object_name_key(parent, doomed.type, doomed.name))
+            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(doomed.id, parent_type))
+            change.delete(Family.OBJECT_NAMES, catalog_keys.object_name_key(parent, doomed.type, doomed.name))
 
 
 def descendants(store: Store, root: UUID, root_type: str, depth: int = 0) -> Iterator[Doomed]:
-    """All that stands under an object, children before their parents."""
+    """Yield all descendants of an object, children before parents."""
     if depth > DEPTH_MAX:
-        raise CorruptionError(f"the objects under {root} are nested deeper than {DEPTH_MAX}: check the catalog")
-    start, end = keys.prefix_range(keys.object_name_prefix(root))
+        raise CorruptionError(f"the objects under {root} are nested deeper than {DEPTH_MAX}; check the catalog")
+    start, end = key_parts.prefix_range(catalog_keys.object_name_prefix(root))
     for key, raw in store.scan(Family.OBJECT_NAMES, start, end):
-        _, kind, name = keys.decode_object_name_key(key)
+        _, kind, name = catalog_keys.decode_object_name_key(key)
         if len(raw) != 16:
-            raise CorruptionError(f"the name row of {kind} {name!r:.80} is damaged: rebuild the name index")
+            raise CorruptionError(f"the name row of {kind} {name!r:.80} is damaged; rebuild the name index")
         child = UUID(bytes=raw)
         yield from descendants(store, child, kind, depth + 1)
         yield Doomed(key, child, kind, name, root, root_type)

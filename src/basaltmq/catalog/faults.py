@@ -1,4 +1,4 @@
-"""What is wrong with rows of the catalog, said one by one. Nothing here is repaired or dropped on the quiet."""
+"""Faults of catalog rows. They are reported, and never repaired or dropped silently."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from uuid import UUID
 import msgspec
 
 FAULTS_KEPT_MAX: Final = 1000
-"""Faults a report keeps in full; past it they are counted, so that a ruined store cannot fill memory with texts."""
+"""Faults that a report keeps in full. Further ones are only counted, so that a badly damaged store cannot fill
+memory."""
 
 
 class FaultKind(enum.StrEnum):
@@ -20,17 +21,17 @@ class FaultKind(enum.StrEnum):
     ORPHAN_LINK = "orphan_link"
     """A parent link of an object that does not exist."""
     NAME_MISSING = "name_missing"
-    """The name index does not lead to the object."""
+    """The name index has no row for the object."""
     NAME_STALE = "name_stale"
-    """The name index leads to an object that does not exist or is not called that."""
+    """The name index refers to an object that does not exist or has another name."""
     NAME_DUPLICATE = "name_duplicate"
-    """Two objects of one kind and parent have one name; the one with the lower id is found by it."""
+    """Two objects of one kind and parent have the same name. Lookups find the one with the lower id."""
     UNKNOWN_KIND = "unknown_kind"
-    """An object of a kind the catalog does not know; it is kept and not shown."""
+    """An object of an unknown kind. It is kept and not shown."""
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong."""
+    """One fault."""
 
     kind: FaultKind
     text: str
@@ -38,7 +39,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct):
-    """What a walk over a store's rows met."""
+    """The result of a scan over a store's rows."""
 
     visited: int = 0
     fault_count: int = 0

@@ -1,8 +1,8 @@
-"""Whether one of the catalog's stores is open: the order in which its methods may be called.
+"""The open and closed states of the catalog's stores.
 
     closed ── open ──> open ── close ──> closed
 
-Opening twice is refused, closing twice is fine, and everything else needs it open.
+Opening twice is an error, closing twice is allowed, and all other methods need an open store.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Lifecycle:
 
     def open(self) -> None:
         if self._is_open:
-            raise StorageError(f"the {self._name} is open already; close it before it is opened again")
+            raise StorageError(f"the {self._name} is already open; close it first")
         self._is_open = True
 
     def close(self) -> bool:
-        """True if it was open."""
+        """Close. Return whether it was open."""
         was_open, self._is_open = self._is_open, False
         return was_open
 

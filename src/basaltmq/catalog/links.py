@@ -1,15 +1,15 @@
-"""The link store (SPEC A8): durable AMQP 1.0 links with their source and target.
+"""The link store (SPEC A8): durable AMQP 1.0 links with source and target.
 
     amqp_1_0_links    | lp(remote container) | lp(link name) | role u8 |  ->
 
                       | version u8 = 2 | u32 size | source | u32 size | target |
 
 Source and target are encoded AMQP values and opaque here. The version of all entries is in `version` under
-`amqp_1_0_links_version`; the byte in the entry guards against a row that was not written with the others. Version 1
-had u16 sizes, too small for a filter set or a map of properties of any length. Opening rewrites the entries of an
-older version in one batch and refuses a newer one.
+`amqp_1_0_links_version`. The byte in each entry detects rows that were written separately. Version 1 had u16 sizes,
+which are too small for large filter sets or property maps. Opening rewrites entries of an older version in one batch
+and refuses a newer version.
 
-A damaged entry is reported by `open_and_load` and left as it is.
+`open_and_load` reports damaged entries and leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceeded
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.versions import bring_up_to_date
 
 VERSION_NAME: Final = "amqp_1_0_links_version"
 VERSION: Final = 2
 
 TERMINUS_BYTES_MAX: Final = 1 << 20
-"""Of an encoded source or target: a filter set with a long selector fits many times."""
+"""Size limit of an encoded source or target. A filter set with a long selector is much smaller."""
 
 _SIZES: Final = {1: Struct(">H"), 2: Struct(">I")}
-"""How an entry of each version says the size of its source and target."""
+"""Size field of source and target, by entry version."""
 
 _END: Final = b"\xff" * 4
-"""Above every key: two bytes of length, then UTF-8, which has no byte 0xff."""
+"""Above every key: two length bytes, then UTF-8, which never contains 0xff."""
 
 
 class Role(enum.IntEnum):
-    """Which end of the link this container is, as AMQP writes it."""
+    """The role of this container on the link, with AMQP's values."""
 
     SENDER = 0
     RECEIVER = 1
@@ -62,7 +62,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 LinkHandler = Callable[[Link], bool | None]
-"""Is handed every link; returning False stops the walk."""
+"""Called with every link. Returning False stops the scan."""
 
 
 class LinkStore:
@@ -74,7 +74,7 @@ class LinkStore:
         self._life = Lifecycle("link store")
 
     def open_and_load(self, handler: LinkHandler) -> LoadReport:
-        """Open, upgrading what is older, and hand every sound link over; the report has the damaged ones."""
+        """Open, upgrade older entries, and call `handler` with every sound link. The report lists damaged entries."""
         self._life.open()
         try:
             with self.commits.lock:
@@ -85,23 +85,23 @@ class LinkStore:
             raise
 
     def save_link(self, link: Link) -> None:
-        """Create the link or replace its source and target."""
+        """Create a link, or replace its source and target."""
         self._life.require_open()
         with self.commits.change() as change:
             change.put(Family.AMQP_1_0_LINKS, _key(link), encode_link(link))
 
     def delete_link(self, link: Link) -> None:
-        """Deleting a link that does not exist is fine: a peer may detach twice."""
+        """Delete a link. A missing link is not an error, because a peer may detach twice."""
         self._life.require_open()
         with self.commits.change() as change:
             change.delete(Family.AMQP_1_0_LINKS, _key(link))
 
     def close(self) -> None:
-        """Closing twice is fine. The store below stays open."""
+        """Close. Closing twice is allowed. The underlying store stays open."""
         self._life.close()
 
     def delete(self) -> None:
-        """Remove all links and close. What is opened here next is new."""
+        """Delete all links and close. The next open finds a new store."""
         with self.commits.change() as change:
             change.delete_range(Family.AMQP_1_0_LINKS, b"", _END)
             change.delete(Family.VERSION, VERSION_NAME.encode())
@@ -136,7 +136,7 @@ def encode_link(link: Link) -> bytes:
 
 
 def decode_link(key: bytes, raw: bytes, version: int = VERSION) -> Link:
-    container, name, role = keys.decode_link_key(key)
+    container, name, role = catalog_keys.decode_link_key(key)
     what = f"link {name!r:.80} of container {container!r:.80}"
     if role not in (Role.SENDER, Role.RECEIVER):
         raise CorruptionError(f"{what} has the unknown role {role}")
@@ -164,13 +164,13 @@ def _key(link: Link) -> bytes:
     if link.role not in (Role.SENDER, Role.RECEIVER):
         raise InvalidArgumentError(f"the role of link {link.name!r:.80} must be sender or receiver, not {link.role!r}")
     try:
-        return keys.link_key(link.remote_container, link.name, link.role)
+        return catalog_keys.link_key(link.remote_container, link.name, link.role)
     except UnicodeEncodeError:
         raise InvalidArgumentError(f"container and name of a link must be valid Unicode: {link.name!a:.80}") from None
 
 
 def _upgrade_from_1(store: Store) -> Iterator[Batch]:
-    """One batch: all entries are of one version at any moment."""
+    """Yield one batch, so that all entries have the same version at any time."""
     batch = Batch()
     for key, raw in store.scan(Family.AMQP_1_0_LINKS):
         try:

@@ -1,12 +1,12 @@
-"""The rows of the catalog brought in line with each other, after a repair that could not read all of them.
+"""Makes the rows of the catalog consistent after a repair that could not read all of them.
 
-    parent links     made again from the name index, which lists every object under its parent
-    lost objects     named by the name index; their own links go
-    lost parents     a virtual host comes back under its name, with default settings; of any other kind, what stood
-                     under it goes with it, and is named
-    name index       made again from the objects
+    parent links     restored from the name index, which lists every object under its parent
+    lost objects     reported with the names in the name index; their links are deleted
+    lost parents     a vhost is restored under its name with default settings. Children of other lost parents are
+                     removed and reported.
+    name index       rebuilt from the objects
 
-A user is never made again: without its password it would be open to anybody.
+Users are never restored: without its password, an account would be open to everyone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from basaltmq.errors import BasaltError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.versions import put_version, read_version
@@ -41,14 +42,14 @@ _VERSIONS: Final = (
 )
 
 RESTORED: Final = frozenset({Kind.VHOST})
-"""Kinds whose objects come back under their name: nothing they had beside it lets anybody in."""
+"""Kinds that are restored under their name. They grant no access."""
 
 ROUNDS_MAX: Final = 8
-"""The hierarchy has three levels; what is removed in one may leave something dangling in the next."""
+"""The hierarchy has two levels. Each round may leave dangling links for the next one."""
 
 
 def mend_catalog(store: Store, losses: Losses) -> list[Loss]:
-    """Bring the rows of the catalog in line; what that cost."""
+    """Make the rows of the catalog consistent. Return the losses."""
     _versions(store, losses)
     named = _named(store)
     found: list[Loss] = []
@@ -75,37 +76,37 @@ def _versions(store: Store, losses: Losses) -> None:
 
 
 def _named(store: Store) -> dict[UUID, tuple[str, str, UUID]]:
-    """Type, name and parent of objects that are gone, or stand under somebody, as the name index has them."""
+    """Return type, name and parent from the name index, for lost objects and objects with a parent."""
     found: dict[UUID, tuple[str, str, UUID]] = {}
     for key, raw in store.scan(Family.OBJECT_NAMES):
         try:
-            parent, kind, name = keys.decode_object_name_key(key)
+            parent, kind, name = catalog_keys.decode_object_name_key(key)
         except (BasaltError, UnicodeDecodeError):
             continue
         if len(raw) == 16:
             object_id = UUID(bytes=raw)
-            if parent != ROOT or store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id)) is None:
+            if parent != ROOT or store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id)) is None:
                 found[object_id] = (kind, name, parent)
     return found
 
 
 def _restore_links(store: Store, named: dict[UUID, tuple[str, str, UUID]]) -> None:
-    """An object without a link that the name index lists under a parent stands under it."""
+    """Restore missing parent links from the name index."""
     batch = Batch()
     for walked in walk(store):
         listed = None if walked.id is None else named.get(walked.id)
         if walked.id is None or walked.value is None or walked.parents or listed is None or listed[2] == ROOT:
             continue
-        raw = store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(listed[2]))
+        raw = store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(listed[2]))
         parent_type = decode_value(raw, listed[2]).type if raw is not None else named.get(listed[2], ("",))[0]
         if parent_type:
-            key = keys.hierarchy_key(walked.id, parent_type)
+            key = catalog_keys.hierarchy_key(walked.id, parent_type)
             batch.put(Family.CONFIGURED_OBJECT_HIERARCHY, key, encode_parent(listed[2]))
     store.write(batch)
 
 
 def _dangling(store: Store, named: dict[UUID, tuple[str, str, UUID]]) -> list[Loss]:
-    """Links that lead nowhere, on either side."""
+    """Remove or restore objects with dangling links. Return the losses."""
     batch = Batch()
     found: list[Loss] = []
     restored: set[UUID] = set()
@@ -113,21 +114,24 @@ def _dangling(store: Store, named: dict[UUID, tuple[str, str, UUID]]) -> list[Lo
         if walked.id is None:
             continue
         if walked.value is None:
-            if store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(walked.id)) is None:
+            if store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(walked.id)) is None:
                 _delete_links(store, batch, walked.id)
                 found.append(_lost(walked.id, named, "is lost"))
             continue
         for parent_type, parent in walked.parents.items():
-            if parent in restored or store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(parent)) is not None:
+            if (
+                parent in restored
+                or store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(parent)) is not None
+            ):
                 continue
             kind, name, _ = named.get(parent, (parent_type, "", ROOT))
             if kind in RESTORED and name:
                 restored.add(parent)
                 record = ConfiguredRecord(parent, kind, {NAME: name})
-                batch.put(Family.CONFIGURED_OBJECTS, keys.configured_key(parent), encode_value(record))
-                found.append(_lost(parent, named, "lost its settings and has default ones now; set them again"))
+                batch.put(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(parent), encode_value(record))
+                found.append(_lost(parent, named, "lost its settings and has defaults now; set them again"))
                 continue
-            batch.delete(Family.CONFIGURED_OBJECTS, keys.configured_key(walked.id))
+            batch.delete(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(walked.id))
             _delete_links(store, batch, walked.id)
             own = walked.value.attributes.get(NAME)
             named[walked.id] = (walked.value.type, own if isinstance(own, str) else "", parent)
@@ -138,7 +142,9 @@ def _dangling(store: Store, named: dict[UUID, tuple[str, str, UUID]]) -> list[Lo
 
 
 def _delete_links(store: Store, batch: Batch, object_id: UUID) -> None:
-    for key, _ in store.scan(Family.CONFIGURED_OBJECT_HIERARCHY, *keys.prefix_range(keys.hierarchy_prefix(object_id))):
+    for key, _ in store.scan(
+        Family.CONFIGURED_OBJECT_HIERARCHY, *key_parts.prefix_range(catalog_keys.hierarchy_prefix(object_id))
+    ):
         batch.delete(Family.CONFIGURED_OBJECT_HIERARCHY, key)
 
 

@@ -1,15 +1,15 @@
-"""The name index: from (parent, type, name) to an object's id, derived from objects and parent links.
+"""The name index: maps (parent, type, name) to an object's id. Derived from objects and parent links.
 
     object_names    | parent uuid | lp(type) | lp(name) |  ->  | child uuid (16) |
 
 Every object has one row per parent, or one under ROOT if it has none. An object without a usable `name` attribute is
-listed under its id's text, so a prefix scan of a parent meets all its children: the index is also the way down the
-hierarchy. Names are unique per parent and type. Where stored objects break that (version 1 did not ask for it), the
-one with the lowest id has the name and the others are listed under their ids.
+indexed under the text of its id. A prefix scan of a parent therefore finds all its children. Names are unique per
+parent and type. Where stored objects violate that (version 1 did not enforce it), the one with the lowest id owns the
+name, and the others are indexed under their ids.
 
-Checking and rebuilding are one comparison of what is with what should be, in two passes and bounded memory: objects
-that are not found under their name, then rows that lead nowhere. A rebuild puts and deletes only what differs, so
-lookups go on working, and one that is cut short has made the index better, not worse.
+Check and rebuild compare the index with the objects in two passes with bounded memory: first objects without their row,
+then rows without their object. A rebuild writes only differences, so lookups continue to work, and an interrupted
+rebuild leaves a better index than before.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from basaltmq.errors import CorruptionError
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 
 NAMES_END: Final = b"\xff" * 19
-"""Above every key of the index: 16 bytes of id, 2 of length, and then UTF-8, which has no byte 0xff."""
+"""Above every key of the index: 16 bytes of id, 2 of length, then UTF-8, which never contains 0xff."""
 
 _ROWS_AT_ONCE: Final = 1000
-"""Rows compared together: one multi-get for many, and a batch of a few hundred KiB."""
+"""Rows compared together: one multi-get, and a batch of a few hundred KiB."""
 
 _PARENT_TYPES_KEPT: Final = 4096
-"""Most objects share few parents."""
+"""Size of the cache of parent types. Most objects share few parents."""
 
 _T = TypeVar("_T")
 
 
 def index_name(object_id: UUID, attributes: dict[str, object]) -> str:
-    """The name an object is listed under."""
+    """Return the name under which an object is indexed."""
     name = attributes.get(NAME)
     if isinstance(name, str) and (len(name) * 4 <= NAME_BYTES_MAX or len(name.encode()) <= NAME_BYTES_MAX):
         return name
@@ -52,16 +52,16 @@ def index_name(object_id: UUID, attributes: dict[str, object]) -> str:
 
 
 def name_keys(object_id: UUID, kind: str, name: str, parents: dict[str, UUID]) -> list[bytes]:
-    """The rows an object should have."""
-    return [keys.object_name_key(parent, kind, name) for parent in (parents.values() or (ROOT,))]
+    """Return the keys that an object should have in the index."""
+    return [catalog_keys.object_name_key(parent, kind, name) for parent in (parents.values() or (ROOT,))]
 
 
 def rows_held(reader: Reader, object_id: UUID, kind: str, name: str, parents: dict[str, UUID]) -> list[bytes]:
-    """The rows an object has: under its name, or under its id where another has the name."""
+    """Return the keys that an object has: under its name, or under its id if another object owns the name."""
     held = []
     for parent in parents.values() or (ROOT,):
         for listed in (name, str(object_id)):
-            key = keys.object_name_key(parent, kind, listed)
+            key = catalog_keys.object_name_key(parent, kind, listed)
             if reader.get(Family.OBJECT_NAMES, key) == object_id.bytes:
                 held.append(key)
                 break
@@ -69,7 +69,7 @@ def rows_held(reader: Reader, object_id: UUID, kind: str, name: str, parents: di
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A row of the index that should be otherwise: put it with the id, or delete it where that is None."""
+    """A correction of the index: put the row with this id, or delete the row if the id is None."""
 
     key: bytes
     should_be: bytes | None
@@ -77,7 +77,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def rebuild(store: Store) -> Iterator[Batch]:
-    """Batches that make the index what it should be. Each must be written before the one after next is asked for."""
+    """Yield batches that correct the index. Each must be written before the next but one is requested."""
     index = _Comparison(store)
     differences = index.differences()
     while chunk := list(islice(differences, _ROWS_AT_ONCE)):
@@ -93,17 +93,17 @@ def rebuild(store: Store) -> Iterator[Batch]:
 
 
 def check(reader: Reader) -> Iterator[Fault]:
-    """What is wrong with the index, row by row."""
+    """Yield the faults of the index."""
     for difference in _Comparison(reader).differences():
         yield difference.fault
 
 
 class _Comparison:
-    """The index as it is against the objects as they are."""
+    """Compares the index with the objects."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        # Rows named by differences that may not be written yet, of this batch and the one before.
+        # Rows of differences that may not be written yet, of this batch and the one before.
         self._claims: dict[bytes, bytes] = {}
         self._older_claims: dict[bytes, bytes] = {}
         self._type_of = lru_cache(_PARENT_TYPES_KEPT)(self._read_type)
@@ -124,33 +124,33 @@ class _Comparison:
                 continue
             name = index_name(walked.id, walked.value.attributes)
             for parent in walked.parents.values() or (ROOT,):
-                key = keys.object_name_key(parent, walked.value.type, name)
+                key = catalog_keys.object_name_key(parent, walked.value.type, name)
                 wanted.append((key, walked.id, walked.value, parent))
         holders = self._reader.get_many(Family.OBJECT_NAMES, [row[0] for row in wanted])
         for (key, object_id, value, parent), stored in zip(wanted, holders, strict=True):
             if stored == object_id.bytes and key not in self._claims and key not in self._older_claims:
                 continue
-            # Rows read together may be older than the batches written since.
+            # Rows read in bulk may be older than batches written since.
             holder = self._holder(key)
             if holder == object_id.bytes:
                 continue
             if holder is not None and holder < object_id.bytes and self._is_right(key, holder):
                 yield from self._duplicate(key, object_id, value, parent)
             else:
-                text = f"{value.type} {object_id} is not found by its name"
+                text = f"{value.type} {object_id} is missing in the name index"
                 yield self._claim(key, object_id, Fault(FaultKind.NAME_MISSING, text, object_id))
 
     def _duplicate(self, key: bytes, object_id: UUID, value: StoredValue, parent: UUID) -> Iterator[Difference]:
-        """Somebody with a lower id has the name: say so, and see that this one is listed under its id."""
-        text = f"{value.type} {object_id} has the name of another one of parent {parent}; rename or delete it"
+        """Report a duplicate name, and check that the object with the higher id is indexed under its id."""
+        text = f"{value.type} {object_id} has the same name as another one of parent {parent}; rename or delete it"
         yield Difference(key, object_id.bytes, Fault(FaultKind.NAME_DUPLICATE, text, object_id))
-        by_id = keys.object_name_key(parent, value.type, str(object_id))
+        by_id = catalog_keys.object_name_key(parent, value.type, str(object_id))
         if self._holder(by_id) != object_id.bytes:
-            text = f"{value.type} {object_id}, whose name is taken, is not listed under its id"
+            text = f"{value.type} {object_id} has a duplicate name and is not indexed under its id"
             yield self._claim(by_id, object_id, Fault(FaultKind.NAME_MISSING, text, object_id))
 
     def _holder(self, key: bytes) -> bytes | None:
-        """Whom a row leads to once the differences named so far are written."""
+        """Return the id in a row after the differences found so far are written."""
         return self._claims.get(key) or self._older_claims.get(key) or self._reader.get(Family.OBJECT_NAMES, key)
 
     def _claim(self, key: bytes, object_id: UUID, fault: Fault) -> Difference:
@@ -160,16 +160,16 @@ class _Comparison:
     def _stale(self, rows: list[tuple[bytes, bytes]]) -> Iterator[Difference]:
         for key, holder in rows:
             if not self._is_right(key, holder) and self._holder(key) == holder:
-                text = f"the name row {key[:64].hex()} leads to {holder[:16].hex()}, which is not called that"
+                text = f"the name row {key[:64].hex()} refers to {holder[:16].hex()}, which does not have that name"
                 object_id = UUID(bytes=holder) if len(holder) == 16 else None
                 yield Difference(key, None, Fault(FaultKind.NAME_STALE, text, object_id))
 
     def _is_right(self, key: bytes, holder: bytes) -> bool:
         """Whether an object exists that should have this row."""
         try:
-            parent, kind, name = keys.decode_object_name_key(key)
+            parent, kind, name = catalog_keys.decode_object_name_key(key)
             object_id = UUID(bytes=holder)
-            raw = self._reader.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+            raw = self._reader.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id))
             if raw is None:
                 return False
             value = decode_value(raw, object_id)
@@ -182,8 +182,8 @@ class _Comparison:
             return True
         if name != str(object_id):
             return False
-        # Under its id although it has a name: right only while another has the name.
-        owner = self._holder(keys.object_name_key(parent, kind, wanted))
+        # A named object is indexed under its id only while another object owns the name.
+        owner = self._holder(catalog_keys.object_name_key(parent, kind, wanted))
         return owner is not None and owner != holder
 
     def _is_parent(self, parent: UUID, child: UUID) -> bool:
@@ -191,11 +191,11 @@ class _Comparison:
         if parent_type is None:
             found = parents_of(self._reader, child)
             return parent in found.values() or (parent == ROOT and not found)
-        link = self._reader.get(Family.CONFIGURED_OBJECT_HIERARCHY, keys.hierarchy_key(child, parent_type))
+        link = self._reader.get(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(child, parent_type))
         return link == str(parent).encode()
 
     def _read_type(self, object_id: UUID) -> str | None:
-        raw = self._reader.get(Family.CONFIGURED_OBJECTS, keys.configured_key(object_id))
+        raw = self._reader.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(object_id))
         try:
             return None if raw is None else decode_value(raw, object_id).type
         except CorruptionError:

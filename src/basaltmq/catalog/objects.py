@@ -1,4 +1,4 @@
-"""What the catalog hands out and takes in: an object, the wish for one, a page of them, the news of a change."""
+"""Data types of the catalog's API: objects, objects to create, pages and change events."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from basaltmq.catalog.record import ROOT
 
 
 class CatalogObject(msgspec.Struct, frozen=True):
-    """An object of the catalog. Its attributes are the holder's own copy; changing them changes nothing else."""
+    """An object of the catalog. The attributes are a private copy."""
 
     id: UUID
     kind: Kind
     name: str
     parent: UUID
-    """ROOT for what stands at the top."""
+    """ROOT for objects at the top."""
     attributes: Attributes
 
 
 class NewObject(msgspec.Struct, frozen=True):
-    """An object to be created. Without an id it gets one."""
+    """An object to create. Without an id it gets a new one."""
 
     kind: Kind
     name: str
@@ -38,7 +38,7 @@ class Page(msgspec.Struct, frozen=True):
 
     objects: list[CatalogObject]
     next_after: str | None
-    """Hand this in as `start_after`; None if this was the last page."""
+    """Pass this as `start_after`; None on the last page."""
 
 
 class Action(enum.StrEnum):
@@ -49,7 +49,7 @@ class Action(enum.StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something changed; told once it is written, in the order of the writes."""
+    """A change, reported after its write and in write order."""
 
     action: Action
     id: UUID
@@ -57,4 +57,4 @@ class Event(msgspec.Struct, frozen=True):
     name: str
     parent: UUID
     old_name: str | None = None
-    """Of what was renamed."""
+    """The previous name of a renamed object."""

@@ -1,13 +1,13 @@
-"""The preference store (SPEC A3): what users prefer, one row each.
+"""The preference store (SPEC A3): preferences of users, one row each.
 
     preferences    | uuid (16) |  ->  {"owner", "type", "name", "created_ms", "updated_ms", "attributes"}    JSON
 
-Who owns a preference and when it changed are fields of the row, so they can be read without knowing what a type keeps
-in its attributes. Version 1 kept one flat object: `owner`, `type`, `name`, `createdDate` and `lastUpdatedDate` (ms)
-among the attributes. The upgrade takes those that have the right type out and leaves everything else where it was;
-what has no owner belongs to nobody, "".
+Owner and times are fields of the row, so they can be read without knowledge of the attributes of a type. Version 1 was
+one flat object, with `owner`, `type`, `name`, `createdDate` and `lastUpdatedDate` (ms) among the attributes. The
+upgrade moves those with the right type to fields and leaves the others among the attributes. A missing owner becomes
+"".
 
-Nothing is held in memory. A damaged row is reported by `open_and_load` and left as it is.
+Nothing is cached. `open_and_load` reports damaged rows and leaves them unchanged.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceeded
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.versions import bring_up_to_date
 
 VERSION_NAME: Final = "preferences_version"
 VERSION: Final = 2
 
 TEXT_BYTES_MAX: Final = 0xFFFF
-"""Of an owner, a type or a name: as long as a name anywhere in the catalog may be."""
+"""Size limit of an owner, type or name, the same as for names in the catalog."""
 
 PREFERENCES_PER_CHANGE_MAX: Final = 10_000
-"""In one call; with the limit on attributes it keeps a batch within what the store takes."""
+"""Preferences per call. With the limit on attributes, a batch stays within the store's limit."""
 
 CHANGE_BYTES_MAX: Final = 64 << 20
-"""Of all preferences in one call."""
+"""Bytes of all preferences of one call."""
 
 TIME_MS_MAX: Final = (1 << 63) - 1
 
@@ -84,7 +84,7 @@ _decode: Final = json_decoder(_Row)
 _decode_flat: Final = json_decoder(dict[str, Any])
 
 PreferenceHandler = Callable[[Preference], bool | None]
-"""Is handed every preference; returning False stops the walk."""
+"""Called with every preference. Returning False stops the scan."""
 
 
 class PreferenceStore:
@@ -96,7 +96,7 @@ class PreferenceStore:
         self._life = Lifecycle("preference store")
 
     def open_and_load(self, handler: PreferenceHandler) -> LoadReport:
-        """Open, upgrading what is older, and hand every sound preference over; the report has the damaged ones."""
+        """Open, upgrade older rows, and call `handler` with every sound preference. The report lists damaged rows."""
         self._life.open()
         try:
             with self.commits.lock:
@@ -108,31 +108,32 @@ class PreferenceStore:
 
     def get(self, preference_id: UUID) -> Preference | None:
         self._life.require_open()
-        raw = self._store.get(Family.PREFERENCES, keys.preference_key(preference_id))
+        raw = self._store.get(Family.PREFERENCES, catalog_keys.preference_key(preference_id))
         return None if raw is None else decode_preference(preference_id, raw)
 
     def update_or_create(self, preferences: Iterable[Preference]) -> None:
-        """Put every one of them, in one batch."""
+        """Put all preferences in one batch."""
         self._life.require_open()
         with self.commits.change() as change:
             self._stage(change, preferences)
 
     def replace(self, remove: Iterable[UUID], put: Iterable[Preference]) -> None:
-        """Remove those with the ids of `remove`, put those of `put`, in one batch. An id may be in both."""
+        """Remove the preferences with the ids of `remove` and put those of `put`, in one batch. An id may be in
+        both."""
         self._life.require_open()
         with self.commits.change() as change:
             for preference_id in remove:
                 if not isinstance(preference_id, UUID):
                     raise InvalidArgumentError(f"an id must be a UUID, not {type(preference_id).__name__}")
-                change.delete(Family.PREFERENCES, keys.preference_key(preference_id))
+                change.delete(Family.PREFERENCES, catalog_keys.preference_key(preference_id))
             self._stage(change, put)
 
     def close(self) -> None:
-        """Closing twice is fine. The store below stays open."""
+        """Close. Closing twice is allowed. The underlying store stays open."""
         self._life.close()
 
     def on_delete(self) -> None:
-        """Remove all of it and close. What is opened here next is new."""
+        """Remove all rows and close. The next open finds a new store."""
         with self.commits.change() as change:
             change.delete_range(Family.PREFERENCES, b"", _END)
             change.delete(Family.VERSION, VERSION_NAME.encode())
@@ -144,22 +145,22 @@ class PreferenceStore:
         for preference in preferences:
             raw = encode_preference(preference)
             if preference.id in seen:
-                raise InvalidArgumentError(f"preference {preference.id} is there twice in one call")
+                raise InvalidArgumentError(f"preference {preference.id} occurs twice in one call")
             seen.add(preference.id)
             size_bytes += len(raw)
             if len(seen) > PREFERENCES_PER_CHANGE_MAX or size_bytes > CHANGE_BYTES_MAX:
                 raise LimitExceededError(
-                    f"one call takes at most {PREFERENCES_PER_CHANGE_MAX} preferences of {CHANGE_BYTES_MAX} bytes "
-                    "together; use several calls"
+                    f"one call can write {PREFERENCES_PER_CHANGE_MAX} preferences and {CHANGE_BYTES_MAX} bytes; "
+                    "use several calls"
                 )
-            change.put(Family.PREFERENCES, keys.preference_key(preference.id), raw)
+            change.put(Family.PREFERENCES, catalog_keys.preference_key(preference.id), raw)
 
     def _load(self, handler: PreferenceHandler) -> LoadReport:
         report = LoadReport()
         for key, raw in self._store.scan(Family.PREFERENCES):
             preference_id = None
             try:
-                preference_id = keys.decode_preference_key(key)
+                preference_id = catalog_keys.decode_preference_key(key)
                 preference = decode_preference(preference_id, raw)
             except CorruptionError as error:
                 report.add(Fault(FaultKind.DAMAGED_ROW, str(error), preference_id))
@@ -171,7 +172,7 @@ class PreferenceStore:
 
 
 def encode_preference(preference: Preference) -> bytes:
-    """The row of a preference handed in by a caller, after every check."""
+    """Check a caller's preference and encode its row."""
     if not isinstance(preference, Preference) or not isinstance(preference.id, UUID):
         raise InvalidArgumentError("preferences must be Preference with a UUID as id")
     what = f"preference {preference.id}"
@@ -180,7 +181,7 @@ def encode_preference(preference: Preference) -> bytes:
     for field in ("created_ms", "updated_ms"):
         time_ms = getattr(preference, field)
         if type(time_ms) is not int or not 0 <= time_ms <= TIME_MS_MAX:
-            raise InvalidArgumentError(f"the {field} of {what} must be ms since 1970, not {time_ms!r:.80}")
+            raise InvalidArgumentError(f"the {field} of {what} must be milliseconds since 1970, not {time_ms!r:.80}")
     return _encode(
         _RowOut(
             preference.owner,
@@ -211,7 +212,7 @@ def _check_text(text: object, what: str) -> None:
 
 
 def _upgrade_from_1(store: Store) -> Iterator[Batch]:
-    """Rows a crash left upgraded look like version 2 and are passed over; damaged ones stay as they are."""
+    """Yield batches of upgraded rows. Rows of an interrupted upgrade are skipped, and damaged rows stay unchanged."""
     rows = store.scan(Family.PREFERENCES)
     while chunk := list(islice(rows, _ROWS_AT_ONCE)):
         batch = Batch()

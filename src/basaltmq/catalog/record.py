@@ -1,10 +1,10 @@
-"""A configured record: the unit of the configuration store, and how its row looks.
+"""A configured record: the unit of the configuration store, and its row.
 
     configured_objects            uuid text            ->  {"type": ..., "attributes": {...}}      JSON
     configured_object_hierarchy   child|parent type    ->  parent uuid text
 
-A record without parents stands at the top. Encoding checks what a caller handed in; decoding checks what the disk
-gave back, and says which object is damaged.
+A record without parents is at the top. Encoding validates the caller's data. Decoding validates the stored data, and
+its errors name the damaged object.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 
 ROOT: Final = UUID(int=0)
-"""The parent of what has none. No object may have this id."""
+"""The parent of top-level objects. No object may have this id."""
 
 NAME: Final = "name"
-"""The attribute the name index is made from."""
+"""The attribute from which the name index is built."""
 
 TYPE_BYTES_MAX: Final = 255
-"""A type is a word of ours, not a text of the user's."""
+"""Types are short words defined by Basalt, not user text."""
 
 NAME_BYTES_MAX: Final = 0xFFFF
-"""What a key can hold, and what the longest names on the wire (MQTT topics) need."""
+"""The limit of a key, and enough for the longest names of any protocol (MQTT topics)."""
 
 _TEXT: Final = msgspec.json.Encoder().encode
 
 
 class ConfiguredRecord(msgspec.Struct, frozen=True):
-    """An object as the configuration store keeps it."""
+    """An object in the configuration store."""
 
     id: UUID
     type: str
@@ -54,10 +54,10 @@ _decode: Final = json_decoder(StoredValue)
 
 
 def encode_value(record: ConfiguredRecord) -> bytes:
-    """The row of a record handed in by a caller, after every check that needs no other row."""
+    """Encode a caller's record after all checks that need no other row."""
     object_id = record.id
     if not isinstance(object_id, UUID) or object_id == ROOT:
-        raise InvalidArgumentError(f"an object needs a UUID other than nil as its id, not {object_id!r:.80}")
+        raise InvalidArgumentError(f"the id of an object must be a UUID other than nil, not {object_id!r:.80}")
     check_type(record.type)
     if not isinstance(record.parents, dict):
         raise InvalidArgumentError(f"the parents of {object_id} must be a dict of type to UUID")
@@ -81,7 +81,7 @@ def decode_value(raw: bytes, object_id: UUID) -> StoredValue:
 
 def check_type(value: object) -> None:
     if not isinstance(value, str) or not 0 < _utf8_bytes(value, "a type") <= TYPE_BYTES_MAX:
-        raise InvalidArgumentError(f"a type is a text of 1 to {TYPE_BYTES_MAX} bytes, not {value!r:.80}")
+        raise InvalidArgumentError(f"a type must be text of 1 to {TYPE_BYTES_MAX} bytes, not {value!r:.80}")
 
 
 def check_name(value: object) -> None:
@@ -89,7 +89,7 @@ def check_name(value: object) -> None:
         raise InvalidArgumentError(f"a name must be a str, not {type(value).__name__}")
     size = _utf8_bytes(value, "a name")
     if size > NAME_BYTES_MAX:
-        raise InvalidArgumentError(f"a name of {size} bytes is too long: at most {NAME_BYTES_MAX} bytes of UTF-8")
+        raise InvalidArgumentError(f"a name of {size} bytes exceeds the limit of {NAME_BYTES_MAX} bytes of UTF-8")
 
 
 def encode_parent(parent: UUID) -> bytes:

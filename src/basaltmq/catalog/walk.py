@@ -1,7 +1,7 @@
-"""Walking over all configured objects with their parent links, in id order, in bounded memory.
+"""Scans all configured objects with their parent links, in id order and bounded memory.
 
-Objects and links are sorted by the same text (the child's id), so two scans side by side meet every object with its
-links. A row that cannot be decoded becomes a fault of its object; the walk goes on.
+Objects and links are sorted by the same text (the child's id), so two parallel scans pair every object with its links.
+A row that cannot be decoded becomes a fault of its object, and the scan continues.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from basaltmq.catalog.record import StoredValue, decode_parent, decode_value
 from basaltmq.errors import CorruptionError
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
 
 _ID_TEXT_BYTES: Final = 36
 
 
 class Walked(msgspec.Struct):
-    """One object, or what is left of it: `value` is None if there is no sound object row."""
+    """One object with its links. `value` is None if the object row is missing or damaged."""
 
     id: UUID | None
     value: StoredValue | None
@@ -32,7 +33,7 @@ class Walked(msgspec.Struct):
 
 
 def walk(reader: Reader) -> Iterator[Walked]:
-    """Every object in id order. The reader should be a snapshot, or nobody may write meanwhile."""
+    """Yield every object in id order. The reader must be a snapshot, or writers must be excluded."""
     links = reader.scan(Family.CONFIGURED_OBJECT_HIERARCHY)
     link = next(links, None)
     for key, raw in reader.scan(Family.CONFIGURED_OBJECTS):
@@ -50,11 +51,11 @@ def walk(reader: Reader) -> Iterator[Walked]:
 
 
 def parents_of(reader: Reader, object_id: UUID) -> dict[str, UUID]:
-    """The parent links of one object."""
-    start, end = keys.prefix_range(keys.hierarchy_prefix(object_id))
+    """Return the parent links of one object."""
+    start, end = key_parts.prefix_range(catalog_keys.hierarchy_prefix(object_id))
     found = {}
     for key, raw in reader.scan(Family.CONFIGURED_OBJECT_HIERARCHY, start, end):
-        _, parent_type = keys.decode_hierarchy_key(key)
+        _, parent_type = catalog_keys.decode_hierarchy_key(key)
         found[parent_type] = decode_parent(raw, object_id)
     return found
 
@@ -62,7 +63,7 @@ def parents_of(reader: Reader, object_id: UUID) -> dict[str, UUID]:
 def _object(key: bytes, raw: bytes) -> Walked:
     walked = Walked(None, None, {}, [])
     try:
-        walked.id = keys.decode_configured_key(key)
+        walked.id = catalog_keys.decode_configured_key(key)
         walked.value = decode_value(raw, walked.id)
     except CorruptionError as error:
         walked.faults.append(Fault(FaultKind.DAMAGED_ROW, str(error), walked.id))
@@ -71,7 +72,7 @@ def _object(key: bytes, raw: bytes) -> Walked:
 
 def _add_link(walked: Walked, key: bytes, raw: bytes) -> None:
     try:
-        child, parent_type = keys.decode_hierarchy_key(key)
+        child, parent_type = catalog_keys.decode_hierarchy_key(key)
         walked.parents[parent_type] = decode_parent(raw, child)
     except CorruptionError as error:
         walked.faults.append(Fault(FaultKind.DAMAGED_ROW, str(error), walked.id))
@@ -79,7 +80,7 @@ def _add_link(walked: Walked, key: bytes, raw: bytes) -> None:
 
 def _orphan(key: bytes, raw: bytes) -> Walked:
     try:
-        child, parent_type = keys.decode_hierarchy_key(key)
+        child, parent_type = catalog_keys.decode_hierarchy_key(key)
         parent = decode_parent(raw, child)
     except CorruptionError as error:
         return Walked(None, None, {}, [Fault(FaultKind.DAMAGED_ROW, str(error))])

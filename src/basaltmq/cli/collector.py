@@ -1,12 +1,12 @@
-"""Keeps the garbage collector's pauses short (P13).
+"""Keeps the pauses of the garbage collector short (P13).
 
-A full collection visits every tracked object and holds the loop meanwhile: 170 ms with 100,000 bindings. Objects that
-survive a slow one are frozen, so the next visits only objects made since then. Python itself waits with full
+A full collection visits every tracked object and blocks the event loop meanwhile: 170 ms with 100,000 bindings. Objects
+that survive a slow collection are frozen, so the next one visits only newer objects. Python itself defers full
 collections until the unfrozen objects have grown by a quarter.
 
-A frozen object is still freed when its last reference goes. Only a cycle that was alive at a slow collection and became
-garbage later stays in memory until the process ends. Objects that come and go with clients must not form cycles when
-they end; tests/unit/protocols/amqp091/test_connection.py and tests/unit/queues/test_change.py check that.
+Reference counting still frees a frozen object. Only a cycle that was alive at a slow collection and became garbage
+later stays in memory until the process ends. So objects that belong to a client must not form cycles when they end;
+tests/unit/protocols/amqp091/test_connection.py and tests/unit/queues/test_change.py check that.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 SLOW_S: Final = 0.01
-"""The input of one turn of the loop (broker/loop_shares.py). About 30,000 objects."""
+"""The time limit of one event-loop turn (broker/loop_shares.py). About 30,000 objects."""
 
 FULL: Final = 2
 
 
 class Collector:
-    """While entered, freezes what survives a slow full collection."""
+    """Context manager that freezes the objects that survive a slow full collection."""
 
     def __init__(self, freeze: Callable[[], None] = gc.freeze, clock_s: Callable[[], float] = time.thread_time) -> None:
         self._freeze = freeze

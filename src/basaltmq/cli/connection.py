@@ -1,4 +1,4 @@
-"""`basalt connection`: who is connected to a running broker; also channels and consumers."""
+"""`basalt connection`: connections, channels and consumers of a running broker."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 import click
 
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+from basaltmq.http_client import HttpClient, path
 
 
 @click.group()
 def connection() -> None:
-    """Connections, channels and consumers of a running broker."""
+    """List and close connections; list channels and consumers of a running broker."""
 
 
 @connection.command("list")
 @as_json
 @with_api
-def list_connections(api: ApiClient, as_json: bool) -> None:
+def list_connections(api: HttpClient, as_json: bool) -> None:
     """List connections."""
     found = list(api.pages(path("connections")))
     rows = [
@@ -35,13 +35,13 @@ def list_connections(api: ApiClient, as_json: bool) -> None:
         }
         for each in found
     ]
-    show(found if as_json else rows, as_json=as_json, empty="nobody is connected")
+    show(found if as_json else rows, as_json=as_json, empty="no connections")
 
 
 @connection.command()
 @as_json
 @with_api
-def channels(api: ApiClient, as_json: bool) -> None:
+def channels(api: HttpClient, as_json: bool) -> None:
     """List channels."""
     found = list(api.pages(path("channels")))
     wanted = ("name", "user", "vhost", "consumer_count", "messages_unacknowledged", "messages_unconfirmed")
@@ -52,7 +52,7 @@ def channels(api: ApiClient, as_json: bool) -> None:
 @connection.command()
 @as_json
 @with_api
-def consumers(api: ApiClient, as_json: bool) -> None:
+def consumers(api: HttpClient, as_json: bool) -> None:
     """List consumers."""
     found = list(api.pages(path("consumers")))
     rows = [
@@ -74,9 +74,9 @@ def _some(each: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 @connection.command()
 @click.argument("name")
-@click.option("--reason", default="closed by the operator", show_default=True, help="What the client is told.")
+@click.option("--reason", default="closed by the operator", show_default=True, help="Reason that the client receives.")
 @with_api
-def close(api: ApiClient, name: str, reason: str) -> None:
-    """Close a connection; `list` shows the names."""
+def close(api: HttpClient, name: str, reason: str) -> None:
+    """Close the connection NAME. `list` shows the names."""
     api.delete(path("connections", name), reason=reason)
     click.echo(f"connection {name} closed")

@@ -1,4 +1,4 @@
-"""`basalt definitions`: everything a broker is told to have, as one JSON file; RabbitMQ's files are taken too."""
+"""`basalt definitions`: export and import a broker's configuration as JSON, compatible with RabbitMQ's files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, BinaryIO, Final
 import click
 import msgspec
 
+from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.http_client import HttpClient, path
 
-LEFT_OUT: Final = 2
-"""The exit code of an import that did not take everything."""
+SKIPPED: Final = 2
+"""Exit code of an import that skipped something."""
 
-vhost_option = click.option("--vhost", help="Of one virtual host; else of the whole broker.")
+vhost_option = click.option("--vhost", help="Virtual host.  [default: the whole broker]")
 
 
 @click.group()
@@ -31,8 +32,9 @@ def _where(vhost: str | None) -> str:
 @click.argument("target", type=click.Path(dir_okay=False, allow_dash=True), default="-")
 @vhost_option
 @with_api
-def export_definitions(api: ApiClient, target: str, vhost: str | None) -> None:
-    """Write definitions as JSON to TARGET (default: stdout). It holds hashes of passwords: its mode is 0600."""
+def export_definitions(api: HttpClient, target: str, vhost: str | None) -> None:
+    """Export definitions as JSON to TARGET (default: stdout). The file has mode 0600, because it contains password
+    hashes."""
     found = api.get(_where(vhost))
     text = msgspec.json.format(msgspec.json.encode(found)) + b"\n"
     if target == "-":
@@ -48,7 +50,7 @@ def _write_private(target: str, data: bytes) -> None:
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            # One that was there before may have been readable by others.
+            # An existing file may be readable by others.
             os.fchmod(descriptor, 0o600)
         file.write(data)
 
@@ -57,15 +59,15 @@ def _write_private(target: str, data: bytes) -> None:
 @click.argument("source", type=click.File("rb"), default="-")
 @vhost_option
 @with_api
-def import_definitions(api: ApiClient, source: BinaryIO, vhost: str | None) -> None:
-    """Make what SOURCE (default: stdin) says, as exported here or by `rabbitmqctl export_definitions`.
+def import_definitions(api: HttpClient, source: BinaryIO, vhost: str | None) -> None:
+    """Import the definitions in SOURCE (default: stdin), exported by Basalt or `rabbitmqctl export_definitions`.
 
-    Exit code 2 if something was left out.
+    The exit code is 2 if a definition was skipped.
     """
     done: dict[str, Any] = api.call("POST", _where(vhost), source.read(), long=True)
-    rows = [{"kind": kind, "taken": count} for kind, count in done["imported"].items()]
-    show(rows, as_json=False, empty="nothing was taken")
+    rows = [{"kind": kind, "imported": count} for kind, count in done["imported"].items()]
+    show(rows, as_json=False, empty="nothing imported")
     for line in done["skipped"]:
-        click.echo(f"left out: {line}", err=True)
+        click.echo(f"skipped: {line}", err=True)
     if done["skipped"]:
-        raise SystemExit(LEFT_OUT)
+        raise SystemExit(SKIPPED)

@@ -1,4 +1,4 @@
-"""`basalt exchange` and `basalt binding`: routing of a running broker."""
+"""`basalt exchange` and `basalt binding`: exchanges and bindings of a running broker."""
 
 from __future__ import annotations
 
@@ -8,36 +8,35 @@ from typing import Any, Final
 import click
 import msgspec
 
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json, vhost_option
 from basaltmq.cli.output import show
 from basaltmq.decoding import json_decoder
-from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.http_client import HttpClient, path
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-vhost_option = click.option("--vhost", default="/", show_default=True)
-arguments_option = click.option("--arguments", default="{}", metavar="JSON", help="An object of arguments.")
+arguments_option = click.option("--arguments", default="{}", metavar="JSON", help="Arguments as a JSON object.")
 
 
 _decode: Final = json_decoder(dict[str, Any])
 
 
 def json_object(name: str, text: str) -> dict[str, Any]:
-    """What an option that takes a JSON object was given."""
     try:
         return _decode(text)
     except msgspec.DecodeError as error:
-        raise click.UsageError(f"{name} takes a JSON object: {error}") from error
+        raise click.UsageError(f"{name} is not a JSON object: {error}") from error
 
 
 @click.group()
 def exchange() -> None:
-    """Exchanges of a running broker."""
+    """Manage exchanges of a running broker, and publish to them."""
 
 
 @exchange.command("list")
 @vhost_option
 @as_json
 @with_api
-def list_exchanges(api: ApiClient, vhost: str, as_json: bool) -> None:
+def list_exchanges(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List exchanges."""
     found = list(api.pages(path("exchanges", vhost)))
     rows = found if as_json else [_row(each) for each in found]
@@ -57,15 +56,15 @@ def _row(each: dict[str, Any]) -> dict[str, Any]:
 
 @exchange.command()
 @click.argument("name")
-@click.option("--type", "kind", default="direct", show_default=True, help="direct, fanout, topic or headers.")
-@click.option("--transient", is_flag=True, help="Gone at the next restart.")
-@click.option("--auto-delete", is_flag=True)
-@click.option("--internal", is_flag=True, help="Clients cannot publish to it.")
+@click.option("--type", "kind", default="direct", show_default=True, help="Type: direct, fanout, topic or headers.")
+@click.option("--transient", is_flag=True, help="Delete it at the next restart.")
+@click.option("--auto-delete", is_flag=True, help="Delete it with its last binding.")
+@click.option("--internal", is_flag=True, help="Clients cannot publish to it, only other exchanges.")
 @vhost_option
 @arguments_option
 @with_api
 def declare(
-    api: ApiClient,
+    api: HttpClient,
     name: str,
     kind: str,
     transient: bool,
@@ -74,18 +73,18 @@ def declare(
     vhost: str,
     arguments: str,
 ) -> None:
-    """Make an exchange; fails if there is another one of the name."""
+    """Create an exchange. Fails if one with this name and other settings exists."""
     body = {"type": kind, "durable": not transient, "auto_delete": auto_delete, "internal": internal}
     api.put(path("exchanges", vhost, name), {**body, "arguments": json_object("--arguments", arguments)})
-    click.echo(f"exchange {name} is there; bind a queue to it with: basalt binding create {name} QUEUE --key KEY")
+    click.echo(f"exchange {name} created; bind a queue with: basalt binding create {name} QUEUE --key KEY")
 
 
 @exchange.command()
 @click.argument("name")
-@click.option("--if-unused", is_flag=True)
+@click.option("--if-unused", is_flag=True, help="Fail if it has bindings.")
 @vhost_option
 @with_api
-def delete(api: ApiClient, name: str, if_unused: bool, vhost: str) -> None:
+def delete(api: HttpClient, name: str, if_unused: bool, vhost: str) -> None:
     """Delete an exchange and its bindings."""
     api.delete(path("exchanges", vhost, name), **{"if-unused": "true" if if_unused else None})
     click.echo(f"exchange {name} deleted")
@@ -95,33 +94,33 @@ def delete(api: ApiClient, name: str, if_unused: bool, vhost: str) -> None:
 @click.argument("name")
 @click.argument("payload", required=False)
 @click.option("--key", default="", help="Routing key.")
-@click.option("--properties", default="{}", metavar="JSON", help='Such as {"delivery_mode": 2}.')
+@click.option("--properties", default="{}", metavar="JSON", help='Message properties, such as {"delivery_mode": 2}.')
 @vhost_option
 @with_api
-def publish(api: ApiClient, name: str, payload: str | None, key: str, properties: str, vhost: str) -> None:
-    """Publish one message, PAYLOAD or what stdin says. The name "" is the default exchange: KEY is a queue."""
+def publish(api: HttpClient, name: str, payload: str | None, key: str, properties: str, vhost: str) -> None:
+    """Publish one message: PAYLOAD, or stdin. With NAME "", the default exchange, --key is the queue name."""
     text = sys.stdin.read() if payload is None else payload
     given = json_object("--properties", properties)
     body = {"routing_key": key, "payload": text, "payload_encoding": "string", "properties": given}
     where = path("exchanges", vhost, name or "amq.default", "publish")
     if api.post(where, body)["routed"]:
-        click.echo("published, and durable")
+        click.echo("published and confirmed")
     else:
-        click.echo("published, but no queue was bound for it: it is gone", err=True)
+        click.echo("the message was dropped: no queue is bound for it", err=True)
         raise SystemExit(1)
 
 
 @click.group()
 def binding() -> None:
-    """Bindings of a running broker."""
+    """Manage bindings of a running broker."""
 
 
 @binding.command("list")
 @vhost_option
 @as_json
 @with_api
-def list_bindings(api: ApiClient, vhost: str, as_json: bool) -> None:
-    """List bindings, but for those of the default exchange, which every queue has."""
+def list_bindings(api: HttpClient, vhost: str, as_json: bool) -> None:
+    """List bindings, except those of the default exchange."""
     found = [each for each in api.pages(path("bindings", vhost)) if as_json or each["source"]]
     rows = found if as_json else [_binding_row(each) for each in found]
     show(rows, as_json=as_json, empty=f"no bindings in vhost {vhost}")
@@ -137,7 +136,7 @@ def _binding_row(each: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-to_exchange = click.option("--to-exchange", is_flag=True, help="DESTINATION is an exchange, not a queue.")
+to_exchange = click.option("--to-exchange", is_flag=True, help="DESTINATION is an exchange instead of a queue.")
 
 
 @binding.command("create")
@@ -149,7 +148,7 @@ to_exchange = click.option("--to-exchange", is_flag=True, help="DESTINATION is a
 @arguments_option
 @with_api
 def create_binding(
-    api: ApiClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str, arguments: str
+    api: HttpClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str, arguments: str
 ) -> None:
     """Bind DESTINATION to the exchange SOURCE."""
     where = path("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
@@ -164,8 +163,8 @@ def create_binding(
 @to_exchange
 @vhost_option
 @with_api
-def delete_binding(api: ApiClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str) -> None:
-    """Take away the bindings of DESTINATION to SOURCE that have this key."""
+def delete_binding(api: HttpClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str) -> None:
+    """Delete the bindings of DESTINATION to SOURCE that have this key."""
     where = ("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
     doomed = [each for each in api.get(path(*where)) if each["routing_key"] == key]
     if not doomed:

@@ -1,7 +1,7 @@
-"""Lines that are piped into a command, in portions that are written together.
+"""Reads lines from stdin in batches.
 
-A portion ends at its limits, at the end, and where the source pauses: what `tail -f` pipes is written as it comes, and
-what somebody typed is there when they press Ctrl-C.
+A batch ends at its limits, at the end of the input, and when the source pauses. So lines from `tail -f` are written as
+they arrive, and typed lines are written before Ctrl-C.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import BinaryIO, Final, TypeAlias, cast
 from basaltmq.errors import LimitExceededError
 
 CHUNK_BYTES: Final = 256 << 10
-"""One read: a few times what a pipe holds."""
+"""Size of one read: a few times the capacity of a pipe."""
 
 LINE_BYTES_MAX: Final = 64 << 20
-"""A line of input: the largest record there is by default, in base64 or with every byte escaped, and room to spare."""
+"""Limit of a line: the largest record by default, in base64 or with every byte escaped, and a margin."""
 
-Portion: TypeAlias = list[tuple[int, bytes]]
-"""Lines with their numbers, which begin at 1, without the newline."""
+LineBatch: TypeAlias = list[tuple[int, bytes]]
+"""(line number from 1, line without newline)."""
 
 
-def portions(source: BinaryIO, lines_max: int, bytes_max: int) -> Iterator[Portion]:
-    """The lines of a source."""
+def line_batches(source: BinaryIO, lines_max: int, bytes_max: int) -> Iterator[LineBatch]:
+    """Yield the lines of a source in batches."""
     reader = cast(io.BufferedReader, source)
-    portion: Portion = []
+    batch: LineBatch = []
     size_bytes = number = 0
     parts: list[bytes] = []
     parts_bytes = 0
@@ -42,31 +42,31 @@ def portions(source: BinaryIO, lines_max: int, bytes_max: int) -> Iterator[Porti
         for line in others:
             number += 1
             _check(number, len(line))
-            portion.append((number, line))
+            batch.append((number, line))
             size_bytes += len(line)
-            if len(portion) >= lines_max or size_bytes >= bytes_max:
-                yield portion
-                portion, size_bytes = [], 0
-        if portion and _pauses(reader):
-            yield portion
-            portion, size_bytes = [], 0
+            if len(batch) >= lines_max or size_bytes >= bytes_max:
+                yield batch
+                batch, size_bytes = [], 0
+        if batch and _pauses(reader):
+            yield batch
+            batch, size_bytes = [], 0
     if parts_bytes:
         _check(number + 1, parts_bytes)
-        portion.append((number + 1, b"".join(parts)))
-    if portion:
-        yield portion
+        batch.append((number + 1, b"".join(parts)))
+    if batch:
+        yield batch
 
 
 def _check(number: int, size_bytes: int) -> None:
     if size_bytes > LINE_BYTES_MAX:
-        raise LimitExceededError(f"line {number} is over {LINE_BYTES_MAX} bytes")
+        raise LimitExceededError(f"line {number} is longer than {LINE_BYTES_MAX} bytes; split it")
 
 
 def _pauses(reader: io.BufferedReader) -> bool:
-    """Whether the next read would wait."""
+    """Whether the next read would block."""
     try:
         ready, _, _ = select.select([reader.fileno()], [], [], 0)
     except OSError:
-        # No file of the system's, as in tests: everything is there already.
+        # Not a file descriptor, as in tests: all input is available.
         return False
     return not ready

@@ -1,8 +1,7 @@
 """Entry point: `basalt [--data-dir DIR] GROUP COMMAND`.
 
-Every group has its own module, loaded when it is asked for: a command that speaks to a broker does not load the engine,
-and an embedded program need not have what the broker needs. The data directory comes from the flag, or from
-BASALT_DATA_DIR, or is `./data`.
+A command's module is imported when the command runs. So commands for a broker do not load the storage engine, and
+embedded programs need not install the dependencies of the server.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, Final
 import click
 
 from basaltmq import __version__
-from basaltmq.cli.local_or_remote import asks_for_server
+from basaltmq.cli.local_or_remote import has_server_flag
 from basaltmq.cli.output import BasaltGroup
 from basaltmq.pipeline.place import DEFAULT_VHOST, VHOSTS, store_path
 
@@ -30,42 +29,42 @@ COMMANDS: Final = {
     "binding": "exchange",
     "connection": "connection",
     "definitions": "definitions",
-    "demo": "demonstrate",
-    "doctor": "doctor",
+    "demo": "demo",
+    "doctor": "doctor.command",
     "exchange": "exchange",
     "permission": "user",
-    "pipeline": "pipeline",
+    "pipeline": "pipeline.command",
     "policy": "policy",
-    "queue": "queue",
-    "serve": "serve",
+    "queue": "queue.command",
+    "serve": "server.command",
     "status": "status",
     "store": "store",
-    "topic": "topic",
+    "topic": "topic.command",
     "user": "user",
     "vhost": "vhost",
 }
-"""Command -> the module of this package that has it, under its own name."""
+"""Command -> module of this package that defines it under the same name."""
 
 
-ON_A_STORE: Final = {"queue", "store", "topic"}
-"""Groups that work on the data directory; it may be named behind them too."""
+DATA_DIR_GROUPS: Final = {"queue", "store", "topic"}
+"""Groups that work on the data directory. `--data-dir` may also follow their name."""
 
-OF_A_BROKER: Final = {"queue", "topic"}
-"""Of these, those that take a broker's directory, with a virtual host, for the store of that virtual host."""
+VHOST_GROUPS: Final = {"queue", "topic"}
+"""Groups for which a broker's data directory and a virtual host select the store of that virtual host."""
 
 
 class MainGroup(BasaltGroup):
-    """The top."""
+    """The `basalt` command."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         if sys.stdin is None:
-            # `<&-`: there is nothing to read, which is no error.
+            # stdin is closed (`<&-`): treat it as empty.
             sys.stdin = open(os.devnull)  # noqa: SIM115
-        with _left_by_sigterm():
+        with _sigterm_as_exit():
             return super().main(*args, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _hoisted(args))
+        return super().parse_args(ctx, _hoist_data_dir(args))
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -78,28 +77,32 @@ class MainGroup(BasaltGroup):
             loaded = importlib.import_module(f"basaltmq.cli.{module}")
         except ModuleNotFoundError as error:
             missing = str(error.name)
+            if missing.partition(".")[0] == "basaltmq":
+                raise
             return click.Command(
-                cmd_name, help=f"Needs {missing}: pip install 'basaltmq[server]'", callback=lambda: _refuse(missing)
+                cmd_name,
+                help=f"Needs the package {missing}: pip install 'basaltmq[server]'",
+                callback=lambda: _refuse(missing),
             )
         command: click.Command = getattr(loaded, cmd_name)
         return command
 
 
-def _hoisted(arguments: list[str]) -> list[str]:
-    """`topic list --data-dir DIR` is what `--data-dir DIR topic list` is."""
+def _hoist_data_dir(arguments: list[str]) -> list[str]:
+    """Move `--data-dir` and `--vhost` in front of the group: `topic list --data-dir DIR` works too."""
     word = next((each for each in arguments if each in COMMANDS), None)
     is_named = any(each.partition("=")[0] == "--data-dir" for each in arguments)
-    if word not in ON_A_STORE or asks_for_server(arguments) or ("BASALT_SERVER" in os.environ and not is_named):
+    if word not in DATA_DIR_GROUPS or has_server_flag(arguments) or ("BASALT_SERVER" in os.environ and not is_named):
         return arguments
-    names = {"--data-dir", "--vhost"} if word in OF_A_BROKER else {"--data-dir"}
+    names = {"--data-dir", "--vhost"} if word in VHOST_GROUPS else {"--data-dir"}
     at = arguments.index(word)
     found, rest = [], []
-    behind = iter(arguments[at:])
-    for each in behind:
+    following = iter(arguments[at:])
+    for each in following:
         if each == "--":
-            rest += [each, *behind]
+            rest += [each, *following]
         elif each in names:
-            found += [each, *islice(behind, 1)]
+            found += [each, *islice(following, 1)]
         elif each.partition("=")[0] in names:
             found.append(each)
         else:
@@ -108,24 +111,24 @@ def _hoisted(arguments: list[str]) -> list[str]:
 
 
 @contextmanager
-def _left_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a command as Ctrl-C does: what is open is closed, and no scratch file stays."""
+def _sigterm_as_exit() -> Iterator[None]:
+    """Make SIGTERM end a command like Ctrl-C: files are closed and temporary files are deleted."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _leave)
+    before = signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _leave(number: int, _frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
 def _refuse(missing: str) -> None:
-    raise click.ClickException(f"this needs {missing}: pip install 'basaltmq[server]'")
+    raise click.ClickException(f"this command needs the package {missing}: pip install 'basaltmq[server]'")
 
 
 @click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -137,16 +140,23 @@ def _refuse(missing: str) -> None:
     envvar="BASALT_DATA_DIR",
     show_default=True,
     show_envvar=True,
-    help="The store to work on.",
+    help="Data directory of a store or a broker.",
 )
-@click.option("--vhost", default=DEFAULT_VHOST, show_default=True, help="Of a broker's directory, for queue and topic.")
+@click.option(
+    "--vhost",
+    default=DEFAULT_VHOST,
+    show_default=True,
+    help="Virtual host within a broker's data directory, for queue and topic.",
+)
 @click.pass_context
 def main(ctx: click.Context, data_dir: Path, vhost: str) -> None:
-    """Basalt: a message broker, and queues and streams embedded in Python, on RocksDB.
+    """Basalt: a message broker, and embedded queues and streams for Python, on RocksDB.
 
-    `serve` runs the broker; binding, connection, definitions, exchange, permission, policy, status, user and vhost
-    speak to a running one, and so do queue and topic with --server. The others work on a store in --data-dir: those
-    that change something need it for themselves, those that only read work beside a running process.
+    `serve` runs the broker. binding, connection, definitions, exchange, permission, policy, status, user and vhost call
+    a running broker; queue and topic do so with --server.
+
+    Without --server, queue, topic, store and pipeline work on the data directory. Commands that write need exclusive
+    access to it. Commands that read also work while another process has it open.
     """
-    is_broker = ctx.invoked_subcommand in OF_A_BROKER and (data_dir / VHOSTS).is_dir()
+    is_broker = ctx.invoked_subcommand in VHOST_GROUPS and (data_dir / VHOSTS).is_dir()
     ctx.obj = store_path(data_dir, vhost) if is_broker else data_dir

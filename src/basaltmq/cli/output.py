@@ -1,6 +1,6 @@
-"""What the commands print: tables for people, JSON for programs, one line for an error.
+"""Output of the commands: tables, JSON, errors in one line, and progress.
 
-Tables go to stdout and are plain text, numbers to the right; progress goes to stderr and only where somebody looks.
+Tables go to stdout as plain text with numbers aligned right. Progress goes to stderr, and only if stderr is a terminal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from basaltmq.errors import BasaltError, NotAStoreError, StoreLockedError
 from basaltmq.pipeline.place import NAME_FILE, VHOSTS
 
 PROGRESS_INTERVAL_S: Final = 0.2
-"""Between two redraws of a progress line."""
+"""Minimum time between two updates of a progress line."""
 
 Row = Mapping[str, Any]
 
 
 class BasaltGroup(click.Group):
-    """A group of commands that turns our errors into one line and an exit code."""
+    """A command group that shows Basalt's errors in one line."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -34,29 +34,27 @@ class BasaltGroup(click.Group):
             raise CommandError(error, hint=_hint(error, ctx.obj)) from error
         except OSError as error:
             if error.errno == errno.EPIPE:
-                # Nobody reads on (`| head`): click ends the command without a word.
+                # The reader closed the pipe (`| head`). Click then exits without a message.
                 raise
             raise SystemFault(error) from error
 
 
 class CommandError(click.ClickException):
-    """An error of ours, shown as one line."""
-
     def __init__(self, error: BasaltError, hint: str = "") -> None:
         super().__init__(str(error))
         self._error = error
         self._hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
-        hint = self._hint or ("; trying again may help" if self._error.retriable else "")
+        hint = self._hint or ("; a retry may succeed" if self._error.retriable else "")
         click.echo(f"error [{self._error.code}]: {self.message}{hint}", err=True)
 
 
 class SystemFault(click.ClickException):
-    """What the system refused outside of a store: a full disk under the output, a file of the caller's."""
+    """An error of the operating system outside of a store, such as a full disk under the output file."""
 
     def __init__(self, error: OSError) -> None:
-        what = error.filename or "reading or writing failed, look at where the output goes"
+        what = error.filename or "cannot read the input or write the output"
         super().__init__(f"{what}: {error.strerror or error}")
 
     def show(self, file: IO[Any] | None = None) -> None:
@@ -64,16 +62,19 @@ class SystemFault(click.ClickException):
 
 
 def _hint(error: BasaltError, data_dir: object) -> str:
-    """What a command on a store may have meant that was given the directory of a broker."""
+    """Suggest --server when the directory belongs to a broker."""
     if isinstance(error, NotAStoreError) and isinstance(data_dir, Path) and (data_dir / VHOSTS).is_dir():
-        return f"; it is a broker's: use --server, or --data-dir {data_dir}/{VHOSTS}/HASH/store when it is stopped"
+        return (
+            "; this is a broker's directory: use --server, or --data-dir "
+            f"{data_dir}/{VHOSTS}/HASH/store while it is stopped"
+        )
     if isinstance(error, StoreLockedError) and isinstance(data_dir, Path) and (data_dir.parent / NAME_FILE).exists():
-        return "; it is a broker's: use --server"
+        return "; this is a broker's directory: use --server"
     return ""
 
 
-def show(rows: Sequence[Row], *, as_json: bool, empty: str = "nothing to show") -> None:
-    """Print rows of the same columns."""
+def show(rows: Sequence[Row], *, as_json: bool, empty: str = "no results") -> None:
+    """Print rows that have the same columns."""
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(list(rows), enc_hook=str)).decode())
         return
@@ -118,7 +119,7 @@ def _cell(value: object) -> str:
 
 
 def progress_line(what: str, unit: str = "bytes") -> Callable[[int, int], None]:
-    """A `progress(done, total)` that draws one line with rate and time left on a terminal, and nothing elsewhere."""
+    """Return a `progress(done, total)` function. On a terminal it draws a line with the rate and the remaining time."""
     if not sys.stderr.isatty():
         return lambda _done, _total: None
     began = time.monotonic()

@@ -1,29 +1,28 @@
-"""`basalt policy`: settings for every queue or exchange whose name fits a pattern."""
+"""`basalt policy`: settings for all queues or exchanges whose name matches a pattern."""
 
 from __future__ import annotations
 
 import click
 import msgspec
 
+from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.exchange import json_object
+from basaltmq.cli.options import as_json, vhost_option
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-vhost_option = click.option("--vhost", default="/", show_default=True)
+from basaltmq.http_client import HttpClient, path
 
 
 @click.group()
 def policy() -> None:
-    """Policies of a running broker."""
+    """Manage policies of a running broker."""
 
 
 @policy.command("list")
 @vhost_option
 @as_json
 @with_api
-def list_policies(api: ApiClient, vhost: str, as_json: bool) -> None:
-    """List policies; of several that fit a name the one of the highest priority holds."""
+def list_policies(api: HttpClient, vhost: str, as_json: bool) -> None:
+    """List policies. If several match a name, the one with the highest priority applies."""
     found = list(api.pages(path("policies", vhost)))
     rows = [
         {
@@ -42,26 +41,30 @@ def list_policies(api: ApiClient, vhost: str, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("pattern")
 @click.argument("definition", metavar="JSON")
-@click.option("--priority", type=int, default=0, show_default=True)
+@click.option("--priority", type=int, default=0, show_default=True, help="The highest priority wins.")
 @click.option(
-    "--apply-to", type=click.Choice(["all", "queues", "exchanges", "classic_queues", "streams"]), default="all"
+    "--apply-to",
+    type=click.Choice(["all", "queues", "exchanges", "classic_queues", "streams"]),
+    default="all",
+    show_default=True,
+    help="Kind of objects.",
 )
 @vhost_option
 @with_api
 def set_policy(
-    api: ApiClient, name: str, pattern: str, definition: str, priority: int, apply_to: str, vhost: str
+    api: HttpClient, name: str, pattern: str, definition: str, priority: int, apply_to: str, vhost: str
 ) -> None:
-    """Make or change a policy: basalt policy set short '^tmp[.]' '{"message-ttl": 60000}'"""
+    """Create or change a policy, for instance: basalt policy set short '^tmp[.]' '{"message-ttl": 60000}'"""
     body = {"pattern": pattern, "definition": json_object("JSON", definition), "priority": priority}
     api.put(path("policies", vhost, name), {**body, "apply-to": apply_to})
-    click.echo(f"policy {name} holds for names that fit {pattern}")
+    click.echo(f"policy {name} applies to names that match {pattern}")
 
 
 @policy.command()
 @click.argument("name")
 @vhost_option
 @with_api
-def delete(api: ApiClient, name: str, vhost: str) -> None:
+def delete(api: HttpClient, name: str, vhost: str) -> None:
     """Delete a policy."""
     api.delete(path("policies", vhost, name))
     click.echo(f"policy {name} deleted")

@@ -1,6 +1,6 @@
-"""`basalt queue quarantine`: damaged rows of queues, of a data directory or of a running broker.
+"""`basalt queue quarantine`: damaged rows of queues, in a data directory or a running broker.
 
-`list`, `show` and `export` of a data directory open a view and work beside a running process.
+In a data directory, `list`, `show` and `export` also work while another process has it open.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ import click
 import msgspec
 
 import basaltmq
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json, vhost_option, yes_option
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.http_client import HttpClient, path
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.quarantine import Record
 
 PAGE: Final = 500
-"""Records asked for at once."""
+"""Records per page."""
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-of_queue = click.option("--queue", "name", help="Of one queue; of all if not given.")
-vhost_option = click.option("--vhost", default="/", show_default=True)
-EMPTY: Final = "nothing is in quarantine"
+of_queue = click.option("--queue", "name", help="Queue name.  [default: all queues]")
+EMPTY: Final = "the quarantine is empty"
 
 View = Callable[[Path], AbstractContextManager[QueuePlane]]
 
 
 def quarantine_group(view: View) -> click.Group:
-    """The commands for a data directory; `view` opens its queues to be read."""
+    """Return the commands for a data directory. `view` opens its queues read-only."""
 
     @click.group()
     def quarantine() -> None:
-        """Damaged rows of queues: list, show, export and delete them."""
+        """List, show, export and delete damaged rows of queues."""
 
     @quarantine.command("list")
     @of_queue
@@ -46,35 +46,35 @@ def quarantine_group(view: View) -> click.Group:
     def list_rows(data_dir: Path, name: str | None, as_json: bool) -> None:
         """List rows in quarantine. Works beside a running process."""
         with view(data_dir) as plane:
-            found = [_shown(record) for record in _all(plane, name)]
+            found = [record.summary() for record in _all(plane, name)]
         show([_row(each) for each in found] if not as_json else found, as_json=as_json, empty=EMPTY)
 
     @quarantine.command("show")
     @click.argument("record_id", metavar="ID")
     @click.pass_obj
     def show_row(data_dir: Path, record_id: str) -> None:
-        """Show a row with its bytes, as JSON. Works beside a running process."""
+        """Show a row with its bytes as JSON. Works beside a running process."""
         with view(data_dir) as plane:
-            click.echo(msgspec.json.format(msgspec.json.encode(_whole(plane.damage.record(record_id)))))
+            click.echo(msgspec.json.format(msgspec.json.encode(_with_bytes(plane.damage.record(record_id)))))
 
     @quarantine.command()
     @of_queue
-    @click.option("--file", "target", type=click.File("wb"), default="-", help="Write to a file instead of stdout.")
+    @click.option("--file", "target", type=click.File("wb"), default="-", help="Output file.  [default: stdout]")
     @click.pass_obj
     def export(data_dir: Path, name: str | None, target: BinaryIO) -> None:
-        """Write rows with their bytes, a JSON line for each. Works beside a running process."""
+        """Export rows with their bytes as JSON lines. Works beside a running process."""
         with view(data_dir) as plane:
             for record in _all(plane, name):
-                target.write(msgspec.json.encode(_whole(record)) + b"\n")
+                target.write(msgspec.json.encode(_with_bytes(record)) + b"\n")
 
     @quarantine.command()
     @click.argument("record_ids", metavar="ID...", nargs=-1, required=True)
-    @click.option("--yes", is_flag=True, help="Do not ask.")
+    @yes_option
     @click.pass_obj
     def delete(data_dir: Path, record_ids: tuple[str, ...], yes: bool) -> None:
-        """Delete rows for good. Export them first if they may be wanted."""
+        """Delete rows permanently. Export them first if you may need them."""
         if not yes:
-            click.confirm(f"Delete {len(record_ids)} quarantined rows for good?", abort=True)
+            click.confirm(f"Delete {len(record_ids)} quarantined rows permanently?", abort=True)
         with basaltmq.open(data_dir, create=False) as db:
             for record_id in record_ids:
                 click.echo(f"deleted: {db.queue_plane.damage.delete(record_id).line()}")
@@ -89,25 +89,11 @@ def _all(plane: QueuePlane, queue: str | None) -> Iterator[Record]:
         after = page[-1].id
 
 
-def _shown(record: Record) -> dict[str, Any]:
-    return {
-        "id": record.id,
-        "queue": record.queue or None,
-        "family": record.family,
-        "message_id": record.message_id or None,
-        "reason": record.reason,
-        "found_ns": record.found_ns,
-        "missing": record.is_missing,
-        "value_bytes": len(record.value),
-    }
-
-
-def _whole(record: Record) -> dict[str, Any]:
-    return _shown(record) | {"key": b64encode(record.key).decode(), "value": b64encode(record.value).decode()}
+def _with_bytes(record: Record) -> dict[str, Any]:
+    return record.summary() | {"key": b64encode(record.key).decode(), "value": b64encode(record.value).decode()}
 
 
 def _row(shown: dict[str, Any]) -> dict[str, Any]:
-    """A record as a line of a table."""
     found = datetime.fromtimestamp(shown["found_ns"] / 1e9, UTC).isoformat(timespec="seconds")
     return {
         "id": shown["id"],
@@ -122,7 +108,7 @@ def _row(shown: dict[str, Any]) -> dict[str, Any]:
 
 @click.group("quarantine")
 def server_quarantine() -> None:
-    """Damaged rows of queues of a running broker: list, show and delete them."""
+    """List, show and delete damaged rows of queues of a running broker."""
 
 
 @server_quarantine.command("list")
@@ -130,7 +116,7 @@ def server_quarantine() -> None:
 @vhost_option
 @as_json
 @with_api
-def list_of_server(api: ApiClient, name: str | None, vhost: str, as_json: bool) -> None:
+def list_of_server(api: HttpClient, name: str | None, vhost: str, as_json: bool) -> None:
     """List rows in quarantine."""
     found = api.get(path("quarantine", vhost), queue=name)
     show(found if as_json else [_row(each) for each in found], as_json=as_json, empty=EMPTY)
@@ -140,20 +126,20 @@ def list_of_server(api: ApiClient, name: str | None, vhost: str, as_json: bool) 
 @click.argument("record_id", metavar="ID")
 @vhost_option
 @with_api
-def show_of_server(api: ApiClient, record_id: str, vhost: str) -> None:
-    """Show a row with its bytes, as JSON."""
+def show_of_server(api: HttpClient, record_id: str, vhost: str) -> None:
+    """Show a row with its bytes as JSON."""
     click.echo(msgspec.json.format(msgspec.json.encode(api.get(path("quarantine", vhost, record_id)))))
 
 
 @server_quarantine.command("delete")
 @click.argument("record_ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @vhost_option
 @with_api
-def delete_of_server(api: ApiClient, record_ids: tuple[str, ...], yes: bool, vhost: str) -> None:
-    """Delete rows for good."""
+def delete_of_server(api: HttpClient, record_ids: tuple[str, ...], yes: bool, vhost: str) -> None:
+    """Delete rows permanently."""
     if not yes:
-        click.confirm(f"Delete {len(record_ids)} quarantined rows for good?", abort=True)
+        click.confirm(f"Delete {len(record_ids)} quarantined rows permanently?", abort=True)
     for record_id in record_ids:
         api.delete(path("quarantine", vhost, record_id))
     click.echo(f"{len(record_ids)} rows deleted")

@@ -1,4 +1,4 @@
-"""`basalt status`: a running broker on one page."""
+"""`basalt status`: summary of a running broker."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ from typing import Any
 
 import click
 
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.http_client import HttpClient, path
 
 TROUBLE = 2
-"""Exit code when publishers are held or a virtual host is down."""
+"""Exit code when publishers are blocked or a virtual host is down."""
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@as_json
 @with_api
-def status(api: ApiClient, as_json: bool) -> None:
-    """A running broker on one page. Exit code 2 if publishers are held or a virtual host is down."""
+def status(api: HttpClient, as_json: bool) -> None:
+    """Show a summary of a running broker. The exit code is 2 if publishers are blocked or a virtual host is down."""
     overview: dict[str, Any] = api.get(path("overview"))
     vhosts = list(api.pages(path("vhosts")))
     alarms = overview.get("alarms") or []
@@ -25,19 +27,17 @@ def status(api: ApiClient, as_json: bool) -> None:
     if as_json:
         show([{"overview": overview, "vhosts": vhosts}], as_json=True)
     else:
-        for line in _page(overview, vhosts):
+        for line in _summary(overview, vhosts):
             click.echo(line)
         for name in down:
-            click.echo(
-                f"vhost {name} is not running; see: basalt vhost list, and start it: basalt vhost restart {name}"
-            )
+            click.echo(f"vhost {name} is not running; start it with: basalt vhost restart {name}")
         for alarm in alarms:
-            click.echo(f"publishers are held: {alarm}")
+            click.echo(f"publishers are blocked: {alarm}")
     if alarms or down:
         raise SystemExit(TROUBLE)
 
 
-def _page(overview: dict[str, Any], vhosts: list[dict[str, Any]]) -> list[str]:
+def _summary(overview: dict[str, Any], vhosts: list[dict[str, Any]]) -> list[str]:
     objects, messages = overview["object_totals"], overview["queue_totals"]
     hours, seconds = divmod(overview["uptime_s"], 3600)
     ports = ", ".join(f"{each['protocol']} {each['port']}" for each in overview.get("listeners", []))

@@ -1,16 +1,20 @@
-"""`basalt store`: the operator's tools on a store that no process has open, or beside one where that is possible."""
+"""`basalt store`: inspection, backup, verification and repair of a store."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 import basaltmq
+from basaltmq.cli.options import as_json, family_option
 from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
 from basaltmq.embedded.mending import mend_planes
+from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
 from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store import checkpoint as backups
@@ -18,30 +22,30 @@ from basaltmq.store.directory import CHECKSUMS, read_marker
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.salvage.naming import shard_topics
 from basaltmq.store.salvage.repair import repair as repair_store
 from basaltmq.store.salvage.verify import verify as verify_store
 
 FINDINGS = 2
-"""Exit code of a check that found something."""
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-family_option = click.option("--family", help="One family; all of them if not given.")
+"""Exit code of a check with findings."""
 
 
 @click.group()
 def store() -> None:
-    """Look at, back up, check and mend a store."""
+    """Inspect, back up, verify and repair a store."""
 
 
 @store.command()
 @as_json
 @click.pass_obj
 def info(data_dir: Path, as_json: bool) -> None:
-    """Families, rows and sizes. Works beside a running process."""
+    """Show column families with row counts and sizes. Works beside a running process."""
     view = open_view(data_dir)
     try:
-        rows = [{"family": family.label, **_short(view, family)} for family in Family if _short(view, family)["rows"]]
-        rows.append({"family": "all", **_short(view, None)})
+        rows = [
+            {"family": family.label, **_figures(view, family)} for family in Family if _figures(view, family)["rows"]
+        ]
+        rows.append({"family": "all", **_figures(view, None)})
         marker = read_marker(data_dir)
         if not as_json and marker is not None:
             click.echo(f"store {marker.store_id} at {data_dir}\n")
@@ -50,7 +54,7 @@ def info(data_dir: Path, as_json: bool) -> None:
         view.close()
 
 
-def _short(view: RocksStore, family: Family | None) -> dict[str, int]:
+def _figures(view: RocksStore, family: Family | None) -> dict[str, int]:
     found = view.properties(family)
     return {
         "rows": found["estimated-rows"],
@@ -65,7 +69,7 @@ def _short(view: RocksStore, family: Family | None) -> dict[str, int]:
 @as_json
 @click.pass_obj
 def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
-    """RocksDB's figures, of one family or summed. Works beside a running process."""
+    """Show RocksDB properties of one column family or of all. Works beside a running process."""
     view = open_view(data_dir)
     try:
         found = view.properties(family_of(family) if family else None)
@@ -79,30 +83,39 @@ def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
-    """Read everything back and name each damaged file, and each damaged or quarantined row of a queue.
+    """Read all data and report each damaged file, and each damaged or quarantined row of a queue.
 
-    PATH: a store or a backup; else the data directory.
+    PATH is a store or a backup; the default is the data directory.
 
-    Exit code 2 if anything was found.
+    The exit code is 2 if anything was found.
     """
     where = path or data_dir
     faults = verify_store(where, progress_line("verify"))
     if not (where / CHECKSUMS).exists():
-        faults += verify_log(where / LOG, progress_line("verify log"))
+        faults += verify_log(where / LOG, progress_line("verify log"), lambda: _shard_topics(where))
     if not faults:
-        # Rows are read from files that are sound.
+        # Damaged files would make the rows unreadable.
         with closing(open_view(where)) as view:
             faults = verify_rows(view)
-    show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{where} is sound")
+    show([{"fault": fault} for fault in faults], as_json=as_json, empty=f"{where} is intact")
     if faults:
         raise SystemExit(FINDINGS)
+
+
+def _shard_topics(path: Path) -> dict[int, str]:
+    """Topics by shard; none if the store does not open."""
+    try:
+        with closing(open_view(path)) as view:
+            return shard_topics(view.scan)
+    except BasaltError:
+        return {}
 
 
 @store.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @click.pass_obj
 def backup(data_dir: Path, target: Path) -> None:
-    """Make a backup at TARGET, which must not exist. A process that has the store open makes its own: `db.backup`."""
+    """Create a backup at TARGET, which must not exist. A process with an open store calls `db.backup` instead."""
     with basaltmq.open(data_dir, create=False) as db:
         db.backup(target)
     click.echo(f"backup of {data_dir} at {target}; check it with: basalt store verify {target}")
@@ -112,30 +125,36 @@ def backup(data_dir: Path, target: Path) -> None:
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("target", type=click.Path(path_type=Path))
 def restore(source: Path, target: Path) -> None:
-    """Copy the backup SOURCE to TARGET, which must not exist, after checking every file of it."""
+    """Verify the backup SOURCE and copy it to TARGET, which must not exist."""
     backups.restore(source, target)
     click.echo(f"{source} restored to {target}")
 
 
 @store.command()
-@click.option("--accept-loss", is_flag=True, help="Change the store; without it, only say what would be lost.")
+@click.option(
+    "--accept-loss", is_flag=True, help="Repair the store. Without this flag, only report what would be lost."
+)
 @as_json
 @click.pass_obj
 def repair(data_dir: Path, accept_loss: bool, as_json: bool) -> None:
-    """Make a damaged store open again, with every row that can be read. Restore a backup instead if you have one.
+    """Repair a damaged store, keeping every row that can be read. Restore a backup instead if you have one.
 
-    The damaged files and the list of all losses go to quarantine/. Exit code 2 if the store is not sound afterwards,
-    or without --accept-loss if it is not sound now.
+    The damaged files and a list of all losses go to quarantine/. The exit code is 2 if the store is damaged afterwards,
+    or, without --accept-loss, if it is damaged now.
     """
     outcome = repair_store(data_dir, accept_loss=accept_loss, mend=mend_planes, progress=progress_line("repair"))
-    rows = [{"kind": "done" if accept_loss else "would do", "what": line} for line in outcome.done]
-    rows += [{"kind": "lost" if accept_loss else "would be lost", "what": loss.line()} for loss in outcome.losses]
+    done, lost = ("done", "lost") if accept_loss else ("would do", "would be lost")
+    rows: list[dict[str, Any]] = [{"kind": done, "what": line} for line in outcome.done]
+    for loss in outcome.losses:
+        # The table shows some of the ids; JSON has them all, and the key ranges.
+        whole = msgspec.to_builtins(loss) if as_json else {}
+        rows.append({"kind": lost, "what": loss.line(), **whole})
     rows += [{"kind": "fault", "what": line} for line in outcome.remaining]
     show(rows, as_json=as_json, empty="nothing to repair")
     if outcome.kept is not None and not as_json:
-        click.echo(f"\nthe damaged files and the list of all losses: {outcome.kept}")
+        click.echo(f"\ndamaged files and list of losses: {outcome.kept}")
     if not accept_loss and rows:
-        click.echo("nothing was changed; run it again with --accept-loss to repair the store", err=True)
+        click.echo("nothing was changed; run again with --accept-loss to repair the store", err=True)
     if outcome.remaining or (rows and not accept_loss):
         raise SystemExit(FINDINGS)
 
@@ -144,7 +163,7 @@ def repair(data_dir: Path, accept_loss: bool, as_json: bool) -> None:
 @family_option
 @click.pass_obj
 def compact(data_dir: Path, family: str | None) -> None:
-    """Rewrite the files without what was deleted."""
+    """Compact the SST files to reclaim the space of deleted rows."""
     chosen = family_of(family) if family else None
     opened = open_store(data_dir, create=False)
     try:

@@ -1,4 +1,4 @@
-"""`basalt vhost`: virtual hosts of a running broker, and the store of each."""
+"""`basalt vhost`: virtual hosts of a running broker, and maintenance of their stores."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from typing import Any
 
 import click
 
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json, family_option, yes_option
 from basaltmq.cli.output import show
-from basaltmq.http_client import ApiClient, path, with_api
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-no_question = click.option("--yes", is_flag=True, help="Do not ask.")
-family_option = click.option("--family", help="One family; all of them if not given.")
+from basaltmq.http_client import HttpClient, path
 
 
 @click.group()
 def vhost() -> None:
-    """Virtual hosts of a running broker."""
+    """Manage virtual hosts of a running broker."""
 
 
 @vhost.command("list")
 @as_json
 @with_api
-def list_vhosts(api: ApiClient, as_json: bool) -> None:
-    """List virtual hosts with what they hold and whether they are up."""
+def list_vhosts(api: HttpClient, as_json: bool) -> None:
+    """List virtual hosts with their state and message counts."""
     found = list(api.pages(path("vhosts")))
     if as_json:
         show(found, as_json=True)
@@ -39,25 +37,25 @@ def list_vhosts(api: ApiClient, as_json: bool) -> None:
         }
         for each in found
     ]
-    show(rows, as_json=False, empty="no virtual hosts that you may see")
+    show(rows, as_json=False, empty="no virtual hosts that this user may access")
 
 
 @vhost.command()
 @click.argument("name")
-@click.option("--description", default="")
+@click.option("--description", default="", help="Free text.")
 @with_api
-def create(api: ApiClient, name: str, description: str) -> None:
-    """Make a virtual host."""
+def create(api: HttpClient, name: str, description: str) -> None:
+    """Create a virtual host."""
     api.put(path("vhosts", name), {"description": description})
-    click.echo(f"vhost {name} is there; let somebody in with: basalt permission set USER --vhost {name}")
+    click.echo(f"vhost {name} created; grant access with: basalt permission set USER --vhost {name}")
 
 
 @vhost.command()
 @click.argument("name")
-@no_question
+@yes_option
 @with_api
-def delete(api: ApiClient, name: str, yes: bool) -> None:
-    """Delete a virtual host with everything in it. There is no way back."""
+def delete(api: HttpClient, name: str, yes: bool) -> None:
+    """Delete a virtual host with all its data. This cannot be undone."""
     if not yes:
         click.confirm(f"Delete virtual host {name} with all its queues and messages?", abort=True)
     api.delete(path("vhosts", name))
@@ -67,15 +65,15 @@ def delete(api: ApiClient, name: str, yes: bool) -> None:
 @vhost.command()
 @click.argument("name")
 @with_api
-def restart(api: ApiClient, name: str) -> None:
-    """Start a virtual host that is down, or take it through recovery. Its clients are disconnected."""
+def restart(api: HttpClient, name: str) -> None:
+    """Start a virtual host that is down, or restart one with recovery. Its clients are disconnected."""
     api.post(path("vhosts", name, "restart"), long=True)
     click.echo(f"vhost {name} is up")
 
 
 @vhost.group("store")
 def vhost_store() -> None:
-    """Look after the store of a virtual host while it is served."""
+    """Maintain the store of a virtual host while the broker serves it."""
 
 
 @vhost_store.command()
@@ -83,8 +81,8 @@ def vhost_store() -> None:
 @family_option
 @as_json
 @with_api
-def diagnostics(api: ApiClient, name: str, family: str | None, as_json: bool) -> None:
-    """RocksDB's figures, per family and summed."""
+def diagnostics(api: HttpClient, name: str, family: str | None, as_json: bool) -> None:
+    """Show RocksDB properties per column family and in total."""
     found: dict[str, Any] = api.get(path("vhosts", name, "store"), family=family)
     if as_json:
         show([found], as_json=True)
@@ -108,8 +106,8 @@ def diagnostics(api: ApiClient, name: str, family: str | None, as_json: bool) ->
 @click.argument("name")
 @family_option
 @with_api
-def flush(api: ApiClient, name: str, family: str | None) -> None:
-    """Write what is in memory tables to files."""
+def flush(api: HttpClient, name: str, family: str | None) -> None:
+    """Flush memtables to SST files."""
     api.post(path("vhosts", name, "store", "flush"), {"family": family}, long=True)
     click.echo(f"store of vhost {name} flushed")
 
@@ -118,8 +116,8 @@ def flush(api: ApiClient, name: str, family: str | None) -> None:
 @click.argument("name")
 @family_option
 @with_api
-def compact(api: ApiClient, name: str, family: str | None) -> None:
-    """Rewrite the files without what was deleted."""
+def compact(api: HttpClient, name: str, family: str | None) -> None:
+    """Compact the SST files to reclaim the space of deleted rows."""
     done = api.post(path("vhosts", name, "store", "compact"), {"family": family}, long=True)
     click.echo(f"{done['bytes_before']:,} bytes before, {done['bytes_after']:,} after")
 
@@ -128,10 +126,10 @@ def compact(api: ApiClient, name: str, family: str | None) -> None:
 @click.argument("name")
 @click.argument("target")
 @with_api
-def checkpoint(api: ApiClient, name: str, target: str) -> None:
-    """Make a backup at TARGET, a new path below the broker's backup directory (admin.backup_dir).
+def checkpoint(api: HttpClient, name: str, target: str) -> None:
+    """Create a backup at TARGET, a new path below the broker's backup directory (admin.backup_dir).
 
-    A relative TARGET is taken from that directory.
+    A relative TARGET is relative to that directory.
     """
     target = api.post(path("vhosts", name, "store", "checkpoint"), {"target": target}, long=True)["target"]
     click.echo(f"backup of vhost {name} at {target}; check it with: basalt store verify {target}")
@@ -140,10 +138,10 @@ def checkpoint(api: ApiClient, name: str, target: str) -> None:
 @vhost_store.command()
 @click.argument("name")
 @with_api
-def verify(api: ApiClient, name: str) -> None:
-    """Read everything back. Exit code 2 if anything is damaged."""
+def verify(api: HttpClient, name: str) -> None:
+    """Read all data and verify its checksums. The exit code is 2 if anything is damaged."""
     faults = api.post(path("vhosts", name, "store", "verify"), long=True)["faults"]
-    show([{"fault": fault} for fault in faults], as_json=False, empty=f"the store of vhost {name} is sound")
+    show([{"fault": fault} for fault in faults], as_json=False, empty=f"the store of vhost {name} is intact")
     if faults:
         raise SystemExit(2)
 
@@ -153,13 +151,13 @@ def verify(api: ApiClient, name: str) -> None:
 @click.argument("options", nargs=-1, required=True, metavar="OPTION=VALUE...")
 @family_option
 @with_api
-def set_options(api: ApiClient, name: str, options: tuple[str, ...], family: str | None) -> None:
-    """Change mutable options of RocksDB until the next restart."""
+def set_options(api: HttpClient, name: str, options: tuple[str, ...], family: str | None) -> None:
+    """Change mutable RocksDB options until the next restart."""
     chosen: dict[str, str] = {}
     for each in options:
         option, equals, value = each.partition("=")
         if not equals:
-            raise click.UsageError(f"give OPTION=VALUE, not {each!r}")
+            raise click.UsageError(f"expected OPTION=VALUE, not {each!r}")
         chosen[option] = value
     api.put(path("vhosts", name, "store", "options"), {"options": chosen, "family": family})
     click.echo(f"{len(chosen)} options of vhost {name} changed until its next start")

@@ -1,9 +1,9 @@
-"""Lease queues of a broker, over the network.
+"""Client for the lease queues of a broker.
 
 from basaltmq.client import Client, Worker
 
 with Client("localhost:5555") as client:
-    client.create_queue("jobs")  # QueueExistsError if it is there
+    client.create_queue("jobs")  # QueueExistsError if it exists
     client.enqueue("jobs", b"work")
     Worker(client, "jobs", handle, concurrency=8).run()
 """

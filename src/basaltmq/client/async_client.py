@@ -1,4 +1,4 @@
-"""The client for programs with an event loop; the twin of `Client`.
+"""The asyncio counterpart of `Client`.
 
     async with AsyncClient("localhost:5555") as client:
         await client.enqueue("jobs", b"work")
@@ -6,7 +6,7 @@
             await work(message.payload)
             await client.ack(message)
 
-A cancelled `lease` gives back what it was given; a cancelled `enqueue` may have happened.
+A cancelled `lease` returns its messages to the queue. A cancelled `enqueue` may have taken effect.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from google.protobuf.message import Message
 
 from basaltmq.client import channel as calls
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
-from basaltmq.client.error_mapping import fault_of
+from basaltmq.client.error_mapping import error_of_call
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
-from basaltmq.client.worker_session import begin_attendance
+from basaltmq.client.worker_session import begin_session
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.protocols.grpc.client.call import CallFailed, ClientCall
 from basaltmq.protocols.grpc.client.channel import Channel
@@ -31,13 +31,13 @@ from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 
 TIMEOUT_S: Final = 30.0
-"""For an answer to a call that does not wait for messages."""
+"""Timeout of calls that do not wait for messages, in seconds."""
 
 R = TypeVar("R", bound=Message)
 
 
-class AsyncAttendance:
-    """The presence of a client, or of a part of it: leases taken under it end with it."""
+class AsyncWorkerSession:
+    """A session at the broker. Leases taken in the session end with it."""
 
     def __init__(self, channel: Channel, consumer: str) -> None:
         self._channel = channel
@@ -47,24 +47,24 @@ class AsyncAttendance:
         self._number = 0
 
     async def number(self) -> int:
-        """What leases name."""
+        """Return the session number that leases refer to, and begin the session if necessary."""
         if self._number:
             return self._number
         async with self._lock:
             if not self._number:
                 try:
-                    self._call, self._number = await begin_attendance(self._channel, self._consumer)
+                    self._call, self._number = await begin_session(self._channel, self._consumer)
                 except CallFailed as failure:
-                    raise fault_of(failure) from None
+                    raise error_of_call(failure) from None
             return self._number
 
     def forget(self, number: int) -> None:
-        """The broker does not know this number; another is had with the next lease."""
+        """Drop a session that the broker does not know. The next lease begins a new one."""
         if number == self._number:
             self.close()
 
     def close(self) -> None:
-        """Leave; what was leased goes back."""
+        """End the session. Its leased messages return to their queues."""
         if self._call is not None:
             self._call.cancel()
         self._call = None
@@ -72,7 +72,7 @@ class AsyncAttendance:
 
 
 class AsyncClient:
-    """A connection to a broker's queues. Belongs to the loop it was made in."""
+    """A connection to a broker's queues. Usable only in the event loop that created it."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class AsyncClient:
         consumer: str = "",
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """`consumer` names this program in the broker; `timeout` is in seconds."""
+        """`consumer` identifies this program to the broker. `timeout` is in seconds."""
         self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
         self._timeout_s = timeout
         self._consumer = consumer
         self._channel = self._target.channel()
-        self._presence = self.attend()
+        self._presence = self.open_session()
 
     async def close(self) -> None:
-        """Leave; what is leased goes back to the queue."""
+        """Close the connection. Leased messages return to their queues."""
         self._presence.close()
         await self._channel.close()
 
@@ -105,15 +105,15 @@ class AsyncClient:
         await self.close()
 
     async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> None:
-        """Make a queue with these settings, which are those of `Basalt.queue` in a process.
+        """Create a queue with these settings, which are the same as those of `Basalt.queue`.
 
-        Its dead letters go to `<name>.dlq` unless `dead_letter_queue` names another queue, or None. A message is tried
-        20 times unless `attempts_max` says otherwise; 0 or None tries for ever.
+        Dead letters go to `<name>.dlq`, unless `dead_letter_queue` names another queue or is None. A message gets 20
+        attempts by default; `attempts_max` 0 or None means no limit.
         """
         await self._call(calls.CREATE_QUEUE, create_of(name, settings))
 
     async def delete_queue(self, name: str) -> None:
-        """Delete a queue with all that is in it."""
+        """Delete a queue with all its messages."""
         request = fila.DeleteQueueRequest(queue=name)
         await self._call(calls.DELETE_QUEUE, request)
 
@@ -127,14 +127,14 @@ class AsyncClient:
     async def enqueue(self, queue: str, message: list[bytes]) -> list[bytes]: ...
 
     async def enqueue(self, queue: str, message: Any) -> Any:
-        """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
+        """Add one message or several (all or none). Return their ids when they are as durable as the queue requires."""
         messages, is_one = many(message)
         ids = list((await self._call(calls.ENQUEUE, enqueue_of(queue, messages))).ids)
         return ids[0] if is_one else ids
 
-    def attend(self) -> AsyncAttendance:
-        """A presence of its own, for leases that end before the client does."""
-        return AsyncAttendance(self._channel, self._consumer)
+    def open_session(self) -> AsyncWorkerSession:
+        """Return a session for leases that end before the client does."""
+        return AsyncWorkerSession(self._channel, self._consumer)
 
     async def lease(
         self,
@@ -143,28 +143,28 @@ class AsyncClient:
         *,
         wait: float = 0,
         visibility_ms: int | None = None,
-        attendance: AsyncAttendance | None = None,
+        session: AsyncWorkerSession | None = None,
     ) -> list[Leased]:
-        """Up to `count` messages, for this program alone until their lease expires.
+        """Lease up to `count` messages for exclusive use.
 
-        With nothing ready waits up to `wait` seconds for the first. The lease lasts `visibility_ms`, by default as long
-        as the queue's configuration says.
+        If none is ready, wait up to `wait` seconds for the first. The lease lasts `visibility_ms`, by default the
+        queue's visibility timeout.
         """
-        presence = attendance or self._presence
+        presence = session or self._presence
         number = await presence.number()
         timeout_s = self._timeout_s + wait
         try:
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
             return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
         except PreconditionFailedError:
-            # The broker lost sight of us: it was restarted, or the connection was.
+            # The broker lost the session, because it was restarted or the connection broke.
             presence.forget(number)
             number = await presence.number()
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
             return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
 
     async def ack(self, messages: Held) -> int:
-        """Messages are done; how many."""
+        """Acknowledge messages. Return their number."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> Awaitable[wire.SettleResponse]:
             return self._call(calls.ACK, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
@@ -172,9 +172,9 @@ class AsyncClient:
         return await self._settle(messages, settle)
 
     async def nack(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
-        """Messages failed: they are tried again after `delay_ms`, until their attempts are used up.
+        """Negatively acknowledge messages. They are retried after `delay_ms` until their attempts are used up.
 
-        `reject` gives them up at once: they go to the dead-letter queue, if there is one.
+        With `reject` they go to the dead-letter queue at once, or are dropped if there is none.
         """
 
         def settle(queue: str, token: int, held: list[Leased]) -> Awaitable[wire.SettleResponse]:
@@ -186,7 +186,7 @@ class AsyncClient:
         return await self._settle(messages, settle)
 
     async def release(self, messages: Held) -> int:
-        """Messages go back to their places as if they had not been leased; no attempt is counted."""
+        """Return messages to their places in the queue. No attempt is counted."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> Awaitable[wire.SettleResponse]:
             return self._call(calls.RELEASE, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
@@ -194,14 +194,14 @@ class AsyncClient:
         return await self._settle(messages, settle)
 
     async def extend(self, messages: Held, visibility_ms: int | None = None) -> None:
-        """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
+        """Extend the leases of messages to `visibility_ms` from now (default: the queue's visibility timeout)."""
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
             answer = await self._call(calls.EXTEND, request)
             extended(held, answer.token)
 
     async def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
-        """Everything that is left of the lease with this token lasts longer."""
+        """Extend the whole lease with this token."""
         await self._call(calls.EXTEND, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
 
     async def _settle(
@@ -218,5 +218,5 @@ class AsyncClient:
         try:
             answer = await self._channel.unary(method.path, raw, timeout_s or self._timeout_s)
         except CallFailed as failure:
-            raise fault_of(failure) from None
+            raise error_of_call(failure) from None
         return method.read(answer)

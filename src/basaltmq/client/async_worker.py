@@ -1,10 +1,10 @@
-"""A worker for coroutine functions; the twin of `Worker`.
+"""The asyncio counterpart of `Worker`, for coroutine functions.
 
     worker = AsyncWorker(client, "jobs", handle, concurrency=100)
     await worker.run()                             until worker.stop(), or the task is cancelled
 
-What a handler's end means, and how stopping works, is as with `Worker`. A cancelled `run` cancels its handlers, and
-their messages go back to the queue.
+Results of handlers and shutdown work as with `Worker`. Cancelling `run` cancels its handlers, and their messages return
+to the queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger("basaltmq")
 
 
 class AsyncWorker:
-    """Handles the messages of a queue until it is stopped. Works once: make another to go on."""
+    """Handles the messages of a queue until it is stopped. A worker runs once."""
 
     def __init__(
         self,
@@ -51,31 +51,31 @@ class AsyncWorker:
         keep_alive: bool = True,
     ) -> None:
         if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise InvalidArgumentError(f"concurrency of a worker is 1 to {CONCURRENCY_MAX}, not {concurrency!r:.80}")
+            raise InvalidArgumentError(f"concurrency must be 1 to {CONCURRENCY_MAX}, not {concurrency!r:.80}")
         self.queue = queue
         self.handled = 0
         self.failed = 0
         """Messages whose handler raised."""
         self.late = 0
-        """Messages whose lease was over before they were settled: they are handled again."""
+        """Messages whose lease expired before they were settled. They are redelivered."""
         self._client = client
         self._handler = handler
         self._concurrency = concurrency
         self._visibility_ms = visibility_ms
         self._backoff = Backoff(retry_delay_ms, retry_delay_max_ms)
         self._keep_alive = keep_alive
-        self._attendance = client.attend()
+        self._session = client.open_session()
         self._stopping = asyncio.Event()
         self._running: dict[asyncio.Task[None], Leased] = {}
         self._some_held = asyncio.Event()
         self._error: BaseException | None = None
 
     def stop(self) -> None:
-        """Ask to stop; `run` returns when everything that runs is finished."""
+        """Request a stop. `run` returns when all running handlers are finished."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Work until stopped. Raises the error that ended the worker, if one did."""
+        """Run until stopped. Raises the error that ended the worker, if any."""
         keeper = asyncio.create_task(self._keep()) if self._keep_alive else None
         try:
             while not self._stopping.is_set():
@@ -86,12 +86,12 @@ class AsyncWorker:
             for task in [*self._running, *([keeper] if keeper else [])]:
                 task.cancel()
             await asyncio.gather(*self._running, *([keeper] if keeper else []), return_exceptions=True)
-            self._attendance.close()
+            self._session.close()
         if self._error is not None:
             raise self._error
 
     async def _turn(self) -> None:
-        """Lease what there is room for, and begin with it."""
+        """Lease as many messages as there are free slots, and start their handlers."""
         room = self._concurrency - len(self._running)
         stopping = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -100,14 +100,14 @@ class AsyncWorker:
                 return
             leasing = asyncio.ensure_future(
                 self._client.lease(
-                    self.queue, room, wait=POLL_S, visibility_ms=self._visibility_ms, attendance=self._attendance
+                    self.queue, room, wait=POLL_S, visibility_ms=self._visibility_ms, session=self._session
                 )
             )
             await asyncio.wait([stopping, leasing], return_when=asyncio.FIRST_COMPLETED)
             if not leasing.done():
                 leasing.cancel()
                 with suppress(asyncio.CancelledError, BasaltError):
-                    # What came in at the last moment goes back with the attendance.
+                    # Messages leased at the last moment return with the end of the session.
                     await leasing
                 return
             for message in leasing.result():
@@ -120,7 +120,7 @@ class AsyncWorker:
             if not error.retriable:
                 self._fail(error)
             else:
-                _log.warning("the worker of queue %r goes on in %.0f s: %s", self.queue, RETRY_S, error)
+                _log.warning("queue %r: the worker retries in %.0f s: %s", self.queue, RETRY_S, error)
                 await asyncio.wait([stopping], timeout=RETRY_S)
         finally:
             stopping.cancel()
@@ -149,7 +149,7 @@ class AsyncWorker:
             except StaleLeaseError as error:
                 message.settled = True
                 self.late += 1
-                _log.warning("a message was handled after its lease was over and comes again: %s", error)
+                _log.warning("a message was handled after its lease expired and will be redelivered: %s", error)
             except BasaltError as error:
                 if not error.retriable or self._stopping.is_set():
                     raise
@@ -165,7 +165,7 @@ class AsyncWorker:
             await self._client.nack(message, text_of(failure), delay_ms=delay_ms)
 
     async def _keep(self) -> None:
-        """Extend the leases of what is held."""
+        """Extend the leases of the held messages."""
         while True:
             await self._some_held.wait()
             held = [each for each in self._running.values() if not each.settled]
@@ -174,6 +174,6 @@ class AsyncWorker:
                 continue
             await asyncio.sleep(min(each.visibility_ms for each in held) / 1000 * KEEP_ALIVE_SHARE)
             for queue, token in {(each.queue, each.token) for each in self._running.values() if not each.settled}:
-                # A lease that is over is noticed when its messages are settled.
+                # Settling the messages detects an expired lease.
                 with suppress(BasaltError):
                     await self._client.extend_lease(queue, token, self._visibility_ms)

@@ -1,4 +1,4 @@
-"""How a client connects: address, TLS, API key, and the calls there are."""
+"""Connection parameters of a client (address, TLS, API key) and the broker's methods."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ADDRESS_DEFAULT: Final = "localhost:5555"
 PORT_DEFAULT: Final = 5555
 
 API_KEY_CHARACTERS_MAX: Final = 4_096
-"""Longer ones than the broker makes, and within what goes with a call."""
+"""Longer than the keys that the broker creates, and small enough for call metadata."""
 
 R = TypeVar("R", bound=Message)
 
 
 class Method(NamedTuple, Generic[R]):
-    """A call the broker answers, and how its answer is read."""
+    """A method of the broker, and how to decode its answer."""
 
     path: str
     read: Callable[[bytes], R]
@@ -36,7 +36,7 @@ _SERVICE: Final = "/basalt.v1.Queues/"
 _ADMIN: Final = "/fila.v1.FilaAdmin/"
 
 PRODUCE: Final = _SERVICE + "Produce"
-ATTEND: Final = _SERVICE + "Attend"
+ATTEND: Final = _SERVICE + "OpenSession"
 ENQUEUE: Final = Method(_SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse.FromString)
 LEASE: Final = Method(_SERVICE + "Lease", wire.LeaseResponse.FromString)
 ACK: Final = Method(_SERVICE + "AckBatch", wire.SettleResponse.FromString)
@@ -49,7 +49,7 @@ DELETE_QUEUE: Final = Method(_ADMIN + "DeleteQueue", fila.DeleteQueueResponse.Fr
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the broker is and how to be let in. Certificates are PEM."""
+    """Address and credentials of a broker. Certificates are PEM."""
 
     address: str = ADDRESS_DEFAULT
     tls: bool = False
@@ -60,19 +60,19 @@ class Target:
 
     def __post_init__(self) -> None:
         if (self.client_certificate is None) != (self.client_key is None):
-            raise InvalidArgumentError("a client's certificate needs its key, and the other way round")
+            raise InvalidArgumentError("client_certificate and client_key must be given together")
         if self.client_certificate is not None and not self.is_secure:
-            raise InvalidArgumentError("a client's certificate needs tls=True or the authority's certificate")
+            raise InvalidArgumentError("client_certificate needs tls=True or ca_certificate")
         key = self.api_key
         if key is not None and (len(key) > API_KEY_CHARACTERS_MAX or not (key.isascii() and key.isprintable())):
-            raise InvalidArgumentError("an API key is the text that was shown when it was made: fila_...")
+            raise InvalidArgumentError("an API key is the text shown when it was created: fila_...")
 
     @property
     def is_secure(self) -> bool:
         return self.tls or self.ca_certificate is not None
 
     def place(self) -> tuple[str, int]:
-        """Host and port of `host:port`, `[v6]:port`, or either without its port."""
+        """Return host and port of `host:port`, `[v6]:port`, or either without the port."""
         text = self.address.removeprefix("dns:").lstrip("/")
         host, colon, port = text.rpartition(":")
         if not colon or "]" in port or (":" in host and not host.startswith("[")):
@@ -80,11 +80,11 @@ class Target:
         if host.startswith("[") and host.endswith("]"):
             host = host[1:-1]
         if not host or (port and not (port.isdecimal() and 0 < int(port) < 65_536)):
-            raise InvalidArgumentError(f"an address is host:port, not {self.address!r:.200}")
+            raise InvalidArgumentError(f"an address must be host:port, not {self.address!r:.200}")
         return host, int(port or PORT_DEFAULT)
 
     def context(self) -> ssl.SSLContext | None:
-        """TLS as the broker's listener expects it; None without."""
+        """Return the TLS context for the broker's listener; None without TLS."""
         if not self.is_secure:
             return None
         try:
@@ -98,14 +98,14 @@ class Target:
         return context
 
     def channel(self) -> Channel:
-        """A connection of its own: the broker tells consumers apart by theirs."""
+        """Return a new connection. The broker identifies consumers by their connection."""
         host, port = self.place()
         fields = () if self.api_key is None else (("authorization", f"Bearer {self.api_key}"),)
         return Channel(host, port, tls=self.context(), fields=fields)
 
 
 def _load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Load a client's certificate, which OpenSSL takes from files only; nobody else may read this one."""
+    """Load a client certificate. OpenSSL reads it from files only, so write files that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="basalt-tls-") as directory:
         file = os.path.join(directory, "client.pem")
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as both:

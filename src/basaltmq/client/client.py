@@ -1,14 +1,14 @@
-"""The client for programs with threads.
+"""The client for threaded programs.
 
     with Client("localhost:5555") as client:
-        client.enqueue("jobs", b"work")                     returns when it is durable
+        client.enqueue("jobs", b"work")                     returns when the message is durable
         for message in client.lease("jobs", 10, wait=5):
             work(message.payload)
             client.ack(message)
 
-Errors are those of `basaltmq.errors`, as if the queue were in this process; `retriable` says whether the same call may
-succeed later. Safe to use from any thread. Leases end with the client: when it is closed, dies or loses its connection,
-what it holds goes back to the queue at once.
+Errors are the classes of `basaltmq.errors`; `retriable` says whether the same call may succeed later. The client is
+thread-safe. Leases end with the client: when it is closed, dies or loses its connection, its leased messages return to
+the queue at once.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from google.protobuf.message import Message
 from basaltmq.client import channel as calls
 from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
-from basaltmq.client.loop_thread import Line
+from basaltmq.client.loop_thread import LoopThread
 from basaltmq.client.producer import Producer
 from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
-from basaltmq.client.worker_session import Attendance, GiveUp
+from basaltmq.client.worker_session import Cancellation, WorkerSession
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.queues.config import QueueSettings
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 
 TIMEOUT_S: Final = 30.0
-"""For an answer to a call that does not wait for messages."""
+"""Timeout of calls that do not wait for messages, in seconds."""
 
 R = TypeVar("R", bound=Message)
 
@@ -52,17 +52,17 @@ class Client:
         consumer: str = "",
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """`consumer` names this program in the broker; `timeout` is in seconds."""
+        """`consumer` identifies this program to the broker. `timeout` is in seconds."""
         self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
         self._timeout_s = timeout
         self._consumer = consumer
-        self._line = Line(self._target.channel())
-        self._presence = self.attend()
+        self._loop_thread = LoopThread(self._target.channel())
+        self._presence = self.open_session()
 
     def close(self) -> None:
-        """Leave; what is leased goes back to the queue."""
+        """Close the connection. Leased messages return to their queues."""
         self._presence.close()
-        self._line.close()
+        self._loop_thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -71,15 +71,15 @@ class Client:
         self.close()
 
     def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> None:
-        """Make a queue with these settings, which are those of `Basalt.queue` in a process.
+        """Create a queue with these settings, which are the same as those of `Basalt.queue`.
 
-        Its dead letters go to `<name>.dlq` unless `dead_letter_queue` names another queue, or None. A message is tried
-        20 times unless `attempts_max` says otherwise; 0 or None tries for ever.
+        Dead letters go to `<name>.dlq`, unless `dead_letter_queue` names another queue or is None. A message gets 20
+        attempts by default; `attempts_max` 0 or None means no limit.
         """
         self._call(calls.CREATE_QUEUE, create_of(name, settings))
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with all that is in it."""
+        """Delete a queue with all its messages."""
         request = fila.DeleteQueueRequest(queue=name)
         self._call(calls.DELETE_QUEUE, request)
 
@@ -93,18 +93,18 @@ class Client:
     def enqueue(self, queue: str, message: list[bytes]) -> list[bytes]: ...
 
     def enqueue(self, queue: str, message: Any) -> Any:
-        """Add one message or many (all or none); their ids, once they are as durable as the queue promises."""
+        """Add one message or several (all or none). Return their ids when they are as durable as the queue requires."""
         messages, is_one = many(message)
         ids = list(self._call(calls.ENQUEUE, enqueue_of(queue, messages)).ids)
         return ids[0] if is_one else ids
 
     def producer(self, queue: str) -> Producer:
-        """A stream of batches: many on their way at once, each confirmed when it is durable."""
-        return Producer(queue, self._line)
+        """Return a stream of batches: many in flight, each confirmed when it is durable."""
+        return Producer(queue, self._loop_thread)
 
-    def attend(self) -> Attendance:
-        """A presence of its own, for leases that end before the client does."""
-        return Attendance(self._line, self._consumer)
+    def open_session(self) -> WorkerSession:
+        """Return a session for leases that end before the client does."""
+        return WorkerSession(self._loop_thread, self._consumer)
 
     def lease(
         self,
@@ -113,37 +113,37 @@ class Client:
         *,
         wait: float = 0,
         visibility_ms: int | None = None,
-        attendance: Attendance | None = None,
-        give_up: GiveUp | None = None,
+        session: WorkerSession | None = None,
+        cancellation: Cancellation | None = None,
     ) -> list[Leased]:
-        """Up to `count` messages, for this program alone until their lease expires.
+        """Lease up to `count` messages for exclusive use.
 
-        With nothing ready waits up to `wait` seconds for the first; `give_up` ends the wait, and then there is none.
-        The lease lasts `visibility_ms`, by default as long as the queue's configuration says.
+        If none is ready, wait up to `wait` seconds for the first; `cancellation` ends the wait early, with no messages.
+        The lease lasts `visibility_ms`, by default the queue's visibility timeout.
         """
-        presence = attendance or self._presence
+        presence = session or self._presence
         number = presence.number()
         try:
-            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, give_up)
+            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, cancellation)
         except PreconditionFailedError:
-            # The broker lost sight of us: it was restarted, or the connection was.
+            # The broker lost the session, because it was restarted or the connection broke.
             presence.forget(number)
             number = presence.number()
-            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, give_up)
+            return self._ask(lease_of(queue, count, wait, visibility_ms, self._consumer, number), wait, cancellation)
 
-    def _ask(self, request: wire.LeaseRequest, wait_s: float, give_up: GiveUp | None) -> list[Leased]:
+    def _ask(self, request: wire.LeaseRequest, wait_s: float, cancellation: Cancellation | None) -> list[Leased]:
         raw = request.SerializeToString()
         timeout_s = self._timeout_s + wait_s
-        asked = self._line.begin(lambda channel: channel.unary(calls.LEASE.path, raw, timeout_s))
-        if give_up is not None:
-            give_up.attach(asked.cancel)
+        call = self._loop_thread.submit(lambda channel: channel.unary(calls.LEASE.path, raw, timeout_s))
+        if cancellation is not None:
+            cancellation.attach(call.cancel)
         try:
-            return leased_of(request.queue, calls.LEASE.read(self._line.wait(asked)))
+            return leased_of(request.queue, calls.LEASE.read(self._loop_thread.wait(call)))
         except CancelledError:
             return []
 
     def ack(self, messages: Held) -> int:
-        """Messages are done; how many."""
+        """Acknowledge messages. Return their number."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
             return self._call(calls.ACK, wire.AckBatchRequest(queue=queue, token=token, ids=ids_of(held)))
@@ -151,9 +151,9 @@ class Client:
         return self._settle(messages, settle)
 
     def nack(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
-        """Messages failed: they are tried again after `delay_ms`, until their attempts are used up.
+        """Negatively acknowledge messages. They are retried after `delay_ms` until their attempts are used up.
 
-        `reject` gives them up at once: they go to the dead-letter queue, if there is one.
+        With `reject` they go to the dead-letter queue at once, or are dropped if there is none.
         """
 
         def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
@@ -165,7 +165,7 @@ class Client:
         return self._settle(messages, settle)
 
     def release(self, messages: Held) -> int:
-        """Messages go back to their places as if they had not been leased; no attempt is counted."""
+        """Return messages to their places in the queue. No attempt is counted."""
 
         def settle(queue: str, token: int, held: list[Leased]) -> wire.SettleResponse:
             return self._call(calls.RELEASE, wire.ReleaseBatchRequest(queue=queue, token=token, ids=ids_of(held)))
@@ -173,14 +173,14 @@ class Client:
         return self._settle(messages, settle)
 
     def extend(self, messages: Held, visibility_ms: int | None = None) -> None:
-        """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
+        """Extend the leases of messages to `visibility_ms` from now (default: the queue's visibility timeout)."""
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
             answer = self._call(calls.EXTEND, request)
             extended(held, answer.token)
 
     def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
-        """Everything that is left of the lease with this token lasts longer."""
+        """Extend the whole lease with this token."""
         self._call(calls.EXTEND, wire.ExtendRequest(queue=queue, token=token, visibility_ms=visibility_ms or 0))
 
     def _settle(self, messages: Held, settle: Callable[[str, int, list[Leased]], wire.SettleResponse]) -> int:
@@ -192,4 +192,6 @@ class Client:
 
     def _call(self, method: Method[R], request: Message | bytes) -> R:
         raw = request if isinstance(request, bytes) else request.SerializeToString()
-        return method.read(self._line.wait(self._line.begin(lambda c: c.unary(method.path, raw, self._timeout_s))))
+        return method.read(
+            self._loop_thread.wait(self._loop_thread.submit(lambda c: c.unary(method.path, raw, self._timeout_s)))
+        )

@@ -1,8 +1,8 @@
-"""The broker's errors as the classes it raised them as.
+"""Converts errors of the broker to the exception classes of `basaltmq.errors`.
 
-The server sends each error's code beside its status. A code this version does not know, or an error that comes from the
-transport, becomes the nearest class its status allows. A store that is closed there is a broker that stops: it may be
-back in a moment, whereas a store closed in this process stays closed.
+The server sends the code of each error with the gRPC status. Unknown codes and transport errors become the closest
+class of the status. A closed store on the server means that the broker is stopping, so the error is retriable, unlike a
+closed store in this process.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ BY_STATUS: Final[dict[Status, type[errors.BasaltError]]] = {
 }
 
 
-def fault_of(failure: CallFailed) -> errors.BasaltError:
-    """The error behind a failed call."""
+def error_of_call(failure: CallFailed) -> errors.BasaltError:
+    """Return the error of a failed call."""
     status, text, fields = failure.outcome
     text = text or status.name.lower()
     for name, value in fields:
         if name == ERROR_CODE_KEY:
-            return fault(value, text, BY_STATUS.get(status, errors.BasaltError))
+            return error_of_code(value, text, BY_STATUS.get(status, errors.BasaltError))
     return BY_STATUS.get(status, errors.BasaltError)(text)
 
 
-def fault(code: str, text: str, otherwise: type[errors.BasaltError] = errors.BasaltError) -> errors.BasaltError:
-    """An error of the class that has this code."""
+def error_of_code(code: str, text: str, otherwise: type[errors.BasaltError] = errors.BasaltError) -> errors.BasaltError:
+    """Return an error of the class with this code."""
     kind = next((each for each in _kinds(errors.BasaltError) if each.__dict__.get("code") == code), otherwise)
     if kind is errors.StoreClosedError:
         kind = errors.UnavailableError
-    # Some classes are made of more than a text, which did not travel.
+    # Some classes take more arguments than the text, and those are not transmitted.
     made = kind.__new__(kind)
     Exception.__init__(made, text)
     return made

@@ -1,4 +1,4 @@
-"""A leased message as a program holds it."""
+"""A leased message as a program sees it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from basaltmq.wire import basalt_pb2 as wire
 
 
 class Leased(msgspec.Struct, eq=False, gc=False):
-    """A message in the hands of this program, until it is settled or its lease expires.
+    """A message that this program holds until it is settled or its lease expires.
 
-    `token` is what answers for it; extending a part of a lease gives that part another one. `settled` says that this
-    object was acked, nacked or released; whether the lease has expired is known to the broker alone.
+    `token` is the lease's fencing token. Extending a part of a lease gives the part a new token. `settled` means that
+    this object was acked, nacked or released; only the broker knows whether the lease has expired.
     """
 
     queue: str
     token: int
     visibility_ms: int
-    """How long the lease was for."""
+    """Duration of the lease, in milliseconds."""
     _count: int
-    """Messages that were leased together with this one, itself included; 0 where they have parted."""
+    """Number of messages leased together, including this one; 0 after the lease was split."""
     _message: wire.Message
     settled: bool = False
 
@@ -51,7 +51,7 @@ class Leased(msgspec.Struct, eq=False, gc=False):
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered before and failed."""
+        """Number of failed deliveries before this one."""
         return self._message.attempts
 
     @property
@@ -63,7 +63,7 @@ class Leased(msgspec.Struct, eq=False, gc=False):
         return self._message.enqueued_ns
 
     def text(self) -> str:
-        """The payload as UTF-8 text."""
+        """Return the payload as UTF-8 text."""
         return self.payload.decode()
 
     def __repr__(self) -> str:
@@ -82,11 +82,11 @@ def leased_of(queue: str, answer: wire.LeaseResponse) -> list[Leased]:
 
 
 def by_lease(messages: Held) -> dict[tuple[str, int], list[Leased]]:
-    """Messages by queue and token, which is how they are answered for."""
+    """Group messages by queue and token, because each request settles messages of one lease."""
     given = [messages] if isinstance(messages, Leased) else messages
     for each in given:
         if not isinstance(each, Leased):
-            raise InvalidArgumentError(f"give what lease returned, one message or a list, not {type(each).__name__}")
+            raise InvalidArgumentError(f"pass what lease returned, one message or a list, not {type(each).__name__}")
     leases = {(each.queue, each.token) for each in given}
     if len(leases) == 1:
         return {leases.pop(): list(given)}
@@ -97,7 +97,7 @@ def by_lease(messages: Held) -> dict[tuple[str, int], list[Leased]]:
 
 
 def ids_of(messages: Sequence[Leased]) -> list[bytes]:
-    """What names messages of one lease to the broker: nothing, if they are all there is of it."""
+    """Return the ids of messages of one lease; an empty list means the whole lease."""
     if len({*messages}) == messages[0]._count == len(messages) and not [each for each in messages if each.settled]:
         return []
     return [each.id for each in messages]
@@ -109,7 +109,7 @@ def settled(messages: Sequence[Leased]) -> None:
 
 
 def extended(messages: Sequence[Leased], token: int) -> None:
-    """Messages of one lease are answered for with this token."""
+    """Set the new token of messages after an extension."""
     for each in messages:
         if each.token != token:
             each.token = token

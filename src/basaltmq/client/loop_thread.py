@@ -1,6 +1,6 @@
-"""A channel for programs without a loop: a thread of its own runs one, and calls are handed to it.
+"""A gRPC channel for threaded programs. A background thread runs its event loop, and calls are handed to it.
 
-Threads wait for their calls as for any future; the loop's thread runs nothing of the program's.
+Threads wait for their calls through futures. The loop's thread runs no code of the program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from basaltmq.client.error_mapping import fault_of
+from basaltmq.client.error_mapping import error_of_call
 from basaltmq.errors import InvalidArgumentError, UnavailableError
 from basaltmq.protocols.grpc.client.call import CallFailed
 from basaltmq.protocols.grpc.client.channel import Channel
@@ -21,8 +21,8 @@ from basaltmq.protocols.grpc.client.channel import Channel
 T = TypeVar("T")
 
 
-class Line:
-    """A channel and its thread, which begins with the first call. Safe to use from any thread."""
+class LoopThread:
+    """A channel and its event-loop thread, which starts with the first call. Thread-safe."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -32,29 +32,29 @@ class Line:
         self._process = 0
         self._is_closed = False
 
-    def begin(self, work: Callable[[Channel], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Have something done with the channel, in its thread."""
+    def submit(self, work: Callable[[Channel], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Run a coroutine with the channel in the loop's thread."""
         loop = self._running()
         coroutine = work(self._channel)
         try:
             return asyncio.run_coroutine_threadsafe(coroutine, loop)
         except RuntimeError:
-            # Closed by another thread a moment ago.
+            # Another thread closed the client just now.
             coroutine.close()
             raise UnavailableError("the client is closed") from None
 
     def wait(self, future: Future[T]) -> T:
-        """What was done; errors are those of the broker."""
+        """Return the result of a call, or raise the broker's error."""
         try:
             return future.result()
         except CallFailed as failure:
-            raise fault_of(failure) from None
+            raise error_of_call(failure) from None
         finally:
-            # Whoever is interrupted does not want it any more.
+            # An interrupted caller no longer needs the result.
             future.cancel()
 
-    def soon(self, work: Callable[..., object], *given: object) -> None:
-        """Have a function called in the channel's thread, if it still runs."""
+    def call_soon(self, work: Callable[..., object], *given: object) -> None:
+        """Call a function in the loop's thread, if it still runs."""
         loop = self._loop
         if loop is not None:
             with suppress(RuntimeError):
@@ -72,7 +72,7 @@ class Line:
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="basalt-client", daemon=True)
                 self._thread.start()
             elif self._process != os.getpid():
-                raise InvalidArgumentError("the client was used before the process forked; make one in each process")
+                raise InvalidArgumentError("the client was used before the process forked; create one per process")
             return self._loop
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -88,7 +88,7 @@ class Line:
             loop.close()
 
     def close(self) -> None:
-        """End all calls, and the thread."""
+        """End all calls and the thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             if self._is_closed or loop is None or thread is None or self._process != os.getpid():

@@ -4,8 +4,8 @@
         confirms = [producer.send(batch) for batch in batches]
     ids = [confirm.result() for confirm in confirms]
 
-`send` returns at once with a future, until `WINDOW` batches are on their way; then it waits for one of them. So a
-producer is held to the speed of the broker's disk. Leaving the `with` waits for everything that was sent.
+`send` returns a future at once while fewer than `WINDOW` batches are in flight; otherwise it blocks until one is
+confirmed. This is the backpressure of the broker's disk. Leaving the `with` block waits for all batches.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from concurrent.futures import CancelledError, Future
 from typing import Final, Self
 
 from basaltmq.client import channel as calls
-from basaltmq.client.error_mapping import fault
-from basaltmq.client.loop_thread import Line
+from basaltmq.client.error_mapping import error_of_code
+from basaltmq.client.loop_thread import LoopThread
 from basaltmq.client.requests import Payload, batch_of
 from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
 from basaltmq.protocols.grpc.client.call import ClientCall
@@ -27,31 +27,31 @@ from basaltmq.protocols.grpc.client.channel import Channel
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW: Final = 64
-"""Batches on their way; as many as the server takes from one stream before it waits for the disk."""
+"""Batches in flight; the server accepts as many from one stream before it waits for the disk."""
 
 
 class Producer:
-    """Sends batches. Safe to use from any thread."""
+    """Sends batches. Thread-safe."""
 
-    def __init__(self, queue_name: str, line: Line) -> None:
+    def __init__(self, queue_name: str, loop_thread: LoopThread) -> None:
         self._queue = queue_name
         self._room = threading.Semaphore(WINDOW)
         self._lock = threading.Lock()
-        self._line = line
+        self._loop_thread = loop_thread
         self._outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        """Of the line's thread."""
+        """Used only in the loop's thread."""
         self._inbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._waiting: dict[int, Future[list[bytes]]] = {}
         self._last = 0
         self._error: BasaltError | None = None
         self._is_closed = False
-        self._stream = line.begin(self._exchange)
+        self._stream = loop_thread.submit(self._exchange)
         self._stream.add_done_callback(lambda _: self._inbox.put(None))
         self._thread = threading.Thread(target=self._receive, name=f"basalt-produce-{queue_name}", daemon=True)
         self._thread.start()
 
     def send(self, messages: Sequence[Payload]) -> Future[list[bytes]]:
-        """Add messages, all or none; the future has their ids once they are as durable as the queue promises."""
+        """Add messages, all or none. The future returns their ids when they are as durable as the queue requires."""
         batch = batch_of(self._queue, messages)
         self._room.acquire()
         future: Future[list[bytes]] = Future()
@@ -59,20 +59,20 @@ class Producer:
             if self._is_closed or self._error is not None:
                 self._room.release()
                 if self._is_closed:
-                    raise InvalidArgumentError("the producer is closed; make another")
+                    raise InvalidArgumentError("the producer is closed; create another")
                 assert self._error is not None
                 raise self._error
             self._last += 1
             self._waiting[self._last] = future
             request = wire.ProduceRequest(number=self._last, batch=batch)
-            self._line.soon(self._outbox.put_nowait, request.SerializeToString())
+            self._loop_thread.call_soon(self._outbox.put_nowait, request.SerializeToString())
         return future
 
     def close(self) -> None:
-        """Wait until everything that was sent is confirmed or refused."""
+        """Wait until all batches are confirmed or rejected."""
         with self._lock:
             self._is_closed = True
-            self._line.soon(self._outbox.put_nowait, None)
+            self._loop_thread.call_soon(self._outbox.put_nowait, None)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -82,7 +82,7 @@ class Producer:
         self.close()
 
     async def _exchange(self, channel: Channel) -> None:
-        """Requests out and answers in, in the line's thread."""
+        """Send requests and receive answers, in the loop's thread."""
         call = await channel.stream(calls.PRODUCE)
         sending = asyncio.ensure_future(self._send_all(call))
         try:
@@ -98,19 +98,19 @@ class Producer:
         call.end()
 
     def _receive(self) -> None:
-        """Tell those who wait, in a thread where they may do what they like."""
+        """Complete the futures in another thread, because their callbacks may block."""
         while (raw := self._inbox.get()) is not None:
             answer = wire.ProduceResponse.FromString(raw)
             with self._lock:
                 future = self._waiting.pop(answer.number)
             self._room.release()
             if answer.error_code:
-                future.set_exception(fault(answer.error_code, answer.error_text))
+                future.set_exception(error_of_code(answer.error_code, answer.error_text))
             else:
                 future.set_result(list(answer.ids))
         error: BasaltError = UnavailableError("the broker ended the stream")
         try:
-            self._line.wait(self._stream)
+            self._loop_thread.wait(self._stream)
         except BasaltError as failure:
             error = failure
         except CancelledError:
@@ -120,6 +120,6 @@ class Producer:
             left = list(self._waiting.values())
             self._waiting.clear()
         for future in left:
-            # Whether the batch is in the queue is not known.
+            # Whether the queue has the batch is unknown.
             future.set_exception(error)
             self._room.release()

@@ -1,4 +1,4 @@
-"""Requests of both clients: what a caller gives, as it goes over the wire."""
+"""Builds the wire requests of both clients from the arguments of a call."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.wire import basalt_pb2 as wire
 
 Payload: TypeAlias = bytes | str | Draft
-"""One message: its payload, or all of it. Text is sent as UTF-8."""
+"""One message: its payload, or a `Draft` with all fields. Text is sent as UTF-8."""
 
 
 _QUEUE: Final = b"\x0a"
 _PAYLOAD: Final = b"\x1a"
-"""Tags of an EnqueueBatchRequest: field 1 and field 3, both with a length."""
+"""Tags of an EnqueueBatchRequest: fields 1 and 3, both length-delimited."""
 
 
 def create_of(name: str, settings: QueueSettings) -> wire.CreateQueueRequest:
-    """A queue to make, with the defaults of queues that programs make."""
+    """Build the request for a queue with the defaults of queues that programs create."""
     given: dict[str, Any] = dict(settings)
     if not name.endswith(DEAD_LETTERS):
         given.setdefault("dead_letter_queue", name + DEAD_LETTERS)
@@ -35,7 +35,7 @@ def create_of(name: str, settings: QueueSettings) -> wire.CreateQueueRequest:
 
 
 def enqueue_of(queue: str, messages: Sequence[Payload]) -> bytes:
-    """A batch as bytes. One of payloads alone is put together here: protobuf would copy them once more."""
+    """Serialize a batch. Batches of plain payloads are built by hand, because protobuf would copy them once more."""
     if not queue.isascii() or {*map(type, messages)} != {bytes}:
         return batch_of(queue, messages).SerializeToString()
     payloads: Sequence[bytes] = messages  # type: ignore[assignment]
@@ -49,7 +49,7 @@ def enqueue_of(queue: str, messages: Sequence[Payload]) -> bytes:
 
 
 def batch_of(queue: str, messages: Sequence[Payload]) -> wire.EnqueueBatchRequest:
-    """A batch; messages that are only payloads travel without a wrapper."""
+    """Build a batch. Plain payloads are sent without a message wrapper."""
     plain = [_bytes(each) for each in messages if isinstance(each, bytes | str)]
     if len(plain) == len(messages):
         return wire.EnqueueBatchRequest(queue=queue, payloads=plain)
@@ -60,7 +60,7 @@ def _draft(message: Payload) -> wire.Draft:
     if isinstance(message, bytes | str):
         return wire.Draft(payload=_bytes(message))
     if not isinstance(message, Draft):
-        raise InvalidArgumentError(f"a message is bytes, text or a Draft, not {type(message).__name__}")
+        raise InvalidArgumentError(f"a message must be bytes, text or a Draft, not {type(message).__name__}")
     try:
         return wire.Draft(
             payload=message.payload,
@@ -88,26 +88,26 @@ def _bytes(payload: bytes | str) -> bytes:
 
 
 def many(message: Payload | Sequence[Payload]) -> tuple[Sequence[Payload], bool]:
-    """Messages, and whether it was a single one."""
+    """Return the messages as a sequence, and whether a single one was given."""
     if isinstance(message, bytes | str | Draft):
         return [message], True
     if not isinstance(message, list | tuple):
-        raise InvalidArgumentError(f"a message is bytes, text, a Draft or a list, not {type(message).__name__}")
+        raise InvalidArgumentError(f"a message must be bytes, text, a Draft or a list, not {type(message).__name__}")
     return message, False
 
 
 def lease_of(
-    queue: str, count: int, wait_s: float, visibility_ms: int | None, consumer: str, attendance: int
+    queue: str, count: int, wait_s: float, visibility_ms: int | None, consumer: str, session: int
 ) -> wire.LeaseRequest:
     if type(count) is not int or count < 1:
-        raise InvalidArgumentError(f"a count of messages is 1 or more, not {count!r:.80}")
+        raise InvalidArgumentError(f"count must be 1 or more, not {count!r:.80}")
     if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not 0 <= wait_s < float("inf"):
-        raise InvalidArgumentError(f"wait is 0 seconds or more, not {wait_s!r:.80}")
+        raise InvalidArgumentError(f"wait must be 0 seconds or more, not {wait_s!r:.80}")
     return wire.LeaseRequest(
         queue=queue,
         max=count,
         wait_ms=round(wait_s * 1000),
         visibility_ms=visibility_ms or 0,
         consumer=consumer,
-        attendance=attendance,
+        session=session,
     )

@@ -1,26 +1,26 @@
-"""A worker: leases messages, hands each to a function in one of its threads, and settles it.
+"""A worker: leases messages, calls a handler for each in one of its threads, and settles them.
 
     worker = Worker(client, "jobs", handle, concurrency=8)
     worker.run()                                   until SIGTERM, SIGINT or worker.stop()
 
-    handler returns             the message is acked
-    handler raises Reject       it is given up: dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception it is logged with its traceback and nacked with its text, which is kept with the message
-                                as `x-last-error`; it is tried again later (see below)
-    handler settled it itself   nothing more is done
+    handler returns              the message is acked
+    handler raises Reject        the message is dead-lettered, or dropped if the queue has no dead-letter queue
+    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. The text is
+                                 stored in its header `x-last-error`. The message is retried later.
+    handler settled it itself    nothing more is done
 
-    one thread leases ──> `concurrency` threads handle ──> one thread settles what is done, many at once
-                                    one thread extends the leases of what is held
+    one thread leases ──> `concurrency` threads handle ──> one thread settles finished messages in batches
+                                    one thread extends the leases of held messages
 
-The first retry waits `retry_delay_ms` (1 s), each further one twice as long as the one before, up to
-`retry_delay_max_ms` (5 minutes); a random share of up to a half is taken off. A script of the queue may choose another
-wait. After the `attempts_max` of the queue a message is dead-lettered.
+The first retry waits `retry_delay_ms` (1 s). Each further retry waits twice as long as the one before, up to
+`retry_delay_max_ms` (5 minutes). Each delay is reduced by a random share of up to one half. A script of the queue may
+choose another delay. After `attempts_max` attempts, the queue dead-letters the message.
 
-Leases are extended while handlers run, so that a long one keeps its message; with `keep_alive=False` a handler that
-hangs loses it instead. A process that dies gives everything back at once.
+The worker extends leases while handlers run. With `keep_alive=False`, a handler that hangs loses its message. When the
+process dies, its messages return to the queue at once.
 
-Stopping is graceful: handlers that run are finished and their messages settled; messages not begun go back to their
-places, and no attempt is counted. An error that may pass (the broker is restarted) is logged and tried again; any other
+Shutdown is graceful: running handlers finish and their messages are settled. Messages not started return to their
+places without counting an attempt. Retriable errors, such as a broker restart, are logged and retried. Any other error
 ends the worker, and `join` raises it.
 """
 
@@ -37,7 +37,7 @@ from typing import Final, Self, TypeAlias
 
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
-from basaltmq.client.worker_session import GiveUp
+from basaltmq.client.worker_session import Cancellation
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
 from basaltmq.queues.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
@@ -50,19 +50,19 @@ from basaltmq.queues.handler_failure import (
 from basaltmq.signals import stopped_by_signals
 
 CONCURRENCY_MAX: Final = 1024
-"""Threads of one worker; beyond it another process is the better answer."""
+"""Threads of one worker. For more, use several processes."""
 
 KEEP_ALIVE_SHARE: Final = 1 / 3
-"""Of the visibility timeout, between two extensions: one may fail and the next still comes in time."""
+"""Interval between extensions as a share of the visibility timeout: one may fail and the next is still in time."""
 
 POLL_S: Final = 20.0
-"""One long poll."""
+"""Duration of one long poll, in seconds."""
 
 RETRY_S: Final = 1.0
-"""Before an error that may pass is met again."""
+"""Delay before a retry after a retriable error, in seconds."""
 
 SETTLE_MAX: Final = 1_000
-"""Messages settled together."""
+"""Messages settled in one batch."""
 
 Handler: TypeAlias = Callable[[Leased], object]
 
@@ -70,7 +70,7 @@ _log = logging.getLogger("basaltmq")
 
 
 class Worker:
-    """Handles the messages of a queue until it is stopped. Works once: make another to go on."""
+    """Handles the messages of a queue until it is stopped. A worker runs once."""
 
     def __init__(
         self,
@@ -85,26 +85,26 @@ class Worker:
         retry_delay_max_ms: int = RETRY_DELAY_MS_MAX_DEFAULT,
         keep_alive: bool = True,
     ) -> None:
-        """`ahead` is how many messages are leased beyond those being handled, so that threads need not wait for one."""
+        """`ahead` is the number of messages leased beyond those being handled, so that threads need not wait."""
         if not callable(handler) or inspect.iscoroutinefunction(handler):
-            raise InvalidArgumentError("a handler is a function of a message; for a coroutine function use AsyncWorker")
+            raise InvalidArgumentError("a handler must be a function; for a coroutine function use AsyncWorker")
         for name, value, low, high in (("concurrency", concurrency, 1, CONCURRENCY_MAX), ("ahead", ahead, 0, 10_000)):
             if type(value) is not int or not low <= value <= high:
-                raise InvalidArgumentError(f"{name} of a worker is {low} to {high}, not {value!r:.80}")
+                raise InvalidArgumentError(f"{name} of a worker must be {low} to {high}, not {value!r:.80}")
         self.queue = queue_name
         self.handled = 0
         self.failed = 0
         """Messages whose handler raised."""
         self.late = 0
-        """Messages whose lease was over before they were settled: they are handled again."""
+        """Messages whose lease expired before they were settled. They are redelivered."""
         self._client = client
         self._handler = handler
         self._visibility_ms = visibility_ms
         self._backoff = Backoff(retry_delay_ms, retry_delay_max_ms)
         self._keep_alive = keep_alive
         self._concurrency = concurrency
-        self._attendance = client.attend()
-        self._give_up = GiveUp()
+        self._session = client.open_session()
+        self._cancellation = Cancellation()
         self._room = threading.Semaphore(concurrency + ahead)
         self._todo: queue.SimpleQueue[Leased | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Leased, Exception | None] | None] = queue.SimpleQueue()
@@ -125,26 +125,26 @@ class Worker:
         )
 
     def run(self) -> None:
-        """Work until stopped; in the main thread also by SIGTERM and SIGINT. Raises as `join`."""
+        """Run until stopped; in the main thread, SIGTERM and SIGINT stop it too. Raises like `join`."""
         with stopped_by_signals(self.stop):
             self.start()
             self.join()
 
     def start(self) -> None:
-        """Begin in the background."""
+        """Start in the background."""
         if self._leaser.ident is not None:
-            raise InvalidArgumentError(f"the worker of queue {self.queue!r} was started before; make another")
+            raise InvalidArgumentError(f"the worker of queue {self.queue!r} was started before; create another")
         for thread in (self._leaser, *self._handlers, self._settler, self._keeper):
             thread.start()
 
     def stop(self) -> None:
-        """Ask to stop, from anywhere, a handler or a signal handler included; `join` waits for it."""
+        """Request a stop, from any thread, handler or signal handler. `join` waits for it."""
         self._stopping.set()
-        # In a thread of its own: a signal handler must not wait for a lock that the interrupted code holds.
-        threading.Thread(target=self._give_up.now, name=f"basalt-worker-{self.queue}-stop", daemon=True).start()
+        # Use a separate thread, because a signal handler must not wait for a lock that the interrupted code holds.
+        threading.Thread(target=self._cancellation.cancel, name=f"basalt-worker-{self.queue}-stop", daemon=True).start()
 
     def join(self) -> None:
-        """Wait until everything that runs is finished; raises the error that ended the worker, if one did."""
+        """Wait until all running handlers are finished. Raises the error that ended the worker, if any."""
         self._leaser.join()
         for _ in self._handlers:
             self._todo.put(None)
@@ -155,7 +155,7 @@ class Worker:
         self._all_done.set()
         self._some_held.set()
         self._keeper.join()
-        self._attendance.close()
+        self._session.close()
         if self._error is not None:
             raise self._error
 
@@ -171,16 +171,16 @@ class Worker:
         try:
             work()
         except BaseException as error:
-            # Whoever joins gets it; the other threads finish what they have.
+            # `join` raises the error. The other threads finish their messages.
             with self._lock:
                 self._error = self._error or error
             self.stop()
 
-    def _passing(self, error: BasaltError) -> None:
-        """Wait before an error that may pass is met again; raise any other."""
+    def _wait_if_retriable(self, error: BasaltError) -> None:
+        """Wait after a retriable error; raise any other."""
         if not error.retriable:
             raise error
-        _log.warning("the worker of queue %r goes on in %.0f s: %s", self.queue, RETRY_S, error)
+        _log.warning("queue %r: the worker retries in %.0f s: %s", self.queue, RETRY_S, error)
         self._stopping.wait(RETRY_S)
 
     def _lease(self) -> None:
@@ -195,11 +195,11 @@ class Worker:
                     count,
                     wait=POLL_S,
                     visibility_ms=self._visibility_ms,
-                    attendance=self._attendance,
-                    give_up=self._give_up,
+                    session=self._session,
+                    cancellation=self._cancellation,
                 )
             except BasaltError as error:
-                self._passing(error)
+                self._wait_if_retriable(error)
             finally:
                 for _ in range(count - len(messages)):
                     self._room.release()
@@ -211,7 +211,7 @@ class Worker:
                 self._todo.put(each)
 
     def _take_room(self) -> int:
-        """Wait until something may be leased; how much."""
+        """Wait for free slots. Return their number."""
         if not self._room.acquire(timeout=RETRY_S):
             return 0
         count = 1
@@ -223,7 +223,7 @@ class Worker:
         while (message := self._todo.get()) is not None:
             failure: Exception | None = None
             if self._stopping.is_set():
-                # Not begun: it goes back with the attendance.
+                # The handler was not started, so the message returns with the session.
                 self._drop(message)
                 continue
             try:
@@ -272,7 +272,7 @@ class Worker:
         self._client.nack(messages, text_of(failure), delay_ms=delay_ms, reject=is_rejected)
 
     def _settled(self, messages: list[Leased], settle: Callable[[list[Leased]], object]) -> None:
-        """Settle messages of one lease; one that is over costs only those it is over for."""
+        """Settle messages of one lease. If it is stale, settle one by one, so that only expired messages are lost."""
         while True:
             try:
                 settle(messages)
@@ -282,11 +282,11 @@ class Worker:
                         self._settled([each], settle)
                     return
                 self.late += 1
-                _log.warning("a message was handled after its lease was over and comes again: %s", error)
+                _log.warning("a message was handled after its lease expired and will be redelivered: %s", error)
             except BasaltError as error:
                 if not error.retriable or self._stopping.is_set():
                     raise
-                self._passing(error)
+                self._wait_if_retriable(error)
                 continue
             return
 
@@ -296,7 +296,7 @@ class Worker:
         self._room.release()
 
     def _keep(self) -> None:
-        """Extend the leases of what is held, until all is done."""
+        """Extend the leases of held messages until the worker ends."""
         while not self._all_done.is_set():
             self._some_held.wait()
             with self._lock:
@@ -310,7 +310,7 @@ class Worker:
             with self._lock:
                 leases = {(each.queue, each.token) for each in self._held.values() if not each.settled}
             for name, token in leases:
-                # A lease that is over is noticed when its messages are settled, a broker that is away by the leaser.
+                # Settling detects an expired lease, and the leasing thread detects a lost broker.
                 with suppress(BasaltError):
-                    # The whole of a lease, so that its token stays: the handlers' threads answer with it meanwhile.
+                    # Extend the whole lease to keep its token, which the handlers' threads use meanwhile.
                     self._client.extend_lease(name, token, self._visibility_ms)

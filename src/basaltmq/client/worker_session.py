@@ -1,7 +1,7 @@
-"""Being present at the broker: leases taken under an attendance end with it.
+"""Sessions at the broker. Leases taken in a session end with it.
 
-When it is closed, or the program dies, or the connection breaks, what was leased under it goes back to its queue at
-once. It begins with the first lease, and again by itself when the broker was restarted.
+When the session is closed, the program dies or the connection breaks, its leased messages return to their queues at
+once. A session begins with the first lease, and begins again after a restart of the broker.
 """
 
 from __future__ import annotations
@@ -10,78 +10,78 @@ import threading
 from collections.abc import Callable
 
 from basaltmq.client import channel as calls
-from basaltmq.client.loop_thread import Line
+from basaltmq.client.loop_thread import LoopThread
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.protocols.grpc.client.call import ClientCall
 from basaltmq.protocols.grpc.client.channel import Channel
 from basaltmq.wire import basalt_pb2 as wire
 
 
-async def begin_attendance(channel: Channel, consumer: str) -> tuple[ClientCall, int]:
-    """A call that lasts as long as the attendance, and its number."""
+async def begin_session(channel: Channel, consumer: str) -> tuple[ClientCall, int]:
+    """Begin a session. Return the call that lasts as long as the session, and the session number."""
     call = await channel.stream(calls.ATTEND)
-    call.send_last(wire.AttendRequest(consumer=consumer).SerializeToString())
+    call.send_last(wire.OpenSessionRequest(consumer=consumer).SerializeToString())
     async for answer in call:
-        return call, wire.AttendResponse.FromString(answer).attendance
-    raise PreconditionFailedError("the broker ended the attendance before it began")
+        return call, wire.OpenSessionResponse.FromString(answer).session
+    raise PreconditionFailedError("the broker ended the session before it began")
 
 
-class Attendance:
-    """The presence of a client, or of a part of it. Safe to use from any thread."""
+class WorkerSession:
+    """The session of a client or of a part of it. Thread-safe."""
 
-    def __init__(self, line: Line, consumer: str) -> None:
-        self._line = line
+    def __init__(self, loop_thread: LoopThread, consumer: str) -> None:
+        self._loop_thread = loop_thread
         self._consumer = consumer
         self._lock = threading.Lock()
         self._call: ClientCall | None = None
         self._number = 0
 
     def number(self) -> int:
-        """What leases name."""
+        """Return the session number that leases refer to, and begin the session if necessary."""
         with self._lock:
             if not self._number:
-                begun = self._line.begin(lambda channel: begin_attendance(channel, self._consumer))
-                self._call, self._number = self._line.wait(begun)
+                begun = self._loop_thread.submit(lambda channel: begin_session(channel, self._consumer))
+                self._call, self._number = self._loop_thread.wait(begun)
             return self._number
 
     def forget(self, number: int) -> None:
-        """The broker does not know this number; another is had with the next lease."""
+        """Drop a session that the broker does not know. The next lease begins a new one."""
         with self._lock:
             if number == self._number:
                 self._end()
 
     def close(self) -> None:
-        """Leave."""
+        """End the session."""
         with self._lock:
             self._end()
 
     def _end(self) -> None:
         if self._call is not None:
-            self._line.soon(self._call.cancel)
+            self._loop_thread.call_soon(self._call.cancel)
         self._call = None
         self._number = 0
 
 
-class GiveUp:
-    """A way out of a call that waits, for another thread to take."""
+class Cancellation:
+    """Cancels a waiting call from another thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cancel: Callable[[], object] | None = None
-        self.is_given_up = False
+        self.is_cancelled = False
 
-    def now(self) -> None:
-        """End the wait, and every later one, at once."""
+    def cancel(self) -> None:
+        """Cancel the current wait and every later one."""
         with self._lock:
-            self.is_given_up = True
+            self.is_cancelled = True
             cancel = self._cancel
         if cancel is not None:
             cancel()
 
     def attach(self, cancel: Callable[[], object]) -> None:
-        """A call begins that `cancel` ends."""
+        """Register `cancel` for the call that begins."""
         with self._lock:
             self._cancel = cancel
-            is_given_up = self.is_given_up
-        if is_given_up:
+            is_cancelled = self.is_cancelled
+        if is_cancelled:
             cancel()

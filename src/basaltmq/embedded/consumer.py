@@ -1,12 +1,11 @@
-"""An iterator over a topic as a member of a group.
+"""An iterator over a topic as a member of a consumer group.
 
-Partitions are shared with the group's other members in this process. What was handed out is committed when more is
-asked for, and when a `with` block ends without an error: so a crash, or an error in the loop, repeats records but skips
-none. One consumer belongs to one thread.
+The group's members in this process share the partitions. The consumer commits delivered records when it fetches more,
+and when a `with` block ends without an error. A crash or an error in the loop therefore repeats records but skips none.
+A consumer belongs to one thread.
 
-A member that leaves, and partitions that are added, change who reads what; a consumer that waits takes notice. If the
-topic is deleted, the next call raises TopicNotFoundError, also if another was made under its name: what was committed
-in the one says nothing about the other.
+A member that leaves and new partitions trigger a rebalance; waiting consumers notice it. If the topic is deleted, the
+next call raises TopicNotFoundError, even if a topic with the same name was created: old offsets do not apply to it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from basaltmq.embedded.topic import EmbeddedTopic
 
 LEAVE_COMMITS_MAX: Final = 10
-"""Tries to commit while leaving; each fails only if a partition changed hands in that very moment."""
+"""Attempts to commit while leaving. An attempt fails only if a partition is reassigned at that moment."""
 
 
 class Consumer:
-    """One member. Made by `EmbeddedTopic.consume`; leaves the group when closed."""
+    """One group member, created by `EmbeddedTopic.consume`. Leaves the group when closed."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class Consumer:
         self._wait = wait
         self._batch = batch
         self._ready: list[Delivered] = []
-        """Read but not handed out, the last first."""
+        """Records read but not yet delivered, in reverse order."""
         self._taken: dict[tuple[str, int], int] = {}
-        """The offset after the last record handed out of `_ready`, by partition."""
+        """The offset after the last record delivered from `_ready`, by partition."""
         self._committed: dict[tuple[str, int], int] = {}
         """Positions at the last commit."""
         self._closed = False
@@ -72,7 +71,7 @@ class Consumer:
         return delivered
 
     def poll(self, wait: float | None = 0) -> list[Delivered]:
-        """Commit what was handed out before, and return the next records; empty after `wait` seconds without any."""
+        """Commit what was delivered before, and return the next records; empty after `wait` seconds without any."""
         patience = Patience(wait)
         if self._ready:
             found, self._ready = self._ready[::-1], []
@@ -86,14 +85,14 @@ class Consumer:
             found = self._member.poll(self._batch)
             if found:
                 return found
-            # A long run of deleted records is passed over in steps.
+            # A long run of deleted records is skipped in steps, so progress without records is not the end.
             if before == self._positions() and not self._arrivals.wait(seen, patience):
                 if not self._arrivals.closed:
                     self._commit_read()
                 return []
 
     def commit(self) -> None:
-        """Commit everything handed out so far; records not yet taken from this iterator are not part of it."""
+        """Commit all delivered records, but not those this iterator has read and not yet delivered."""
         if not self._ready:
             self._member.commit()
             self._committed = self._positions()
@@ -104,7 +103,7 @@ class Consumer:
         self._taken.clear()
 
     def _commit_read(self) -> None:
-        """Commit everything handed out, if that is more than was committed: a poll that finds nothing costs no sync."""
+        """Commit all delivered records if any are new, so that a poll without records costs no fsync."""
         if not self._closed and self._positions() == self._committed:
             return
         try:
@@ -112,10 +111,10 @@ class Consumer:
         except StaleMemberError:
             if self._closed:
                 raise
-            # A partition went to another member this moment; what was read of it is read again there.
+            # A partition was reassigned just now. Its new owner reads the uncommitted records again.
 
     def _commit_owned(self) -> None:
-        """Commit what this member still has; partitions may go to others while it leaves, and are read there."""
+        """Commit the partitions that this member still owns. Others may be reassigned while it leaves."""
         for _ in range(LEAVE_COMMITS_MAX):
             try:
                 self.commit()
@@ -124,7 +123,7 @@ class Consumer:
             return
 
     def close(self, *, commit: bool = False) -> None:
-        """Leave the group. Without `commit`, what was handed out since the last one is read again by who comes next."""
+        """Leave the group. Without `commit`, records delivered since the last commit are delivered again."""
         if self._closed:
             return
         try:
@@ -134,7 +133,7 @@ class Consumer:
             self._closed = True
             self._ready.clear()
             self._member.close()
-            # Those who wait may have been given what this one had.
+            # Waiting members may have got this member's partitions.
             self._arrivals.wake()
 
     def __enter__(self) -> Self:
@@ -149,7 +148,7 @@ class Consumer:
         return {place: self._member.position(place) for place in self._member.assignment}
 
     def _follow(self) -> None:
-        """Take notice of a topic that was deleted or has more partitions."""
+        """Check whether the topic was deleted, and rebalance if it has more partitions."""
         try:
             found = self._topic.require(self._found)
         except TopicNotFoundError:

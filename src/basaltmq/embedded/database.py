@@ -1,8 +1,8 @@
-"""A store opened in this process, with topics and queues on it.
+"""A store opened in this process, with its topics and queues.
 
-The object owns everything below: the store, the stream plane, one thread that runs retention and cleaning, and once a
-queue is used the queue plane with a thread of its own. It may be shared between threads. Closing it makes durable what
-waits; a process that dies instead loses nothing confirmed.
+A `Basalt` object owns the store, the stream plane and a thread for retention and cleaning. The first use of a queue
+adds the queue plane with its own thread. The object is thread-safe. Closing it makes pending writes durable. A process
+that dies without closing loses nothing that was confirmed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from basaltmq.durability import Durability
 from basaltmq.embedded.disk import DiskGuard, DiskLimits
 from basaltmq.embedded.queue import EmbeddedQueue
-from basaltmq.embedded.queue_service import OpenQueues
+from basaltmq.embedded.queue_service import QueueService
 from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
@@ -40,6 +40,7 @@ from basaltmq.store.options import StoreOptions
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import Clock
 from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.index.unsynced import was_indexed
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import OffsetStrategy, StreamPlane
@@ -47,17 +48,16 @@ from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, TopicConfig, topic_config
 
 MAINTENANCE_INTERVAL_S: Final = 1.0
-"""Between two steps of retention and cleaning; each step is bounded."""
+"""Interval between steps of retention and cleaning. Each step is bounded."""
 
 LOG: Final = "log"
-"""The directory of the commit log beside the store's."""
+"""Directory of the commit log inside the store's directory."""
 
 CHECKPOINT_LOG_BYTES: Final = 64 << 20
-"""The index is brought to disk each time the log has grown by this: what a start after a crash, and a view of another
-process, have to read again."""
+"""Checkpoint the index after this growth of the log. Recovery and views of other processes replay at most this much."""
 
 PAGE: Final = 500
-"""Topics read from the catalog at once when listing."""
+"""Topics per catalog read when listing."""
 
 _log = logging.getLogger("basaltmq")
 
@@ -68,23 +68,23 @@ def _now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a store is opened."""
+    """How to open a store."""
 
     store: StoreOptions = field(default_factory=StoreOptions)
     offsets: OffsetStrategy = OffsetStrategy.PERSISTENT
-    """Commits of groups: durable before they return, or written in the background."""
+    """Whether offset commits of groups are durable on return, or written in the background."""
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
     clock_ms: Callable[[], int] = _now_ms
     events: EventSettings | None = None
-    """Tell the system topic `__events` what happens to messages in queues; None for not at all."""
+    """Publish events of queue messages to the system topic `__events`; None turns this off."""
     clock_ns: Callable[[], int] = time.time_ns
-    """The clock of the queues, whose places and deadlines are finer than milliseconds."""
+    """Clock of the queues, whose places and deadlines are in nanoseconds."""
     disk: DiskLimits = field(default_factory=DiskLimits)
-    """When producers are refused for want of space."""
+    """Space limits below which producers are refused."""
 
 
 class Basalt:
-    """A store in this process. Made by `basaltmq.open`."""
+    """A store in this process, created by `basaltmq.open`."""
 
     def __init__(self, path: Path, store: RocksStore, streams: StreamPlane, settings: Settings) -> None:
         self.path = path
@@ -96,7 +96,7 @@ class Basalt:
         self._closing = threading.Lock()
         self._cleaning = threading.Lock()
         self._checkpointed_bytes = 0
-        self._queues: OpenQueues | None = None
+        self._queues: QueueService | None = None
         self._disk = DiskGuard(path, store, _Log(streams, self._cleaning), settings.disk)
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
@@ -115,8 +115,8 @@ class Basalt:
                 offset_strategy=settings.offsets,
             )
             try:
-                if (where / LOG).is_dir():
-                    # Recovered here rather than at the first use, so that what is lost is said at the beginning.
+                if (where / LOG).is_dir() or was_indexed(store):
+                    # Recover now instead of at the first use, so that losses are reported at open.
                     streams.engines.get(Engine.SEGMENT)
             except BaseException:
                 streams.close()
@@ -136,10 +136,10 @@ class Basalt:
         create: bool = True,
         **settings: Any,
     ) -> EmbeddedTopic:
-        """The topic of this name, created with these settings if there is none and `create` is on.
+        """Return the topic, created with these settings if it does not exist and `create` is true.
 
-        Settings given for a topic that exists must be what it has; change them with `EmbeddedTopic.alter`.
-        Further settings are the fields of `TopicConfig`: retention_ms, retention_bytes, compact, ...
+        Settings given for an existing topic must equal its own; change them with `EmbeddedTopic.alter`. `settings` are
+        the fields of `TopicConfig`: retention_ms, retention_bytes, compact, ...
         """
         given = settings | {
             name: value
@@ -155,7 +155,7 @@ class Basalt:
                 try:
                     found = self.streams.topics.create(name, config)
                 except TopicExistsError:
-                    # Another thread was faster; what it made is checked below.
+                    # Another thread created it first; its settings are checked below.
                     found = self.streams.topics.get(name)
         _require_same(found, config, given)
         return self._topic(name)
@@ -164,7 +164,7 @@ class Basalt:
         return EmbeddedTopic(self.streams, name, self._arrivals, self._settings.clock_ms, self._disk.admit)
 
     def topics(self) -> Iterator[EmbeddedTopic]:
-        """Every topic, in the order of names."""
+        """Yield all topics, ordered by name."""
         after: str | None = None
         while True:
             page = self.streams.topics.page(start_after=after, limit=PAGE)
@@ -175,36 +175,35 @@ class Basalt:
             after = page.next_after
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records and every group's offsets in it."""
+        """Delete a topic with its records and the offsets of all groups in it."""
         self.streams.topics.delete(name)
         self._arrivals.wake()
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueSettings]) -> EmbeddedQueue:
-        """The queue of this name, created with these settings if there is none and `create` is on.
+        """Return the queue, created with these settings if it does not exist and `create` is true.
 
-        Settings given for a queue that exists must be what it has; change them with `EmbeddedQueue.alter`. They are the
-        fields of `QueueConfig`: visibility_timeout_ms, attempts_max, dead_letter_queue, ttl_ms, durability, ...
-
-        A message of a queue made without `attempts_max` is tried 20 times and then goes to `<name>.dlq`. 0 or None
-        tries for ever.
+        Settings given for an existing queue must equal its own; change them with `EmbeddedQueue.alter`. They are the
+        fields of `QueueConfig`: visibility_timeout_ms, attempts_max, dead_letter_queue, ttl_ms, durability, ... Without
+        `attempts_max`, a message gets 20 attempts and then moves to `<name>.dlq`. 0 or None means no limit.
         """
         return self._open_queues().open(name, dict(settings), create=create)
 
     def queues(self) -> Iterator[EmbeddedQueue]:
-        """Every queue, in the order of names."""
+        """Yield all queues, ordered by name."""
         return self._open_queues().all()
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with all its messages; who waits for them is told."""
+        """Delete a queue with all its messages. Waiting consumers get an error."""
         self.queue_plane.delete(name)
 
     @property
     def queue_plane(self) -> QueuePlane:
-        """The plane below the queues: changes of several queues in one, fan-out, runtime settings."""
+        """The queue plane: changes over several queues, fan-out, runtime settings."""
         return self._open_queues().plane
 
     def transaction(self) -> Transaction:
-        """Enqueues and acks over any queues that happen together, or not at all: `with db.transaction() as tx: ...`."""
+        """Return a transaction: enqueues and acks over any queues, applied all or none. `with db.transaction() as tx:
+        ...`"""
         queues = self._open_queues()
         return Transaction(queues.plane, queues.commit, self._disk.admit)
 
@@ -213,7 +212,7 @@ class Basalt:
         """Branches of distributed transactions over the queues."""
         return Xa(lambda: self.queue_plane, self._disk.admit)
 
-    def _open_queues(self) -> OpenQueues:
+    def _open_queues(self) -> QueueService:
         with self._closing:
             if self._stop.is_set():
                 raise StoreClosedError(f"the store at {self.path} is closed; open it again")
@@ -221,29 +220,30 @@ class Basalt:
                 self._queues = self._new_queues()
             return self._queues
 
-    def _new_queues(self) -> OpenQueues:
-        told = self._settings.events
-        events = None if told is None else EventWriter(self.streams, told)
+    def _new_queues(self) -> QueueService:
+        settings = self._settings.events
+        events = None if settings is None else EventWriter(self.streams, settings)
         try:
-            return OpenQueues(self.store, self._settings.clock_ns, events, self._disk.admit)
+            return QueueService(self.store, self._settings.clock_ns, events, self._disk.admit)
         except BaseException:
             if events is not None:
                 events.close()
             raise
 
     def event_counters(self) -> dict[str, int]:
-        """How lifecycle events fare: written, waiting_bytes, dropped, failed; empty if they are off."""
+        """Return counters of message events: written, waiting_bytes, dropped, failed. Empty if events are off."""
         events = self._open_queues().events
         return {} if events is None else events.counters()
 
     def backup(self, target: str | os.PathLike[str]) -> None:
-        """An openable copy of this moment at `target`, which must not exist: rows and log, with checksums of all files.
+        """Write a consistent, openable copy with checksums of all files to `target`, which must not exist.
 
-        Writers and readers go on meanwhile; cleaning waits, and so does the creation of topics until the log is copied.
+        Readers and writers continue meanwhile. Cleaning waits, and so does the creation of topics until the log is
+        copied.
         """
         with self._cleaning, ExitStack() as shards_as_they_are:
-            # No shard may appear between the copy of its row and that of the log: a number that the copied rows do not
-            # know would be given out again, to a shard that then inherits the frames.
+            # No shard may be created between the copy of its row and the copy of the log. The copy would assign its
+            # number again, and the new shard would inherit its frames.
             shards_as_they_are.enter_context(self.streams.topics.lock)
 
             def copy_log(draft: Path) -> None:
@@ -254,12 +254,12 @@ class Basalt:
 
     def _copy_log(self, target: Path) -> None:
         engine = self.streams.engines.get(Engine.SEGMENT)
-        assert isinstance(engine, SegmentEngine), "made by _segment_engine"
+        assert isinstance(engine, SegmentEngine), "created by _segment_engine"
         for lane in engine.lanes:
             copy_lane(lane.log, target / LOG / lane.log.path.name)
 
     def close(self) -> None:
-        """Make durable what waits, and close; readers that wait end. Closing twice is fine."""
+        """Make pending writes durable and close. Waiting readers end. Closing twice is allowed."""
         with self._closing:
             self._stop.set()
             self._arrivals.close()
@@ -281,7 +281,7 @@ class Basalt:
         self.close()
 
     def _maintain(self) -> None:
-        said = ""
+        last_error = ""
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
                 with self._cleaning:
@@ -289,15 +289,15 @@ class Basalt:
                     self._checkpoint()
                 self._disk.maintain()
             except BasaltError as error:
-                # The next call of the user meets the same error; until then the log has it, once.
-                if str(error) != said:
+                # The user's next call raises the same error. Until then, log it once.
+                if str(error) != last_error:
                     _log.error("retention failed: %s", error)
-                said = str(error)
+                last_error = str(error)
             else:
-                said = ""
+                last_error = ""
 
     def _checkpoint(self) -> None:
-        """Bring the index to disk if the log has grown enough since."""
+        """Checkpoint the index if the log has grown enough."""
         for engine in self.streams.engines.in_use():
             if isinstance(engine, SegmentEngine):
                 end = sum(lane.log.end for lane in engine.lanes)
@@ -307,7 +307,7 @@ class Basalt:
 
 
 class _Log:
-    """The log as it counts with the store."""
+    """The log's share of the store's disk usage, for `DiskGuard`."""
 
     def __init__(self, streams: StreamPlane, cleaning: threading.Lock) -> None:
         self._streams = streams
@@ -334,12 +334,12 @@ def _segment_engine(
     clock_ms: Clock,
     leaders: Leaders,
 ) -> SegmentEngine:
-    assert store is managed, "the plane makes its engines on the store it was given"
+    assert store is managed, "the plane creates its engines on the store it was given"
     engine = SegmentEngine(
         managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE, in_loop=True
     )
-    for loss in engine.losses:
-        _log.error("the log at %s lost records: %s", path / LOG, loss)
+    for fault in engine.faults:
+        _log.error("the log at %s is damaged: %s", path / LOG, fault)
     return engine
 
 
@@ -358,6 +358,6 @@ def _require_same(found: Topic, wanted: TopicConfig, given: dict[str, Any]) -> N
         asked = getattr(wanted, setting)
         if has != asked:
             raise InvalidConfigError(
-                f"topic {found.name!r} exists with {setting}={has}, not {asked}; leave it out to use the topic "
+                f"topic {found.name!r} exists with {setting}={has}, not {asked}; omit the setting to use the topic "
                 "as it is, or change it with alter"
             )

@@ -1,7 +1,7 @@
-"""Limits of an embedded store on the disk: producers are refused below them, consumers never.
+"""Disk limits of an embedded store. Producers are refused below them, consumers never.
 
-`admit` comes before every write of a producer. It asks the disk at most every LOOK_INTERVAL_S, so that a program that
-writes fast stops before a write fails: after a write that met a full disk the store must be opened again.
+Producers call `admit` before every write. It checks the disk at most every LOOK_INTERVAL_S seconds, so that a fast
+producer stops before a write fails. After a write to a full disk, the store must be reopened.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from basaltmq.store.space.reclaim import Beside, Reclaimer
 from basaltmq.store.space.size import SizeGuard
 
 LOOK_INTERVAL_S: Final = 0.02
-"""A program that writes 1 GB/s writes 20 MB meanwhile, less than the default limit leaves free."""
+"""A program that writes 1 GB/s writes 20 MB in this time, less than the default limit keeps free."""
 
 UNDERFULL: Final = 0.9
-"""The part of its size limit that a store shrinks to before producers go on."""
+"""Share of its size limit to which a store must shrink before producers may continue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,19 @@ class DiskLimits:
     """How much of the disk a store may use."""
 
     free_min_bytes: int = 64 * MIB
-    """Free space of the disk below which producers get DiskFullError; 0 for no limit."""
+    """Free disk space in bytes below which producers get DiskFullError; 0 means no limit."""
     size_max_bytes: int = 0
-    """Size of store and log above which producers get StoreOverfullError until it shrinks; 0 for no limit."""
+    """Size of store and log in bytes above which producers get StoreOverfullError until it shrinks; 0 means no
+    limit."""
 
     def check(self) -> None:
         for name in ("free_min_bytes", "size_max_bytes"):
             if getattr(self, name) < 0:
-                raise InvalidConfigError(f"{name} is 0 or more, not {getattr(self, name)}")
+                raise InvalidConfigError(f"{name} must be 0 or more, not {getattr(self, name)}")
 
 
 class DiskGuard:
-    """Guards one store. Any thread may call it."""
+    """Enforces the limits of one store. Thread-safe."""
 
     def __init__(
         self,
@@ -69,18 +70,18 @@ class DiskGuard:
             )
 
     def admit(self) -> None:
-        """A producer is about to write: DiskFullError or StoreOverfullError if there is no room."""
+        """Raise DiskFullError or StoreOverfullError if a producer must not write."""
         now_s = self._clock_s()
         if now_s >= self._due_s:
             self._due_s = now_s + LOOK_INTERVAL_S
             self._look()
         if self._reason is not None:
-            raise DiskFullError(f"{self._reason}; free some space, or consume messages, then try again")
+            raise DiskFullError(f"{self._reason}; free disk space or consume messages, then retry")
         if self._size is not None:
             self._size.admit()
 
     def maintain(self) -> None:
-        """Reclaim space while there is too little. From the thread that runs retention, between its steps."""
+        """Reclaim space while there is too little. Called by the retention thread between its steps."""
         self._look()
         if self._space.is_low:
             self._reclaimer.step(self._space.has_room, lambda: self._free(self._path))
@@ -95,5 +96,5 @@ class DiskGuard:
             if self._size is not None:
                 self._size.measure()
         except (OSError, BasaltError):
-            # What is wrong with the disk or the store, the write itself says.
+            # The write itself reports problems of the disk or the store.
             self._reason = None

@@ -1,4 +1,4 @@
-"""A leased message as a program holds it: what it says, and what is needed to answer for it."""
+"""A leased message as a program sees it, with its fencing token."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from basaltmq.store.keys.queues import decode_message_key
 
 
 class Leased:
-    """A message in the hands of this program, until it is settled or its lease expires.
+    """A message that this program holds until it is settled or its lease expires.
 
-    `token` is the fencing token to answer with; extending a part of a lease gives that part another one. `settled` says
-    that this object was acked, nacked or released; whether the lease has expired is known to the queue alone.
+    `token` is the lease's fencing token. Extending a part of a lease gives the part a new token. `settled` means that
+    this object was acked, nacked or released; only the queue knows whether the lease has expired.
     """
 
     __slots__ = ("_delivery", "_has_priorities", "_message", "queue", "settled", "token")
@@ -37,7 +37,7 @@ class Leased:
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered before and failed."""
+        """Number of failed deliveries before this one."""
         return self._delivery.attempts
 
     @property
@@ -54,7 +54,7 @@ class Leased:
 
     @property
     def message(self) -> Message:
-        """Everything about it; taken apart when somebody asks."""
+        """The whole message, decoded on first use."""
         if self._message is None:
             message = self._message = self._delivery.message()
             sub_queue = decode_message_key(self._delivery.key)[1]
@@ -63,7 +63,7 @@ class Leased:
         return self._message
 
     def text(self) -> str:
-        """The payload as UTF-8 text."""
+        """Return the payload as UTF-8 text."""
         return self.payload.decode()
 
     def __repr__(self) -> str:

@@ -1,15 +1,15 @@
-"""A queue as a program in this process uses it: enqueue, lease, settle.
+"""A queue in this process: enqueue, lease, settle.
 
     for message in queue.lease(10, wait=5):
         work(message.payload)
         queue.ack(message)
 
-`enqueue` returns when the messages are as durable as the queue promises. A leased message is this program's until it
-is acked, nacked or released, or its lease expires; then it is somebody else's, and answering for it is refused with
-StaleLeaseError. Settling many messages is all or nothing.
+`enqueue` returns when the messages are as durable as the queue requires. This program holds a leased message until it
+acks, nacks or releases it, or the lease expires. After that, settling it raises StaleLeaseError. Settling several
+messages is all or nothing.
 
-The async twins never block the loop: what touches the store runs in a thread, waiting for the disk and for messages
-holds none. A cancelled `lease_async` gives back what it got; a cancelled `enqueue_async` may have happened.
+The async methods never block the event loop. Store access runs in a thread; waiting for the disk and for messages uses
+no thread. A cancelled `lease_async` returns its messages. A cancelled `enqueue_async` may have taken effect.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from typing import Any, Final, TypeAlias, overload
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.readiness import Readiness, in_thread
 from basaltmq.embedded.worker import Handler, Worker
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
-from basaltmq.queues.config import Durability, QueueConfig, queue_config
+from basaltmq.queues.config import QueueConfig, queue_config
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, asks_for_more, require_fit
 from basaltmq.queues.lifecycle.redrive import Wanted
 from basaltmq.queues.message import Message
@@ -35,23 +36,23 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.sync.group_commit import GroupCommit
 
 Payload: TypeAlias = bytes | str | Draft
-"""One message: its payload, or all of it. Text is stored as UTF-8."""
+"""One message: its payload, or a `Draft` with all fields. Text is stored as UTF-8."""
 
 Held: TypeAlias = Leased | Sequence[Leased]
 """What `lease` returned: one message, or several."""
 
 WAIT_PIECE_S: Final = 3600.0
-"""A lease that waits for ever does so in pieces: no system can wait longer than some number of seconds at once."""
+"""An endless wait is split into pieces, because operating systems limit the duration of one wait."""
 
 PEEK: Final = 100
-"""Messages looked at together; their payloads are in memory meanwhile."""
+"""Messages per page of `browse`; their payloads are in memory meanwhile."""
 
 
 class EmbeddedQueue:
-    """One queue. Cheap to make; holds no state of its own."""
+    """One queue. Cheap to create and stateless."""
 
     def __init__(self, plane: QueuePlane, commit: GroupCommit, name: str, admit: Callable[[], None]) -> None:
-        """`admit` raises if there is no room for what producers write."""
+        """`admit` raises an error if there is no disk space for producers."""
         self.name = name
         self._admit = admit
         self._plane = plane
@@ -65,9 +66,11 @@ class EmbeddedQueue:
         return self._plane.get(self.name)
 
     def alter(self, **changes: Any) -> QueueConfig:
-        """Change settings. What is in the queue stays as it is."""
+        """Change settings. Messages in the queue stay unchanged."""
         if "name" in changes:
-            raise InvalidConfigError(f"queue {self.name!r} cannot be renamed; make another and move its messages")
+            raise InvalidConfigError(
+                f"queue {self.name!r} cannot be renamed; create another queue and move the messages"
+            )
         try:
             altered = queue_config(msgspec.to_builtins(self.config) | msgspec.to_builtins(changes))
         except (msgspec.ValidationError, TypeError) as error:
@@ -95,10 +98,10 @@ class EmbeddedQueue:
     ) -> list[bytes]: ...
 
     def enqueue(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
-        """Add one message or many (all or none); their ids, once they are durable as asked.
+        """Add one message or several (all or none). Return their ids when they are as durable as requested.
 
-        Many messages that need more than a payload are `Draft`s, each with its own fields. A message whose `dedup_id`
-        is known in the queue's window is not added; its id is that of the first.
+        Messages with more fields than a payload are `Draft`s, each with its own fields. A message whose `dedup_id` is
+        known in the queue's window is not added; its id is that of the first.
         """
         self._admit()
         drafts, is_one = drafts_of(message, fields)
@@ -116,11 +119,11 @@ class EmbeddedQueue:
         visibility_ms: int | None = None,
         size_bytes_max: int | None = None,
     ) -> list[Leased]:
-        """Up to `count` messages, for this program alone until their lease expires.
+        """Lease up to `count` messages for exclusive use.
 
-        With nothing ready waits up to `wait` seconds for the first (0: not at all, None: for ever). The lease lasts
-        `visibility_ms`, by default as long as the queue's configuration says. The payloads of one call are at most
-        `size_bytes_max` bytes together (by default, and at most, 64 MiB), or one message that is larger.
+        If none is ready, wait up to `wait` seconds for the first (0: do not wait, None: no limit). The lease lasts
+        `visibility_ms`, by default the queue's visibility timeout. The payloads of one call have at most
+        `size_bytes_max` bytes together (default and maximum: 64 MiB); a single larger message is returned alone.
         """
         until_s = _deadline_s(count, wait)
         while True:
@@ -140,13 +143,13 @@ class EmbeddedQueue:
                 return []
 
     def ack(self, messages: Held) -> int:
-        """Messages are done; how many."""
+        """Acknowledge messages. Return their number."""
         return self._settle(messages, self._plane.ack)
 
     def nack(self, messages: Held, error: str = "", *, delay_ms: int = 0, reject: bool = False) -> int:
-        """Messages failed: they are tried again after `delay_ms`, until their attempts are used up.
+        """Negatively acknowledge messages. They are retried after `delay_ms` until their attempts are used up.
 
-        `reject` gives them up at once: they go to the dead-letter queue, if there is one.
+        With `reject` they go to the dead-letter queue at once, or are dropped if there is none.
         """
 
         def fail(name: str, token: int, ids: Sequence[bytes]) -> int:
@@ -155,11 +158,11 @@ class EmbeddedQueue:
         return self._settle(messages, fail)
 
     def release(self, messages: Held) -> int:
-        """Messages go back to their places as if they had not been leased; no attempt is counted."""
+        """Return messages to their places in the queue. No attempt is counted."""
         return self._settle(messages, self._plane.release)
 
     def extend(self, messages: Held, visibility_ms: int | None = None) -> None:
-        """The leases of messages last until `visibility_ms` from this moment (by default the queue's)."""
+        """Extend the leases of messages to `visibility_ms` from now (default: the queue's visibility timeout)."""
         by_token = self._by_token(messages)
         with self._together(by_token):
             tokens = {
@@ -171,7 +174,7 @@ class EmbeddedQueue:
                 each.token = tokens[token]
 
     def extend_lease(self, token: int, visibility_ms: int | None = None) -> None:
-        """Everything that is left of the lease call with this token lasts longer."""
+        """Extend the whole lease with this token."""
         self._plane.extend(self.name, token, visibility_ms)
 
     def _settle(self, messages: Held, settle: Callable[[str, int, Sequence[bytes]], int]) -> int:
@@ -184,7 +187,7 @@ class EmbeddedQueue:
         return count
 
     def _together(self, by_token: dict[int, list[Leased]]) -> AbstractContextManager[None]:
-        """Messages of several leases are settled in one change; those of one are one as it is."""
+        """Open one change for messages of several leases; a single lease needs none."""
         return self._plane.change() if len(by_token) > 1 else nullcontext()
 
     def _by_token(self, messages: Held) -> dict[int, list[Leased]]:
@@ -192,19 +195,20 @@ class EmbeddedQueue:
         given = messages if isinstance(messages, list | tuple) else [messages]
         for each in given:
             if not isinstance(each, Leased):
-                raise InvalidArgumentError(f"give what lease returned, one message or a list, not {_kind(each)}")
+                raise InvalidArgumentError(f"pass what lease returned, one message or a list, not {_kind(each)}")
             if each.queue != self.name:
                 raise InvalidArgumentError(f"{each!r} cannot be settled in queue {self.name!r}")
             found.setdefault(each.token, []).append(each)
         return found
 
     def peek(self, count: int = PEEK) -> list[Message]:
-        """The first ready messages, by fairness key and age; nothing changes."""
+        """Return the first ready messages by fairness key and age, unchanged."""
         _require_count(count)
         return self._plane.browse(self.name, count)
 
     def browse(self) -> Iterator[Message]:
-        """All ready messages in the same order, a page at a time; those that come and go meanwhile may be missed."""
+        """Yield all ready messages in the order of `peek`, page by page. Concurrent arrivals and removals may be
+        missed."""
         after = b""
         while True:
             page, after = self._plane.browse_page(self.name, PEEK, after=after)
@@ -213,7 +217,7 @@ class EmbeddedQueue:
             yield from page
 
     def purge(self) -> int:
-        """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
+        """Delete all ready messages and return their number. Leased and delayed messages stay."""
         return self._plane.purge(self.name)
 
     def redrive(
@@ -224,27 +228,27 @@ class EmbeddedQueue:
         wanted: Wanted | None = None,
         rate_per_s: float | None = None,
     ) -> int:
-        """Return dead letters of this queue to where they came from (or to `to`), with no attempts; how many."""
+        """Return dead letters to their original queues (or `to`) with attempts reset. Return their number."""
         return self._plane.redrive(self.name, to=to, count=count, wanted=wanted, rate_per_s=rate_per_s)
 
     def move(self, to: str, *, count: int | None = None, wanted: Wanted | None = None) -> int:
-        """Move ready messages to the end of another queue; how many."""
+        """Move ready messages to the end of another queue. Return their number."""
         return self._plane.move(self.name, to, count=count, wanted=wanted)
 
     def stats(self) -> dict[str, int]:
-        """Counts: ready, leased, delayed, and totals since the queue was made."""
+        """Return counts: ready, leased, delayed, and totals since the queue was created."""
         return self._plane.stats(self.name)
 
     def worker(self, handler: Handler, *, concurrency: int = 1, batch: int = 1, **options: Any) -> Worker:
-        """A loop that hands messages to `handler` and settles them; see `Worker` for its options."""
+        """Return a worker that calls `handler` for each message and settles it. See `Worker` for the options."""
         return Worker(self, handler, concurrency=concurrency, batch=batch, **options)
 
     def readiness(self) -> Readiness:
-        """A wait for this queue that can be given up."""
+        """Return a cancellable wait for this queue."""
         return Readiness(self._plane, self.name)
 
     async def enqueue_async(self, message: Any, *, durability: Durability | str | None = None, **fields: Any) -> Any:
-        """As `enqueue`; waiting for the disk holds no thread, so any number of these share its syncs."""
+        """Like `enqueue`. Waiting for the disk uses no thread, so any number of calls share its fsyncs."""
         self._admit()
         drafts, is_one = drafts_of(message, fields)
         if asks_for_more(drafts):
@@ -269,20 +273,20 @@ class EmbeddedQueue:
         visibility_ms: int | None = None,
         size_bytes_max: int | None = None,
     ) -> list[Leased]:
-        """As `lease`; waiting holds no thread."""
+        """Like `lease`. Waiting uses no thread."""
         until_s = _deadline_s(count, wait)
 
         def lease() -> list[Leased]:
             return self.lease(count, consumer=consumer, visibility_ms=visibility_ms, size_bytes_max=size_bytes_max)
 
         while True:
-            found = await in_thread(lease, self._give_back)
+            found = await in_thread(lease, self._release_all)
             left_s = until_s - time.monotonic()
             if found or left_s <= 0:
                 return found
             await self.readiness().wait_async(left_s)
 
-    def _give_back(self, messages: list[Leased]) -> None:
+    def _release_all(self, messages: list[Leased]) -> None:
         if messages:
             self.release(messages)
 
@@ -312,13 +316,13 @@ class EmbeddedQueue:
 
 
 def drafts_of(message: Any, fields: dict[str, Any]) -> tuple[list[Draft | bytes], bool]:
-    """What `enqueue` was given, as the plane takes it, and whether it was a single message."""
+    """Convert the arguments of `enqueue` for the plane. Return the drafts, and whether a single message was given."""
     fields = {name: value for name, value in fields.items() if value is not None}
     if isinstance(message, bytes | str) and fields:
         return [_draft(_bytes(message), fields)], True
     if fields:
         raise InvalidArgumentError(
-            f"{', '.join(fields)}: for a single payload; of many messages, each Draft has its own"
+            f"{', '.join(fields)}: allowed for a single payload only; set them on each Draft instead"
         )
     if isinstance(message, list | tuple):
         return [_one(each) for each in message], False
@@ -333,7 +337,7 @@ def _draft(payload: bytes, fields: dict[str, Any]) -> Draft:
     try:
         return Draft(payload=payload, **fields)
     except TypeError as error:
-        raise InvalidArgumentError(f"a message has no such field: {error}") from None
+        raise InvalidArgumentError(f"unknown field of a message: {error}") from None
 
 
 def _one(message: object) -> Draft | bytes:
@@ -341,7 +345,7 @@ def _one(message: object) -> Draft | bytes:
         return _bytes(message)
     if isinstance(message, Draft):
         return message
-    raise InvalidArgumentError(f"a message is bytes, text, a Draft or a list of them, not {_kind(message)}")
+    raise InvalidArgumentError(f"a message must be bytes, text, a Draft or a list of them, not {_kind(message)}")
 
 
 def _bytes(payload: bytes | str) -> bytes:
@@ -360,21 +364,21 @@ def _level(durability: Durability | str | None) -> Durability | None:
         return Durability(durability)
     except ValueError:
         known = ", ".join(each.value for each in Durability)
-        raise InvalidArgumentError(f"there is no durability {durability!r}; there is {known}") from None
+        raise InvalidArgumentError(f"unknown durability {durability!r}; use {known}") from None
 
 
 def _require_count(count: object) -> None:
     if type(count) is not int or count < 1:
-        raise InvalidArgumentError(f"a count of messages is 1 or more, not {count!r:.80}")
+        raise InvalidArgumentError(f"count must be 1 or more, not {count!r:.80}")
 
 
 def _deadline_s(count: object, wait: object) -> float:
-    """When to stop waiting, on the monotonic clock."""
+    """Return when to stop waiting, on the monotonic clock."""
     _require_count(count)
     if wait is None:
         return math.inf
     if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
-        raise InvalidArgumentError(f"wait is 0 seconds or more, or None for ever, not {wait!r:.80}")
+        raise InvalidArgumentError(f"wait must be 0 seconds or more, or None for no limit, not {wait!r:.80}")
     return time.monotonic() + wait
 
 

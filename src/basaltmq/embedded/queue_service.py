@@ -1,10 +1,10 @@
-"""The queues of a store opened in this process: the plane, its group commit, and the thread that keeps its time.
+"""The queues of a store opened in this process: the plane, its group commit, and the thread that does timed work.
 
-The thread does what is due, then sleeps until the next deadline; a change that brings a deadline closer wakes it.
-Deadlines are times of day, sleeping is not: a clock that is set forward is noticed within `CLOCK_LOOK_S`. While there
-is no deadline at all the thread sleeps until there is one.
+The thread does due work, then sleeps until the next deadline. A change that brings the deadline closer wakes it.
+Deadlines are wall-clock times, so the thread checks every `CLOCK_LOOK_S` seconds whether the clock was set forward. It
+sleeps without limit while there is no deadline.
 
-An error while something is due (a full disk, a stalled store) is logged and tried again: what was due stays due.
+An error in due work (a full disk, a stalled store) is logged, and the work is retried.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from basaltmq.store.api import Store
 from basaltmq.store.sync.group_commit import GroupCommit
 
 CLOCK_LOOK_S: Final = 1.0
-"""The longest sleep before a deadline: how late we are when the clock is set forward."""
+"""Longest sleep before a deadline, in seconds: the maximum delay when the clock is set forward."""
 
-BREATH_S: Final = 0.0005
-"""Between two pieces of what is due, so that others get the plane's lock in between."""
+PAUSE_S: Final = 0.0005
+"""Pause between two pieces of due work, in seconds, so that other threads get the plane's lock."""
 
 RETRY_S: Final = 1.0
-"""Before what failed is tried again."""
+"""Delay before failed work is retried, in seconds."""
 
 PAGE: Final = 500
-"""Configurations read at once when listing."""
+"""Configurations per read when listing."""
 
 _log = logging.getLogger("basaltmq")
 
 
-class OpenQueues:
+class QueueService:
     """An open queue plane with its thread."""
 
     def __init__(
         self, store: Store, clock_ns: Callable[[], int], events: EventWriter | None, admit: Callable[[], None]
     ) -> None:
-        """`admit` raises if there is no room for what producers write."""
+        """`admit` raises an error if there is no disk space for producers."""
         self._clock_ns = clock_ns
         self._admit = admit
         self._changed = threading.Event()
@@ -72,7 +72,7 @@ class OpenQueues:
         self._thread.start()
 
     def close(self) -> None:
-        """Wake everyone who waits, and stop; what was written is made durable."""
+        """Wake all waiters, stop the thread, and make pending writes durable."""
         self._closing = True
         self._changed.set()
         self.plane.close()
@@ -82,14 +82,14 @@ class OpenQueues:
             self.events.close()
 
     def open(self, name: str, given: dict[str, Any], *, create: bool) -> EmbeddedQueue:
-        """The queue of this name, made with these settings if there is none and `create` is on."""
+        """Return the queue, created with these settings if it does not exist and `create` is true."""
         wanted = new_config(name, given)
         try:
             found = self.plane.get(name)
         except QueueNotFoundError:
             if not create:
                 raise
-            # Where another thread was faster, what it made is checked below.
+            # Another thread may have created it first; its settings are checked below.
             with suppress(QueueExistsError):
                 self.plane.create(wanted)
             found = self.plane.get(name)
@@ -97,7 +97,7 @@ class OpenQueues:
             has, asked = getattr(found, setting), getattr(wanted, setting)
             if has != asked:
                 raise InvalidConfigError(
-                    f"queue {name!r} exists with {setting}={_shown(has)}, not {_shown(asked)}; leave it out to use "
+                    f"queue {name!r} exists with {setting}={_shown(has)}, not {_shown(asked)}; omit the setting to use "
                     "the queue as it is, or change it with alter"
                 )
         return self.handle(name)
@@ -106,7 +106,7 @@ class OpenQueues:
         return EmbeddedQueue(self.plane, self.commit, name, self._admit)
 
     def all(self) -> Iterator[EmbeddedQueue]:
-        """Every queue, in the order of names."""
+        """Yield all queues, ordered by name."""
         after = ""
         while page := self.plane.configs(after=after, count=PAGE):
             for config in page:
@@ -114,7 +114,7 @@ class OpenQueues:
             after = page[-1].name
 
     def _run(self) -> None:
-        said = ""
+        last_error = ""
         while not self._closing:
             self._changed.clear()
             try:
@@ -122,21 +122,21 @@ class OpenQueues:
             except StoreClosedError:
                 return
             except Exception as error:
-                # Whoever uses the queues meets the same error; until then the log has it, once.
-                if str(error) != said:
-                    _log.exception("what is due in queues is tried again every %.0f s: it failed", RETRY_S)
-                said = str(error)
+                # Users of the queues get the same error. Until then, log it once.
+                if str(error) != last_error:
+                    _log.exception("due work of the queues failed and is retried every %.0f s", RETRY_S)
+                last_error = str(error)
                 self._pause(RETRY_S)
                 continue
-            said = ""
+            last_error = ""
             if deadline_ns is None:
                 self._pause(None)
             else:
                 left_s = (deadline_ns - self._clock_ns()) / 1e9
-                self._pause(min(max(left_s, BREATH_S), CLOCK_LOOK_S))
+                self._pause(min(max(left_s, PAUSE_S), CLOCK_LOOK_S))
 
     def _pause(self, timeout_s: float | None) -> None:
-        # Cleared at the head of the loop: closing may have been said in between.
+        # The loop clears the event at its head, so `close` may have set it in between.
         if not self._closing:
             self._changed.wait(timeout_s)
 

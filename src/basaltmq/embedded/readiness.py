@@ -1,8 +1,8 @@
-"""Waiting for a queue in a way that can be given up: by a worker that stops, by a task that is cancelled.
+"""Cancellable waits for a queue, for workers that stop and tasks that are cancelled.
 
-The plane wakes one waiter per ready message. A waiter that was woken and goes away without leasing would keep the
-message from the others who wait; so it passes the wake on: it leases one message and puts it back, which wakes the
-next. The same holds for results that nobody is left to take: `in_thread` undoes them.
+The plane wakes one waiter per ready message. A woken waiter that leaves without leasing would withhold the message from
+the other waiters. It therefore passes the wake-up on: it leases one message and releases it, which wakes the next.
+Results that no task can receive any more are undone by `in_thread` for the same reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Readiness:
-    """One wait for a queue to have something. After a wait that returned True, try a lease or `pass_on`."""
+    """One wait for ready messages. After a wait that returned True, lease or call `pass_on`."""
 
     def __init__(self, plane: QueuePlane, name: str) -> None:
         self._plane = plane
@@ -28,12 +28,12 @@ class Readiness:
         self._event = threading.Event()
         self._woken = False
 
-    def give_up(self) -> None:
-        """End the wait, whoever waits; safe in a signal handler of a thread that does not."""
+    def cancel(self) -> None:
+        """Cancel the wait. Safe in a signal handler of a thread that is not waiting."""
         self._event.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until there may be something, the wait is given up or the time has passed; whether it is the first."""
+        """Wait until messages may be ready (True), or until the wait is cancelled or times out (False)."""
         stop = self._plane.on_ready(self._name, self._wake)
         try:
             self._event.wait(timeout_s)
@@ -46,14 +46,14 @@ class Readiness:
         self._event.set()
 
     async def wait_async(self, timeout_s: float | None = None) -> bool:
-        """The same for a task; it holds no thread while it waits."""
+        """Like `wait`, for a task. It uses no thread while it waits."""
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
 
         def wake() -> None:
             self._woken = True
             with suppress(RuntimeError):
-                # A loop that was closed has nobody left to tell.
+                # A closed loop has no task to wake.
                 loop.call_soon_threadsafe(done.set)
 
         stop = await in_thread(lambda: self._plane.on_ready(self._name, wake), self._withdraw)
@@ -73,13 +73,13 @@ class Readiness:
             self.pass_on()
 
     def pass_on(self) -> None:
-        """Wake the next who waits, if there is still something."""
+        """Wake the next waiter if messages are still ready."""
         for delivery in self._plane.lease(self._name):
             self._plane.release(self._name, delivery.token)
 
 
 async def in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Run `work` in a thread; if the task is cancelled meanwhile, what it did is undone, in a thread too."""
+    """Run `work` in a thread. If the task is cancelled meanwhile, undo its result, also in a thread."""
     lock = threading.Lock()
     results: list[T] = []
     is_abandoned = False
@@ -105,11 +105,11 @@ async def in_thread(work: Callable[[], T], undo: Callable[[T], None]) -> T:
 
 
 def _start(undo: Callable[[T], None], result: T) -> None:
-    # Not the loop's executor: a loop that is going down cancels tasks and takes no more work.
+    # Do not use the loop's executor: a loop that shuts down accepts no more work.
     threading.Thread(target=_quietly, args=(undo, result), name="basalt-undo", daemon=True).start()
 
 
 def _quietly(undo: Callable[[T], None], result: T) -> None:
-    # A queue deleted or closed meanwhile has nothing to give back to.
+    # A queue that was deleted or closed meanwhile needs no undo.
     with suppress(BasaltError):
         undo(result)

@@ -1,7 +1,7 @@
-"""A topic as a program in this process uses it: append, read, consume.
+"""A topic in this process: append, read, consume.
 
-`append` returns when the records are as durable as the topic promises. `read` walks one partition by offset and changes
-nothing. `consume` reads as a member of a group, see `consumer`. Text is taken for its UTF-8 wherever bytes are.
+`append` returns when the records are as durable as the topic requires. `read` scans one partition by offset and changes
+nothing. `consume` reads as a member of a group (see `Consumer`). Text is accepted for bytes and stored as UTF-8.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Value: TypeAlias = bytes | str | Record
-"""One record: its value, or all of it. Text is stored as UTF-8."""
+"""One record: its value, or a `Record` with all fields. Text is stored as UTF-8."""
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where records of one append went: offsets `offset` to `last_offset` of a partition."""
+    """Result of an append: the records have offsets `offset` to `last_offset` of a partition."""
 
     partition: int
     offset: int
@@ -38,7 +38,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class EmbeddedTopic:
-    """One topic. Cheap to make; holds no state of its own."""
+    """One topic. Cheap to create and stateless."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class EmbeddedTopic:
         clock_ms: Callable[[], int],
         admit: Callable[[], None],
     ) -> None:
-        """`admit` raises if there is no room for what producers write."""
+        """`admit` raises an error if there is no disk space for producers."""
         self._admit = admit
         self.name = name
         self._clock_ms = clock_ms
@@ -68,7 +68,7 @@ class EmbeddedTopic:
         return self.config.partitions
 
     def alter(self, **changes: Any) -> TopicConfig:
-        """Change settings; more partitions are possible, fewer are not."""
+        """Change settings. The number of partitions can only grow."""
         return self._streams.topics.alter(self.name, **changes).config
 
     @overload
@@ -106,10 +106,11 @@ class EmbeddedTopic:
         partition: int | None = None,
         durability: Durability | str | None = None,
     ) -> Position | list[Position]:
-        """Append one record, many, or columns; return where they went, once they are durable as asked.
+        """Append one record, several, or columns. Return their positions when they are as durable as requested.
 
-        The partition is the one given, or that of the key's hash, or the next in turn. Many records are one atomic
-        append per partition. Arrow: a column `value`, and as wanted key, headers, tags, timestamp, expire_at.
+        The partition is the given one, or the one of the key's hash, or round robin. Several records are one atomic
+        append per partition. Arrow data needs a column `value`; key, headers, tags, timestamp and expire_at are
+        optional.
         """
         self._admit()
         level = None if durability is None else _level(durability)
@@ -125,7 +126,7 @@ class EmbeddedTopic:
             )
         elif key is not None or headers or tags or timestamp_ms != UNSTAMPED or expire_at_ms != NEVER:
             raise InvalidArgumentError(
-                "key, headers, tags and times go with a single value; of many records, each Record has its own"
+                "key, headers, tags and times are allowed for a single value only; set them on each Record instead"
             )
         if isinstance(value, Record):
             chosen, append = self._drivers.append(self.name, value, partition=partition, durability=level)
@@ -139,7 +140,7 @@ class EmbeddedTopic:
         )
 
     def _columns_or_records(self, value: Any) -> list[Sequence[Record] | ColumnBatch]:
-        """What `append` was given, as batches the engines take."""
+        """Convert the argument of `append` to batches for the engines."""
         if isinstance(value, ColumnBatch):
             return [value]
         if isinstance(value, list | tuple):
@@ -171,9 +172,10 @@ class EmbeddedTopic:
         since_ms: int | None = None,
         wait: float | None = 0,
     ) -> Iterator[StoredRecord]:
-        """Records of a partition from an offset (default: the first kept) or a time on, all or those of a key or tag.
+        """Yield records of a partition from an offset (default: the first one) or a time on, optionally of one key or
+        tag.
 
-        Ends when there is nothing more for `wait` seconds (0: at once; None: never).
+        Ends after `wait` seconds without a record (0: at once; None: never).
         """
         left = limit
         for batch in self._batches(partition, offset, key, tag, since_ms, wait, left):
@@ -189,7 +191,7 @@ class EmbeddedTopic:
     def read_arrow(
         self, partition: int = 0, offset: int | None = None, *, since_ms: int | None = None, wait: float | None = 0
     ) -> Iterator[pa.RecordBatch]:
-        """The same as Arrow batches, without an object per record."""
+        """Like `read`, as Arrow batches without an object per record."""
         for batch in self._batches(partition, offset, None, None, since_ms, wait, None):
             if len(batch):
                 yield batch.arrow()
@@ -207,9 +209,9 @@ class EmbeddedTopic:
         for what, number in (("a partition", partition), ("an offset", offset), ("since_ms", since_ms)):
             _whole(what, number)
         if since_ms is not None and offset is not None:
-            raise InvalidArgumentError("give an offset or a time to begin at, not both")
+            raise InvalidArgumentError("give an offset or a start time, not both")
         if key is not None and tag is not None:
-            raise InvalidArgumentError("give a key or a tag to look for, not both")
+            raise InvalidArgumentError("give a key or a tag, not both")
         raw_key = None if key is None else _raw("key", key)
         raw_tag = None if tag is None else _raw("tag", tag)
         patience = Patience(wait)
@@ -240,44 +242,44 @@ class EmbeddedTopic:
     def consume(
         self, group: str, *, reset: Reset | str = Reset.EARLIEST, wait: float | None = None, batch: int = 500
     ) -> Consumer:
-        """Read as a member of a group. Ends when there is nothing for `wait` seconds (None: never, 0: at once)."""
+        """Read as a member of a group. Ends after `wait` seconds without a record (0: at once; None: never)."""
         _whole("a batch", batch)
         if batch < 1:
-            raise InvalidArgumentError(f"a batch of {batch} records; ask for 1 at least")
+            raise InvalidArgumentError(f"batch must be 1 or more, not {batch}")
         if not isinstance(group, str) or not group:
-            raise InvalidArgumentError(f"a group has a name, not {group!r:.80}")
+            raise InvalidArgumentError(f"a group must have a name, not {group!r:.80}")
         try:
             chosen = Reset(reset)
         except ValueError:
-            raise InvalidArgumentError(f"there is no reset {reset!r}; there is {', '.join(Reset)}") from None
+            raise InvalidArgumentError(f"unknown reset {reset!r}; use {', '.join(Reset)}") from None
         return Consumer(self, self._streams, self._arrivals, group, chosen, wait, batch)
 
     def info(self, partition: int = 0) -> ShardInfo:
-        """Offsets and size of a partition."""
+        """Return offsets and size of a partition."""
         return self._drivers.info(self.name, partition)
 
     def lag(self, group: str) -> list[PartitionLag]:
-        """Where a group stands in this topic."""
+        """Return the lag of a group in this topic, by partition."""
         return [each for each in self._streams.groups.lag(group) if each.topic == self.name]
 
     def delete_key(self, key: bytes | str) -> int:
-        """Delete every record of a key; how many there were."""
+        """Delete all records of a key. Return their number."""
         raw = _raw("key", key)
         return sum(self._drivers.delete_by_key(self.name, each, raw) for each in range(self.partitions))
 
     def delete_offsets(self, partition: int, offsets: Sequence[int]) -> int:
-        """Delete records by offset; how many there were."""
+        """Delete records by offset. Return the number of those that existed."""
         return self._drivers.delete_by_offset(self.name, partition, offsets)
 
     def delete_before(self, partition: int, offset: int) -> int:
-        """Forget everything below an offset; the first offset kept."""
+        """Delete all records below an offset. Return the first offset kept."""
         return self._drivers.delete_records_before(self.name, partition, offset)
 
     def require(self, topic: Topic) -> Topic:
-        """The topic as it is; TopicNotFoundError if it is not the one it was, but another of that name."""
+        """Return the current topic. Raises TopicNotFoundError if it was deleted, even if another has its name."""
         found = self._streams.topics.find(self.name)
         if found is None or found.id != topic.id:
-            raise TopicNotFoundError(f"the topic {self.name!r} was deleted while it was read")
+            raise TopicNotFoundError(f"topic {self.name!r} was deleted while it was read")
         return found
 
     def _topic(self) -> Topic:
@@ -285,7 +287,7 @@ class EmbeddedTopic:
 
 
 def _raw(what: str, value: object) -> bytes:
-    """Bytes of a value, key or tag."""
+    """Return the bytes of a value, key or tag."""
     if type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -295,24 +297,24 @@ def _raw(what: str, value: object) -> bytes:
             raise InvalidArgumentError(f"the {what} {value!r:.80} is not valid Unicode") from error
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise InvalidArgumentError(f"a {what} is bytes or text, not {type(value).__name__}")
+    raise InvalidArgumentError(f"a {what} must be bytes or text, not {type(value).__name__}")
 
 
 def _raw_headers(headers: object) -> tuple[tuple[str, bytes], ...]:
     if not isinstance(headers, Mapping):
-        raise InvalidArgumentError(f"headers are a dict of names and values, not {type(headers).__name__}")
+        raise InvalidArgumentError(f"headers must be a dict of names and values, not {type(headers).__name__}")
     return tuple((name, _raw("header", value)) for name, value in headers.items())
 
 
 def _raw_tags(tags: object) -> tuple[bytes, ...]:
     if isinstance(tags, str | bytes) or not isinstance(tags, Sequence | Set):
-        raise InvalidArgumentError(f"tags are a list of bytes or texts, not {type(tags).__name__}")
+        raise InvalidArgumentError(f"tags must be a list of bytes or texts, not {type(tags).__name__}")
     return tuple(_raw("tag", tag) for tag in tags)
 
 
 def _whole(what: str, number: object) -> None:
     if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
-        raise InvalidArgumentError(f"{what} is a number, not {type(number).__name__}")
+        raise InvalidArgumentError(f"{what} must be a number, not {type(number).__name__}")
 
 
 def _level(durability: Durability | str) -> Durability:
@@ -320,4 +322,4 @@ def _level(durability: Durability | str) -> Durability:
         return Durability(durability)
     except ValueError:
         known = ", ".join(Durability)
-        raise InvalidArgumentError(f"there is no durability {durability!r}; there is {known}") from None
+        raise InvalidArgumentError(f"unknown durability {durability!r}; use {known}") from None

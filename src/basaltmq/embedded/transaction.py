@@ -1,14 +1,14 @@
-"""Transactions over queues as a program in this process uses them.
+"""Transactions over queues in this process.
 
     with db.transaction() as tx:
         for message in tx.dequeue("orders", 10):
             tx.enqueue("invoices", invoice_of(message.payload))
 
-Everything inside happens together when the block ends, durably, or not at all when it raises. Messages leased elsewhere
-are acked with `tx.ack`; they must still be leased at the commit.
+All operations take effect together and durably when the block ends, or not at all if it raises. `tx.ack` acknowledges
+messages leased outside; they must still be leased at the commit.
 
-Distributed ones have the verbs of X/Open: `db.xa.begin(xid)` gives a session to work in; after its end the branch is
-prepared, and committed or rolled back by whoever coordinates. A prepared branch survives anything and holds its
+Distributed transactions use the verbs of X/Open XA. `db.xa.begin(xid)` returns a session to work in. After its end, the
+coordinator prepares the branch and commits it or rolls it back. A prepared branch survives crashes and holds its
 messages until it is decided.
 """
 
@@ -23,19 +23,17 @@ from typing import Any, Protocol, Self
 from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.messages.branches import Xid
 from basaltmq.queues.draft import Draft, asks_for_more, require_fit
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.transactions.transaction import QueueTransaction
-from basaltmq.queues.transactions.xa import InDoubt, XaSession
+from basaltmq.queues.transactions.transaction import QueueTransaction, State
+from basaltmq.queues.transactions.xa import InDoubt, Vote, XaSession
+from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.sync.group_commit import GroupCommit
-from basaltmq.transactions.transaction import State
-from basaltmq.transactions.xa import Vote
 
 
-class Gathering(Protocol):
-    """What work is gathered in: a transaction of the plane, or a session in a branch."""
+class OperationTarget(Protocol):
+    """Collects operations: a transaction of the plane, or a session in a branch."""
 
     def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None: ...
 
@@ -53,17 +51,17 @@ class Gathering(Protocol):
 
 
 class QueueWork:
-    """What can be done inside of a transaction or branch."""
+    """Operations inside a transaction or branch."""
 
-    def __init__(self, plane: QueuePlane, target: Gathering, admit: Callable[[], None]) -> None:
-        """`admit` raises if there is no room for what producers write."""
+    def __init__(self, plane: QueuePlane, target: OperationTarget, admit: Callable[[], None]) -> None:
+        """`admit` raises an error if there is no disk space for producers."""
         self._plane = plane
         self._target = target
         self._admit = admit
         self._acked: list[Leased] = []
 
     def enqueue(self, queue: str | EmbeddedQueue, message: Any, **fields: Any) -> None:
-        """One message or many for a queue, as `EmbeddedQueue.enqueue` takes them."""
+        """Enqueue one message or several at the commit. Arguments as for `EmbeddedQueue.enqueue`."""
         self._admit()
         name, drafts = _name(queue), drafts_of(message, fields)[0]
         if asks_for_more(drafts):
@@ -71,13 +69,13 @@ class QueueWork:
         self._target.enqueue(name, drafts)
 
     def ack(self, messages: Held) -> int:
-        """Messages that were leased are done, if their leases last until the end; how many."""
+        """Acknowledge leased messages at the commit, if their leases last until then. Return their number."""
         given: list[Any] = list(messages) if isinstance(messages, list | tuple) else [messages]
         by_lease: dict[tuple[str, int], list[bytes]] = {}
         for each in given:
             if not isinstance(each, Leased):
                 raise InvalidArgumentError(
-                    f"give what lease returned, one message or a list, not {type(each).__name__}"
+                    f"pass what lease returned, one message or a list, not {type(each).__name__}"
                 )
             by_lease.setdefault((each.queue, each.token), []).append(each.id)
         count = sum(self._target.ack(name, token, ids) for (name, token), ids in by_lease.items())
@@ -93,9 +91,9 @@ class QueueWork:
         consumer: str = "",
         visibility_ms: int | None = None,
     ) -> list[Leased]:
-        """Lease messages that are done at the end and go back to their places if it does not come to that."""
+        """Lease messages that the commit acknowledges and an abort returns to their places."""
         if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < math.inf:
-            raise InvalidArgumentError(f"wait is a number of seconds, 0 or more, not {wait!r:.80}")
+            raise InvalidArgumentError(f"wait must be 0 seconds or more, not {wait!r:.80}")
         name = _name(queue)
         found = self._target.dequeue(
             name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=math.ceil(wait * 1000)
@@ -111,7 +109,7 @@ class QueueWork:
 
 
 class Transaction(QueueWork):
-    """A transaction over queues. Made by `Basalt.transaction`."""
+    """A transaction over queues, created by `Basalt.transaction`."""
 
     def __init__(self, plane: QueuePlane, commit: GroupCommit, admit: Callable[[], None]) -> None:
         self._transaction: QueueTransaction = plane.transaction()
@@ -124,24 +122,24 @@ class Transaction(QueueWork):
 
     @property
     def ids(self) -> list[bytes]:
-        """Of the messages enqueued, in order; filled by the commit."""
+        """Ids of the enqueued messages, in order; set by the commit."""
         return self._transaction.ids
 
     def commit(self) -> list[bytes]:
-        """Do everything; the ids of what was enqueued, once it is durable."""
+        """Apply all operations. Return the ids of the enqueued messages when they are durable."""
         ids = self._transaction.commit()
         self._settled()
         return ids
 
     async def commit_async(self) -> list[bytes]:
-        """The same for a task. Waiting for the disk holds no thread; cancelling it undoes nothing."""
+        """Like `commit`, for a task. Waiting for the disk uses no thread. Cancelling it undoes nothing."""
         if await asyncio.to_thread(self._transaction.write):
             await self._group.durable()
         self._settled()
         return self.ids
 
     def abort(self) -> None:
-        """Give everything up; what was dequeued goes back to its places."""
+        """Discard all operations. Dequeued messages return to their places."""
         self._transaction.abort()
 
     def __enter__(self) -> Self:
@@ -171,7 +169,8 @@ class Transaction(QueueWork):
 
 
 class BranchSession(QueueWork):
-    """Work in a branch. Made by `Xa.begin`; as a context manager it ends, and dooms the branch if the block raises."""
+    """A session in a branch, created by `Xa.begin`. The context manager ends it, and marks the branch rollback-only if
+    the block raises."""
 
     def __init__(self, plane: QueuePlane, session: XaSession, admit: Callable[[], None]) -> None:
         super().__init__(plane, session, admit)
@@ -179,11 +178,11 @@ class BranchSession(QueueWork):
         self.xid = session.xid
 
     def end(self, *, suspend: bool = False, fail: bool = False) -> None:
-        """Leave the branch: for good, for a while (`suspend`), or dooming it (`fail`)."""
+        """End the session: for good, for a while (`suspend`), or marking the branch rollback-only (`fail`)."""
         self._session.end(suspend=suspend, fail=fail)
 
     def resume(self) -> None:
-        """Go on after `end(suspend=True)`."""
+        """Continue after `end(suspend=True)`."""
         self._session.resume()
 
     def __enter__(self) -> Self:
@@ -203,41 +202,41 @@ class Xa:
         self._admit = admit
 
     def begin(self, xid: Xid, *, join: bool = False) -> BranchSession:
-        """Work in a branch: a fresh one, or one that others work in (`join`)."""
+        """Begin a session in a new branch, or with `join` in one that has other sessions."""
         plane = self._plane()
         return BranchSession(plane, plane.xa.begin(xid, join=join), self._admit)
 
     def prepare(self, xid: Xid) -> Vote:
-        """Make a branch survive until it is decided; a read-only one is finished with this."""
+        """Prepare a branch durably. A read-only branch is finished by this."""
         return self._plane().xa.prepare(xid)
 
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Carry out a prepared branch, or with `one_phase` one that has ended."""
+        """Commit a prepared branch, or with `one_phase` an ended one."""
         self._plane().xa.commit(xid, one_phase=one_phase)
 
     def rollback(self, xid: Xid) -> None:
-        """Undo a branch: what it took goes back to its places, what it brought is gone."""
+        """Roll back a branch: its acked messages return to their places, its enqueued messages are discarded."""
         self._plane().xa.rollback(xid)
 
     def recover(self) -> list[Xid]:
-        """Branches in doubt: prepared, or decided by an operator and not forgotten."""
+        """Return branches in doubt: prepared, or decided by an operator and not yet forgotten."""
         return self._plane().xa.recover()
 
     def in_doubt(self) -> list[InDoubt]:
-        """The same with what they hold, for people."""
+        """Like `recover`, with the messages that each branch holds."""
         return self._plane().xa.in_doubt()
 
     def decide(self, xid: Xid, *, commit: bool) -> None:
-        """An operator's decision for a branch whose coordinator does not come; remembered until `forget`."""
+        """Record an operator's decision for a branch without coordinator. It is kept until `forget`."""
         self._plane().xa.decide(xid, commit=commit)
 
     def forget(self, xid: Xid) -> None:
-        """Drop the memory of an operator's decision."""
+        """Delete the record of an operator's decision."""
         self._plane().xa.forget(xid)
 
 
 def _name(queue: str | EmbeddedQueue) -> str:
     name = queue.name if isinstance(queue, EmbeddedQueue) else queue
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"a queue is given by name, or as db.queue returned it, not {type(queue).__name__}")
+        raise InvalidArgumentError(f"queue must be a name or a queue of db.queue, not {type(queue).__name__}")
     return name

@@ -1,4 +1,4 @@
-"""Waiting for records without polling, and no longer than asked."""
+"""Waits for new records without polling, with a time limit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from basaltmq.errors import InvalidArgumentError
 
 
 class Patience:
-    """How long to go on without finding anything: `wait_s` seconds, 0 for not at all, None for ever."""
+    """Time limit of a wait that restarts with every record: `wait_s` seconds, 0 for no wait, None for no limit."""
 
     def __init__(self, wait_s: float | None) -> None:
         if wait_s is not None and (isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or wait_s < 0):
-            raise InvalidArgumentError(f"wait is a number of seconds, 0 or more, or None for ever, not {wait_s!r:.80}")
+            raise InvalidArgumentError(f"wait must be 0 seconds or more, or None for no limit, not {wait_s!r:.80}")
         self._wait_s = wait_s
         self._until_s = 0.0
         self.renew()
 
     def renew(self) -> None:
-        """Something was found."""
+        """Restart the time limit."""
         if self._wait_s is not None:
             self._until_s = time.monotonic() + self._wait_s
 
@@ -28,7 +28,7 @@ class Patience:
 
 
 class Arrivals:
-    """A count of appends; who waits remembers the count it has seen and is woken when it grows."""
+    """A counter of appends. A waiter passes the count it has seen and is woken when it grows."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -49,7 +49,7 @@ class Arrivals:
             self._changed.notify_all()
 
     def wait(self, seen: int, patience: Patience) -> bool:
-        """Wait until the count is no longer `seen`; False if the patience is over, or everything was closed."""
+        """Wait until the count differs from `seen`. False if the time is up or the store was closed."""
         left_s = patience.left_s()
         if left_s == 0:
             return False

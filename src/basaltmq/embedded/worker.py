@@ -1,27 +1,26 @@
-"""A worker: a loop that leases messages, hands each to a function, and settles it.
+"""A worker: leases messages, calls a handler for each, and settles them.
 
     worker = queue.worker(handle, concurrency=4)
     worker.run()                                   until SIGTERM, SIGINT or worker.stop()
 
 Each of `concurrency` threads leases up to `batch` messages and handles them one after the other:
 
-    handler returns             the message is acked
-    handler raises Reject       it is given up: dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception it is logged with its traceback and nacked with its text, which is kept with the message
-                                as `x-last-error`; it is tried again later (see below)
-    handler settled it itself   nothing more is done
+    handler returns              the message is acked
+    handler raises Reject        the message is dead-lettered, or dropped if the queue has no dead-letter queue
+    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. The text is
+                                 stored in its header `x-last-error`. The message is retried later.
+    handler settled it itself    nothing more is done
 
-The first retry waits `retry_delay_ms` (1 s), each further one twice as long as the one before, up to
-`retry_delay_max_ms` (5 minutes); a random share of up to a half is taken off. After the `attempts_max` of the queue (20
-unless it says otherwise) a message goes to the dead-letter queue, or to `<name>.dlq`.
+The first retry waits `retry_delay_ms` (1 s). Each further retry waits twice as long as the one before, up to
+`retry_delay_max_ms` (5 minutes). Each delay is reduced by a random share of up to one half. After the queue's
+`attempts_max` (default 20), a message goes to the dead-letter queue, or to `<name>.dlq`.
 
-Leases of what is being handled, and of what waits behind it in the batch, are extended while the handler runs, so that
-a long one keeps its messages; with `keep_alive=False` a handler that hangs loses them instead. A process that dies
-stops extending: its messages come back when their leases expire.
+While handlers run, the worker extends the leases of all messages of the batch. With `keep_alive=False`, a handler that
+hangs loses them. When the process dies, its messages return when their leases expire.
 
-Stopping is graceful: handlers that run are finished and settled, messages not begun go back to their places, and no
-attempt is counted. A storage error that may pass is logged and tried again; any other ends the worker, and `join`
-raises it. A queue deleted under its worker is such an error. Stop workers before closing the store.
+Shutdown is graceful: running handlers finish and their messages are settled. Messages not started return to their
+places without counting an attempt. Retriable storage errors are logged and retried. Any other error, such as a deleted
+queue, ends the worker, and `join` raises it. Stop workers before closing the store.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ if TYPE_CHECKING:
     from basaltmq.embedded.readiness import Readiness
 
 CONCURRENCY_MAX: Final = 1024
-"""Threads of one worker; beyond it another process is the better answer."""
+"""Threads of one worker. For more, use several processes."""
 
 KEEP_ALIVE_SHARE: Final = 1 / 3
-"""Of the visibility timeout, between two extensions: one may fail and the next still comes in time."""
+"""Interval between extensions as a share of the visibility timeout: one may fail and the next is still in time."""
 
 RETRY_S: Final = 1.0
-"""Before a storage error that may pass is met again."""
+"""Delay before a retry after a retriable error, in seconds."""
 
 Handler: TypeAlias = Callable[[Leased], object]
 
@@ -66,7 +65,7 @@ _log = logging.getLogger("basaltmq")
 
 
 class Worker:
-    """Handles the messages of a queue until it is stopped. Works once: make another to go on."""
+    """Handles the messages of a queue until it is stopped. A worker runs once."""
 
     def __init__(
         self,
@@ -82,7 +81,7 @@ class Worker:
         keep_alive: bool = True,
     ) -> None:
         if not callable(handler):
-            raise InvalidArgumentError(f"a handler is a function of a message, not {type(handler).__name__}")
+            raise InvalidArgumentError(f"a handler must be a function of a message, not {type(handler).__name__}")
         if inspect.iscoroutinefunction(handler):
             raise InvalidArgumentError(
                 "a handler runs in a thread and cannot be a coroutine function; loop over lease_async instead"
@@ -96,7 +95,7 @@ class Worker:
         self.failed = 0
         """Messages whose handler raised."""
         self.late = 0
-        """Messages whose lease was over before they were settled: they are handled again."""
+        """Messages whose lease expired before they were settled. They are redelivered."""
         self._handler = handler
         self._batch = batch
         self._consumer = consumer
@@ -119,30 +118,30 @@ class Worker:
         self._keeper = threading.Thread(target=self._keep, name=f"basalt-worker-{queue.name}-leases", daemon=True)
 
     def run(self) -> None:
-        """Work in this thread's name until stopped; in the main thread also by SIGTERM and SIGINT. Raises as `join`."""
+        """Run until stopped; in the main thread, SIGTERM and SIGINT stop it too. Raises like `join`."""
         with stopped_by_signals(self.stop):
             self.start()
             self.join()
 
     def start(self) -> None:
-        """Begin in the background."""
+        """Start in the background."""
         if self._threads[0].ident is not None:
-            raise InvalidArgumentError(f"the worker of queue {self.queue.name!r} was started before; make another")
+            raise InvalidArgumentError(f"the worker of queue {self.queue.name!r} was started before; create another")
         for thread in self._threads:
             thread.start()
         if self._keep_alive:
             self._keeper.start()
 
     def stop(self) -> None:
-        """Ask to stop, from anywhere, a handler or a signal handler included; `join` waits for it."""
+        """Request a stop, from any thread, handler or signal handler. `join` waits for it."""
         self._stopping = True
         for waiting in list(self._waiting.values()):
-            waiting.give_up()
+            waiting.cancel()
         for pause in self._pauses:
             pause.set()
 
     def join(self) -> None:
-        """Wait until everything that runs is finished; raises the error that ended the worker, if one did."""
+        """Wait until all running handlers are finished. Raises the error that ended the worker, if any."""
         for thread in self._threads:
             thread.join()
         self._all_done.set()
@@ -169,22 +168,22 @@ class Worker:
                 except BasaltError as error:
                     if not error.retriable:
                         raise
-                    _log.warning("the worker of queue %r goes on in %.0f s: %s", self.queue.name, RETRY_S, error)
+                    _log.warning("queue %r: the worker retries in %.0f s: %s", self.queue.name, RETRY_S, error)
                     self._pauses[number].wait(RETRY_S)
         except BaseException as error:
-            # Whoever joins gets it; the other threads finish what they have.
+            # `join` raises the error. The other threads finish their messages.
             with self._counts:
                 self._error = self._error or error
             self.stop()
 
     def _turn(self, number: int) -> None:
-        """Wait for messages if there are none, and handle those there are."""
+        """Lease and handle messages, or wait until some are ready."""
         messages = self.queue.lease(self._batch, consumer=self._consumer, visibility_ms=self._visibility_ms)
         if messages:
             self._handle_all(number, messages)
             return
         readiness = self._waiting[number] = self.queue.readiness()
-        # Said after we can be found: whoever stops us either sees us wait, or is seen here.
+        # Check `_stopping` after registering: `stop` either finds this wait, or is noticed here.
         is_ready = not self._stopping and readiness.wait()
         del self._waiting[number]
         if is_ready and self._stopping:
@@ -199,7 +198,7 @@ class Worker:
                 self._handle(message)
         finally:
             del self._held[number]
-            self._give_back([message for message in messages if not message.settled])
+            self._release([message for message in messages if not message.settled])
 
     def _handle(self, message: Leased) -> None:
         failure: Exception | None = None
@@ -224,10 +223,10 @@ class Worker:
             message.settled = True
             with self._counts:
                 self.late += 1
-            _log.warning("a message was handled after its lease was over and comes again: %s", error)
+            _log.warning("a message was handled after its lease expired and will be redelivered: %s", error)
 
-    def _give_back(self, messages: list[Leased]) -> None:
-        """Release what was not begun, or could not be settled. What has expired is given back already."""
+    def _release(self, messages: list[Leased]) -> None:
+        """Release messages that were not started or could not be settled. Expired ones are released already."""
         for message in messages:
             try:
                 self.queue.release(message)
@@ -235,8 +234,8 @@ class Worker:
                 continue
 
     def _keep(self) -> None:
-        """Extend the leases of what is held, until all is done."""
-        said = ""
+        """Extend the leases of held messages until the worker ends."""
+        last_error = ""
         while True:
             try:
                 visibility_ms = self._visibility_ms or self.queue.config.visibility_timeout_ms
@@ -244,10 +243,10 @@ class Worker:
                     return
                 self._extend_all()
             except BasaltError as error:
-                # The threads that handle messages meet it too, and decide.
-                if str(error) != said:
-                    _log.warning("leases of queue %r could not be extended: %s", self.queue.name, error)
-                said = str(error)
+                # The handling threads get the same error and act on it.
+                if str(error) != last_error:
+                    _log.warning("queue %r: leases could not be extended: %s", self.queue.name, error)
+                last_error = str(error)
                 if self._all_done.wait(RETRY_S):
                     return
 
@@ -255,7 +254,7 @@ class Worker:
         tokens = {message.token for held in list(self._held.values()) for message in held if not message.settled}
         for token in tokens:
             try:
-                # The whole of a lease, so that its token stays: the handlers' threads answer with it meanwhile.
+                # Extend the whole lease to keep its token, which the handlers' threads use meanwhile.
                 self.queue.extend_lease(token, self._visibility_ms)
             except StaleLeaseError:
                 continue
@@ -264,4 +263,4 @@ class Worker:
 def _require(name: str, value: object, low: int, high: int | None) -> None:
     if type(value) is not int or value < low or (high is not None and value > high):
         limit = "or more" if high is None else f"to {high}"
-        raise InvalidArgumentError(f"{name} of a worker is {low} {limit}, not {value!r:.80}")
+        raise InvalidArgumentError(f"{name} of a worker must be {low} {limit}, not {value!r:.80}")

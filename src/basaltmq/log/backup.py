@@ -1,8 +1,8 @@
-"""A copy of a lane while it is written to, for a checkpoint of the store it belongs to.
+"""Copies a lane during operation, for a checkpoint of its store.
 
-Sealed segments never change and are hard-linked where the file system allows; the one being written is copied up to
-where the lane ended when the copy began, which is the end of a whole frame. Whoever calls keeps cleaning from deleting
-segments meanwhile, and makes the files durable.
+Sealed segments never change and are hard-linked where the file system allows. The active segment is copied up to the
+end of the lane at the start of the copy, which is the end of a complete frame. The caller prevents cleaning from
+deleting segments meanwhile, and makes the files durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK_BYTES: Final = 4 << 20
 
 
 def copy_lane(lane: Lane, target: Path) -> None:
-    """Put a copy of `lane` into the directory `target`, which is made."""
+    """Copy `lane` into the new directory `target`."""
     lane.write_gathered()
     end = lane.end
     segments = [(segment, segment.state) for segment in lane.segments() if segment.start <= end]
@@ -40,7 +40,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        # Another file system, or one without links.
+        # Another file system, or one without hard links.
         shutil.copyfile(source, target)
 
 
@@ -50,7 +50,7 @@ def _copy(source: Path, target: Path, size_bytes: int) -> None:
         while left:
             chunk = reading.read(min(left, _CHUNK_BYTES))
             if not chunk:
-                raise StorageError(f"{source} ends {left} bytes before what the lane says; run verify")
+                raise StorageError(f"{source} is {left} bytes shorter than the lane requires; run verify")
             rest = memoryview(chunk)
             while rest:
                 rest = rest[writing.write(rest) :]

@@ -1,21 +1,21 @@
-"""COMMITTED: a small file in which the writer of a lane tells other processes how far the lane is durable.
+"""COMMITTED: a small file that publishes the durable end of a lane to other processes.
 
      0       4       8       16                24
      | magic | crc   | epoch | synced position |
      | u32   | u32   | u64   | u64             |      little-endian; the CRC32C covers what follows it
 
-Everything below the synced position survives a power loss. How far the lane is written needs no telling: a frame that
-is whole in its file is. The epoch rises with each process that opens the lane for writing, so that a reader knows that
-recovery may have cut the lane back under it.
+Everything below the synced position survives a power loss. The written end needs no record: a frame that is complete in
+its file is written. The epoch rises with each process that opens the lane for writing, so that a reader
+can detect that recovery may have truncated the lane.
 
-After an error of a write or a sync the magic is another one: what lies beyond the position is in doubt. The page cache
-may show it, the disk may never get it, and a later sync has nothing to say about it; so the next writer writes it again
-before anything of it counts as durable.
+After a write or sync error the file gets a different magic: data beyond the position is in doubt. The page cache may
+show it although the disk never gets it, and a later sync reports no error. So the next writer writes that data again
+before it counts as durable.
 
-The file is written after each sync, in place and never synced itself: after a crash it says the truth or less. Where a
-lane is cut back the position is lowered first, so it never says more either. A reader that meets a write half done sees
-a wrong checksum and looks again. Missing or damaged, it says nothing: the next sync of a writer makes it again, and
-until then a reader has to make durable what it shows (see `lane_view`).
+The file is updated in place after each sync and is never synced itself. After a crash its position is correct or too
+low. Before a lane is truncated the position is lowered, so it is never too high. A reader that races with an update
+sees a wrong checksum and retries. If the file is missing or damaged, the writer's next sync creates it again; until
+then a reader must sync the data that it shows (see `lane_view`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MAGIC: Final = 0x4D435342
 """The bytes "BSCM"."""
 
 DOUBTED: Final = 0x54445342
-"""The bytes "BSDT"; no change of one byte makes one of the two of the other."""
+"""The bytes "BSDT". No one-byte change turns one magic into the other."""
 
 READ_ATTEMPTS: Final = 5
-"""A write takes a microsecond; so many wrong checksums in a row are damage."""
+"""An update takes 1 us, so this many wrong checksums in a row are damage."""
 
 _ROW: Final = Struct("<IIQQ")
 _FRONT: Final = Struct("<II")
@@ -46,12 +46,12 @@ _COVERED: Final = Struct("<QQ")
 
 
 class Mark(NamedTuple):
-    """What COMMITTED says."""
+    """The content of COMMITTED."""
 
     epoch: int
     synced_position: int
     is_doubted: bool = False
-    """Whether what lies beyond it may be in the page cache only, for good."""
+    """Whether data beyond the position may never reach the disk."""
 
 
 def encode_mark(mark: Mark) -> bytes:
@@ -60,7 +60,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(raw: bytes) -> Mark | None:
-    """None if it is not what was written."""
+    """Return the mark, None if it is not valid."""
     if len(raw) != _ROW.size:
         return None
     magic, crc, epoch, position = _ROW.unpack(raw)
@@ -70,7 +70,7 @@ def decode_mark(raw: bytes) -> Mark | None:
 
 
 def read_mark(lane: Path) -> Mark | None:
-    """What the writer of a lane says; None where it has said nothing, or nothing that can be read."""
+    """Return the writer's mark of a lane, None if it is missing or unreadable."""
     for _ in range(READ_ATTEMPTS):
         try:
             with open(lane / NAME, "rb") as file:
@@ -84,19 +84,21 @@ def read_mark(lane: Path) -> Mark | None:
 
 
 class Committed:
-    """The writer's side, for one opening of a lane. Budget: 4 us per sync, nothing per append."""
+    """The writer's side, for one open of a lane. Costs 4 us per sync, nothing per append."""
 
     def __init__(self, lane: Path, now_ms: int, end: int) -> None:
         self._path = lane / NAME
         before = read_mark(lane)
         self._epoch = now_ms if before is None else max(now_ms, before.epoch + 1)
         self._position: int | None = None
+        self.found_position = 0 if before is None else before.synced_position
+        """The durable end when the last writer stopped, even if the lane is shorter now."""
         self.doubted_from: int | None = None
-        """Where bytes begin that have to be written again; None if a sync is all they need."""
+        """Start of the data that must be written again, None if a sync is enough."""
         if before is not None and before.is_doubted:
             self.doubted_from = min(before.synced_position, end)
         self._lock = threading.Lock()
-        """`doubt` may come from any thread: never after the file is closed, never overwritten by `publish`."""
+        """`doubt` may run on any thread: never after the file is closed, and `publish` must not overwrite it."""
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if before is not None:
             try:
@@ -106,14 +108,14 @@ class Committed:
                 raise
 
     def publish(self, position: int) -> None:
-        """The lane is durable up to here. A failure is nobody's loss: readers see less, which is true."""
+        """Publish that the lane is durable up to `position`. A failure is harmless: readers see a lower position."""
         with self._lock:
             if self.doubted_from is None:
                 with suppress(OSError):
                     self._write(position)
 
     def doubt(self, position: int) -> None:
-        """A write or a sync has failed. `position` is what is durable in case nothing has been published."""
+        """Record that a write or a sync failed. `position` is the durable end if nothing has been published."""
         with self._lock:
             if self._fd < 0 or self.doubted_from is not None:
                 return
@@ -122,11 +124,11 @@ class Committed:
                 self._write(self.doubted_from)
 
     def believe(self) -> None:
-        """What was in doubt has been written again, and synced."""
+        """Record that the data in doubt has been written again and synced."""
         self.doubted_from = None
 
     def lower(self, position: int) -> None:
-        """The lane is about to be cut back to here. This must not fail: the file would say too much."""
+        """Lower the position before the lane is truncated. It must not fail, or the file would claim too much."""
         if self._position is not None and self._position > position:
             try:
                 self._write(position)

@@ -7,20 +7,21 @@
      | min ts | max ts   | store time | kind | flags | 0 u16 | 0 u32 | body, zeros to a multiple of 8 |
      | i64    | i64      | i64        | u8   | u8    |       |       |                                |
 
-All little-endian. Frames begin at multiples of 8, so a columnar body's buffers are aligned in the file. The header
-CRC32C covers the header after itself (the body's CRC and length included), so an intact header names the shard and the
-offsets that a damaged body has lost. It begins with the lane's seed, a secret number: a record whose value looks like
-a frame cannot be taken for one when recovery searches damaged bytes for the next frame. Reserved bytes are zero and
-are checked; padding is not covered, and nothing depends on it.
+All fields are little-endian. Frames start at multiples of 8, so the buffers of a columnar body are aligned in the file.
+The header CRC32C covers the rest of the header, including the body's CRC and length. So an intact header identifies the
+shard and the offsets of a damaged body. The CRC starts with the lane's seed, a secret number. So recovery, which
+searches damaged bytes for the next frame, never mistakes a record's value for a frame. Reserved bytes are zero and
+checked. Padding is not covered and has no meaning.
 
-Kinds: COLUMNAR is a batch of records; KAFKA a Kafka v2 record batch kept as it came (see `kafka`); DELETES a list of
-deleted offsets of the shard (i64 each); TRIM says the shard's records below its base offset are gone; DROP that the
-shard is. Only the first two take part in the shard's run of offsets. A frame whose bit RELOCATED is set is a later
-copy of one with the same last offset: with fewer records (REWRITTEN) where compaction took some out. AWAITED is set
-where a write asked to be durable in a shard whose writes do not.
+Kinds: COLUMNAR is a batch of records. KAFKA is a Kafka v2 record batch, stored unchanged (see `kafka`). DELETES lists
+deleted offsets of the shard (i64 each). TRIM deletes the shard's records below its base offset. DROP deletes the shard.
+Only COLUMNAR and KAFKA frames belong to the shard's offset sequence.
 
-Not here: files (`segment`), what to do with damage (`recovery`). Budget: encode 5 us, of which 2.3 are the CRC of
-27 KB; decode the same and one copy of the body, because the CRC function takes bytes only.
+Flags: RELOCATED marks a later copy of a frame with the same last offset; REWRITTEN marks one from which compaction
+removed records. AWAITED marks a write that requested durability in a shard whose writes are otherwise not synced.
+
+Files are in `segment`, the handling of damage is in `recovery`. Encoding takes 5 us, of which 2.3 us are the CRC of 27
+KB. Decoding takes the same plus a copy of the body, because the CRC function accepts only bytes.
 """
 
 from __future__ import annotations
@@ -53,12 +54,13 @@ DROP: Final = 5
 RELOCATED: Final = 1
 REWRITTEN: Final = 2
 AWAITED: Final = 4
-"""Asked to be durable, in a shard whose writes are not: it and what follows it is not to be seen before."""
+"""Requested durability in a shard whose writes are not synced. The frame and its successors are invisible until then.
+"""
 
 HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
-"""All of a header; `Header` without magic, its own checksum and what is reserved."""
+"""The whole header. `Header` omits magic, header CRC and reserved fields."""
 PLAIN_HEADER: Final = Struct("<IIIIQQIIqqqQ")
-"""The same with all that follows the times as one number, which is COLUMNAR for a frame of records without flags."""
+"""The header with everything after the times as one number: COLUMNAR for a frame of records without flags."""
 _COVERED: Final = Struct("<IIQQIIqqqBBHI")
 _FRONT: Final = Struct("<II")
 _KINDS: Final = range(COLUMNAR, DROP + 1)
@@ -69,13 +71,13 @@ _extend = google_crc32c.extend
 
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
-"""What HEADER unpacks."""
+"""The fields that HEADER unpacks."""
 PlainFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int]
-"""What PLAIN_HEADER unpacks."""
+"""The fields that PLAIN_HEADER unpacks."""
 
 
 class Header(NamedTuple):
-    """What a frame's header says, in the order of its bytes."""
+    """The fields of a frame header, in byte order."""
 
     body_crc: int
     body_bytes: int
@@ -95,12 +97,12 @@ class Header(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Header, body and padding."""
+        """Size of header, body and padding."""
         return frame_bytes(self.body_bytes)
 
 
 def frame_bytes(body_bytes: int) -> int:
-    """What a frame takes in the log."""
+    """Return the size of a frame in the log."""
     return HEADER_BYTES + body_bytes + (-body_bytes & 7)
 
 
@@ -117,7 +119,7 @@ def encode_frame(
     body: bytes,
     flags: int = 0,
 ) -> tuple[bytes, ...]:
-    """A frame in parts, to be written one after the other."""
+    """Return a frame as parts to write in order."""
     size = len(body)
     covered = _COVERED.pack(
         _crc32c(body),
@@ -142,7 +144,7 @@ def encode_frame(
 def encode_batch(
     seed: int, shard: int, base_offset: int, batch: ColumnBatch, store_time_ms: int, flags: int = 0
 ) -> tuple[bytes, ...]:
-    """A frame of records."""
+    """Return a frame of records."""
     return encode_frame(
         seed,
         COLUMNAR,
@@ -159,7 +161,7 @@ def encode_batch(
 
 
 def encode_deletes(seed: int, shard: int, offsets: Sequence[int], store_time_ms: int) -> tuple[bytes, ...]:
-    """A frame that says which offsets (ascending) are deleted."""
+    """Return a frame that lists deleted offsets in ascending order."""
     base = offsets[0]
     body = array("q", offsets).tobytes()
     return encode_frame(seed, DELETES, shard, base, len(offsets), offsets[-1] - base, 0, 0, store_time_ms, body)
@@ -175,14 +177,14 @@ def decode_deletes(body: bytes) -> list[int]:
 
 
 def decode_header(seed: int, raw: bytes, at: int = 0) -> Header:
-    """The header at `at`; CorruptionError if it is not one."""
+    """Return the header at `at`. Raises CorruptionError if it is not valid."""
     if len(raw) - at < HEADER_BYTES:
-        raise CorruptionError(f"{len(raw) - at} bytes are too few for a frame's header")
+        raise CorruptionError(f"{len(raw) - at} bytes are too few for a frame header")
     fields = HEADER.unpack_from(raw, at)
     if fields[0] != MAGIC:
-        raise CorruptionError("no frame begins here")
+        raise CorruptionError("no frame starts here")
     if fields[1] != _extend(seed, raw[at + 8 : at + HEADER_BYTES]):
-        raise CorruptionError("a frame's header does not match its checksum")
+        raise CorruptionError("the frame header does not match its checksum")
     header = Header._make(fields[2:13])
     if (
         header.body_bytes > BODY_BYTES_MAX
@@ -191,16 +193,14 @@ def decode_header(seed: int, raw: bytes, at: int = 0) -> Header:
         or fields[13]
         or fields[14]
     ):
-        raise CorruptionError(
-            f"a frame of kind {header.kind}, flags {header.flags} and {header.body_bytes} bytes is not of this version"
-        )
+        raise CorruptionError(f"unsupported frame: kind {header.kind}, flags {header.flags}, {header.body_bytes} bytes")
     return header
 
 
 def claimed_header(seed: int, raw: bytes, at: int = 0) -> Header | None:
-    """What a header that does not match its checksum most likely said: for a report, no more.
+    """Guess the content of a header that does not match its checksum. Use it only for reports.
 
-    Taken to be so if changing one byte makes it match, or if the body that follows matches it.
+    The guess holds if changing one byte makes the checksum match, or if the body that follows matches.
     """
     if len(raw) - at < HEADER_BYTES:
         return None
@@ -220,7 +220,7 @@ def claimed_header(seed: int, raw: bytes, at: int = 0) -> Header | None:
 
 @lru_cache(maxsize=1)
 def _changes() -> dict[int, tuple[int, int]]:
-    """What each change of one byte does to a header's checksum, which is linear: (byte, bits) by their effect."""
+    """Map the effect of each one-byte change on a header's checksum, which is linear, to (byte, bits)."""
     size = _COVERED.size
     nothing = _crc32c(bytes(size))
     found: dict[int, tuple[int, int]] = {}
@@ -241,9 +241,9 @@ def check_body(header: Header, body: bytes) -> None:
 
 
 def records_of(header: Header, body: bytes, record_bytes_max: int) -> ColumnBatch | None:
-    """What a frame of records, whose body was checked, has for a reader; None if nothing.
+    """Return the records of a frame whose body was checked, None if it has none.
 
-    LimitExceededError for a Kafka batch that is too large when decompressed, UnsupportedCodecError if it cannot be.
+    Raises LimitExceededError if a Kafka batch is too large when decompressed, UnsupportedCodecError if it cannot be.
     """
     if not header.records:
         return None
@@ -251,12 +251,12 @@ def records_of(header: Header, body: bytes, record_bytes_max: int) -> ColumnBatc
 
 
 def decode_batch(header: Header, body: bytes) -> ColumnBatch:
-    """The records of a COLUMNAR frame whose body was checked."""
+    """Return the records of a COLUMNAR frame whose body was checked."""
     if header.kind != COLUMNAR:
         raise CorruptionError(f"a frame of kind {header.kind} has no columns")
     batch = ColumnBatch.decode(
         body, verified=True, timestamp_min_ms=header.timestamp_min_ms, timestamp_max_ms=header.timestamp_max_ms
     )
     if batch.count != header.records:
-        raise CorruptionError(f"a frame says {header.records} records, its body has {batch.count}")
+        raise CorruptionError(f"the frame header has {header.records} records, its body has {batch.count}")
     return batch

@@ -1,36 +1,37 @@
-"""A lane: an append-only run of bytes over segment files.
+"""A lane: an append-only byte sequence stored in segment files.
 
     positions  0 ............... 268435456 ............... 536870912 ........ end
     files      00000000000000000000.log    00000000000268435456.log    ...
 
-A position is a byte's place in the whole lane; it is given out once and stays what it means until its segment is
-deleted. Gaps appear where segments were deleted. `LANE` (and its copy, because without the seed no frame can be
-checked) says format, version and seed; `COMMITTED` tells other processes how far the lane is synced.
+A position is the place of a byte in the whole lane. It is assigned once and stays valid until its segment is deleted.
+Deleted segments leave gaps. `LANE` and its copy hold format, version and seed; without the seed no frame can be
+checked. `COMMITTED` publishes to other processes how far the lane is synced.
 
-One writer at a time appends (`append` takes the lock for one writev); any number of threads read with pread and take no
-lock of the writer's. Lock-free readers depend on two attributes, each published by one assignment. `_written` only
-grows: every byte below it is in its segment file, wherever the bytes above it are (gathered, in the ring, on the way
-to the segment). `_listed` is an immutable list of segments. A read that reaches `_written` or beyond takes the lock.
- What append returned survives a crash of the process, unless it was told to `gather`: frames that
-nobody is promised before a sync are kept until one, a read of them, or an append that does not wait, and then written
-together, because one large write and its sync cost about half of many small ones. They come before what is appended
-later in any case, and no more than GATHERED_BYTES_MAX are kept. `sync` makes everything durable: segments that were
-rolled away from first, then the one being written, then the directory, so that `synced_position` never covers a hole.
+Threading: one writer at a time appends (`append` holds the lock for one writev). Any number of threads read with pread,
+without the writer's lock. They rely on two attributes, each published by a single assignment. `_written` only grows:
+every byte below it is in its segment file; bytes above it may be gathered, in the ring, or on the way to the segment.
+`_listed` is an immutable list of segments. A read that reaches beyond `_written` takes the lock.
 
-`secure` does so faster where it can: a lane that is synced often gets a ring (see `ring`), and if all that is not
-durable is still gathered, the ring takes it instead of the segment. The segment is given it by `tidy`, when those who
-waited have been told, or by a read that comes before, which leaves to the ring what awaits a sync; what is large is
-moved there meanwhile (see `mover`). A drain in the background syncs the segment each time half of the ring is used; if
-that takes too long, or there is more to sync than was gathered, `secure` is a `sync`. The ring is removed only when all
-of it is synced in its segment.
+Appended frames survive a process crash on return, except with `gather`. Gathered frames stay in memory until a sync, a
+read of them, or an append without `gather`; then one write covers all of them. One large write with its sync costs
+about half of many small ones. Gathered frames always precede later appends, and at most GATHERED_BYTES_MAX are kept.
 
-Any error of a write or a sync poisons the lane: how much reached the file is not known, and only recovery can tell. The
-bytes of a failed append are never referred to and are cut off at the next start. After a failed sync the page cache
-shows what no disk may have, and a later sync says nothing; so what was not synced is left in doubt, and `settle` writes
-it again at the next start.
+`sync` makes everything durable: first the segments that were rolled, then the active one, then the directory. So
+`synced_position` never covers a hole.
 
-Rolling: by size, so that cleaning can drop files, and by age, so that a quiet lane's old records can go. Age is told by
-the clock given; one that goes back only makes a segment younger. Budget of `append`: 2 us around the writev.
+`secure` is faster where possible. A lane with frequent syncs gets a ring (see `ring`). If everything that is not
+durable is still gathered, `secure` writes it to the ring instead of the segment. Then `tidy` writes it to the segment
+after the waiters are notified. A read that comes first writes only the part that the ring holds, not the part that
+awaits a sync. Large groups move to the segment in parallel (see `mover`). A background drain syncs the segment whenever
+half of the ring is used. If the drain is too slow, or not everything was gathered, `secure` falls back to `sync`. The
+ring is removed only when all of its content is synced in segments.
+
+Any write or sync error poisons the lane: only recovery can tell how much reached the file. Nothing refers to the bytes
+of a failed append, and the next start truncates them. After a failed sync the page cache may hold data that the disk
+does not, and a later sync reports no error. So unsynced data stays in doubt, and the next start rewrites it (`settle`).
+
+Segments roll by size, so that cleaning can delete files, and by age, so that old records of an idle lane can be
+deleted. Age follows the given clock; a clock that goes back only makes a segment younger. `append` adds 2 us to writev.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from basaltmq.store.directory import os_error, sync_directory, write_durably
 
 
 class Lane:
-    """One lane, open for writing. The caller holds the store's lock, so no other process writes here."""
+    """A lane, open for writing. The caller holds the store's lock, so no other process writes here."""
 
     def __init__(
         self, path: Path, seed: int, segments: list[Segment], clock_ms: Callable[[], int], options: LaneOptions
@@ -84,9 +85,9 @@ class Lane:
         self._gathered: list[bytes] = []
         self._gathered_bytes = 0
         self._ringed = self._ringed_bytes = 0
-        """Of what is gathered, how many parts and bytes from the front the ring has."""
+        """How many gathered parts and bytes, from the front, are in the ring."""
         self._mover = Mover()
-        """Busy while gathered frames are written outside the lane's lock."""
+        """Busy while gathered frames are written without the lane's lock."""
         self._ring: Ring | None = None
         self._ring_wanted = 0
         self._worker: threading.Thread | None = None
@@ -95,7 +96,8 @@ class Lane:
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         self._end = self._written = self._begun = self._active.end
-        """Where the next byte goes, the end of what is in segment files, and the end of what was written back.
+        """The next append position, the end of the data in segment files, and the end of the data with write-back
+        started.
 
         Readers compare with `_written` without the lock, so it advances only after the write has returned.
         """
@@ -117,7 +119,7 @@ class Lane:
         random_u32: Callable[[], int],
         options: LaneOptions | None = None,
     ) -> Lane:
-        """Open or make the lane at `path`. Appending makes sense only after `recovery.repair`."""
+        """Open or create the lane at `path`. Run `recovery.repair` before the first append."""
         try:
             seed = find_seed(path)
             if seed is None:
@@ -129,7 +131,7 @@ class Lane:
             if not segments:
                 segments = [create_segment(path, 0, clock_ms())]
             ring.replay(path, seed, segments)
-            # Before anything is appended: positions it knows of may be given out again from here on.
+            # Remove the ring before the first append, because its positions may be assigned again.
             ring.remove(path)
             segments[-1].state = SegmentState.WRITE
             return cls(path, seed, segments, clock_ms, options or LaneOptions())
@@ -148,8 +150,13 @@ class Lane:
 
     @property
     def synced_position(self) -> int:
-        """Everything below survives a power loss. At first that is nothing: what was found may be in the page cache."""
+        """Everything below survives a power loss. Initially the lane's start: existing data may be unsynced."""
         return self._synced_position
+
+    @property
+    def promised_position(self) -> int:
+        """Everything below was durable before this open. A lane that ends earlier has lost its tail."""
+        return self._committed.found_position
 
     @property
     def is_syncing(self) -> bool:
@@ -157,16 +164,16 @@ class Lane:
 
     @property
     def active_start(self) -> int:
-        """Where the segment being written begins."""
+        """The start of the active segment."""
         return self._active.start
 
     def segments(self) -> list[Segment]:
         return list(self._listed.segments)
 
     def append(self, parts: Sequence[bytes], size_bytes: int, now_ms: int | None = None, gather: bool = False) -> int:
-        """Append the parts of one or more whole frames, `size_bytes` in all; the position of the first byte.
+        """Append the parts of complete frames, `size_bytes` in total. Return the position of the first byte.
 
-        `now_ms` spares the clock where the caller has just read it. `gather` leaves the write to the next sync.
+        `now_ms` saves a clock call if the caller has just read the clock. `gather` defers the write to the next sync.
         """
         with self._lock:
             if self._error is not None:
@@ -193,7 +200,7 @@ class Lane:
         return position
 
     def write_gathered(self) -> None:
-        """Return when everything appended is written: it survives a crash of the process."""
+        """Write everything gathered. On return, everything appended survives a process crash."""
         end = self._end
         if self._written < end:
             with self._lock:
@@ -209,7 +216,7 @@ class Lane:
             self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
 
     def _await_move(self) -> None:
-        """Return when what is on its way to the segment is written."""
+        """Wait until the mover has written its frames to the segment."""
         self._mover.wait()
         if self._error is not None:
             raise self._error
@@ -238,7 +245,7 @@ class Lane:
                 names_synced = self._names_synced
                 self._names_synced = True
                 is_held = self._ring is not None and self._ring.used_bytes > 0
-            # What only the ring makes durable is not enough: whoever asks may be about to remove it.
+            # Durability through the ring alone is not enough, because the caller may be about to remove the ring.
             if target == self._synced_position and names_synced and not is_held:
                 return
             try:
@@ -260,14 +267,14 @@ class Lane:
             self._publish()
 
     def secure(self) -> None:
-        """As `sync`, or faster: then `tidy` has to follow, and who waits for the sync can be told before."""
+        """Like `sync`, but possibly through the ring. Call `tidy` afterwards; waiters may be notified before it."""
         with self._sync_lock:
             is_durable = self._secure()
         if not is_durable:
             self.sync()
 
     def _secure(self) -> bool:
-        """Give the ring all that is not durable; False if that cannot be. Under the sync's lock."""
+        """Write everything that is not durable to the ring. Return False if impossible. The sync lock is held."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -295,7 +302,7 @@ class Lane:
             raise self._failed(error, held.path) from error
         with self._lock:
             if self._gathered is gathered:
-                # Nobody had it written meanwhile.
+                # No other thread has written the gathered frames meanwhile.
                 self._ringed += len(parts)
                 self._ringed_bytes += size_bytes
             self._synced_position = target
@@ -304,21 +311,21 @@ class Lane:
         return True
 
     def _move(self) -> None:
-        """Have all that is gathered written to the segment meanwhile. Under the lock."""
+        """Write all gathered frames to the segment in another thread. The lock is held."""
         if self._mover.is_busy:
             self._await_move()
         parts, size_bytes = self._gathered, self._gathered_bytes
         self._gathered, self._gathered_bytes, self._ringed, self._ringed_bytes = [], 0, 0, 0
 
         def write() -> None:
-            with suppress(StorageError):  # It has poisoned the lane.
+            with suppress(StorageError):  # The error has already poisoned the lane.
                 self._write_out(parts, size_bytes)
 
         self._mover.begin()
         self._mover.give(write)
 
     def tidy(self) -> None:
-        """Write what `secure` left to the segment, and tell other processes. Appends go on meanwhile."""
+        """Write the frames that `secure` left in the ring to the segment, and publish. Appends may run in parallel."""
         if self._told_position == self._synced_position:
             return
         with self._sync_lock:
@@ -339,43 +346,43 @@ class Lane:
                 self._mover.end()
             self._publish()
             if size_bytes >= WRITE_BACK_BYTES:
-                # The disk has nothing else to do until the next sync; a drain has the less.
+                # The disk is idle until the next sync, so start the write-back now and leave less to the drain.
                 start_write_back(fd, begin - start, size_bytes)
 
     def _publish(self) -> None:
-        """Tell other processes what is durable. All of it is written to its segment."""
+        """Publish the synced position to other processes. Everything below it is in its segment."""
         self._told_position = self._synced_position
         self._committed.publish(self._told_position)
 
     def _want_ring(self) -> None:
-        """Have a ring made once it is worth it. Under the lock."""
+        """Create a ring once enough syncs would have used it. The lock is held."""
         self._ring_wanted += 1
         if self.options.ring_bytes and self._ring_wanted == self.options.ring_after:
             self._work(self._make_ring)
 
     def _work(self, action: Callable[[], None]) -> None:
-        """Do something in the background, unless something is being done. Under the lock."""
+        """Run an action in the background, unless one is running. The lock is held."""
         if self._worker is None or not self._worker.is_alive():
             self._worker = threading.Thread(target=action, name="basalt-drain", daemon=True)
             self._worker.start()
 
     def _make_ring(self) -> None:
-        # Without room for it every sync is what it was.
+        # Without disk space for a ring, every sync goes to the segment.
         with suppress(OSError):
             self._ring = Ring.create(self.path, self.options.ring_bytes)
 
     def _drain(self) -> None:
-        """Make durable in its segment what the ring holds, so that its place can be used again."""
+        """Sync the ring's content in its segment, so that its space can be reused."""
         held = self._ring
         assert held is not None, "there is nothing to drain"
         try:
             with self._lock:
                 if self._error is not None or self._sealing:
-                    # A sync that is due does it.
+                    # The pending sync covers it.
                     return
                 self._write_gathered()
                 taken = held.taken
-                # Of its own: an error is told once to each file that is open, and a sync must hear of it too.
+                # Use a separate descriptor: the kernel reports an error once per open file, and a sync must see it too.
                 fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.fdatasync(fd)
@@ -384,13 +391,13 @@ class Lane:
         except OSError as error:
             self.poison(os_error(error, self.path))
         except StorageError:
-            # The lane is poisoned already.
+            # The lane is already poisoned.
             return
         else:
             held.release(taken)
 
     def read(self, position: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` from `position`; fewer at the end of its segment, or before frames that await a sync."""
+        """Return up to `size_bytes` from `position`: fewer at the segment's end, or before frames that await a sync."""
         segment = self.segment_at(position)
         begin = position - segment.start
         size_bytes = min(size_bytes, segment.size_bytes - begin)
@@ -399,7 +406,7 @@ class Lane:
         return self._files.read(segment, begin, size_bytes)
 
     def _bring(self, position: int, size_bytes: int) -> int:
-        """Have the frame at `position` in its segment; how many bytes can be read there."""
+        """Write the frame at `position` to its segment. Return the number of bytes that can be read there."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -408,12 +415,12 @@ class Lane:
             if position >= self._written + self._ringed_bytes:
                 self._write_gathered()
             elif self._ringed:
-                # The rest is left for the ring: written, it would take the sync of a segment.
+                # Leave the rest for the ring: writing it now would require a sync of the segment.
                 self._write_out(*self._take_ringed())
             return min(size_bytes, self._written - position) if position < self._written else size_bytes
 
     def _take_ringed(self) -> tuple[list[bytes], int]:
-        """Of what is gathered, the part that the ring has. Under the lock."""
+        """Remove and return the gathered parts that the ring holds. The lock is held."""
         parts, size_bytes = self._gathered[: self._ringed], self._ringed_bytes
         del self._gathered[: self._ringed]
         self._gathered_bytes -= size_bytes
@@ -421,22 +428,22 @@ class Lane:
         return parts, size_bytes
 
     def will_need(self, segment: Segment, begin: int, size_bytes: int) -> None:
-        """A hint that bytes of a segment will be read soon."""
+        """Hint that bytes of a segment will be read soon."""
         self._files.will_need(segment, begin, size_bytes)
 
     def segment_at(self, position: int) -> Segment:
-        """The segment that holds a position; SegmentGoneError if it was deleted."""
+        """Return the segment that holds a position. Raises SegmentGoneError if it was deleted."""
         listed = self._listed
         at = bisect_right(listed.starts, position) - 1
         if at < 0:
-            raise SegmentGoneError(f"position {position} of {self.path} lies before the first one kept")
+            raise SegmentGoneError(f"position {position} of {self.path} is before the first position kept")
         segment = listed.segments[at]
         if position >= segment.end:
-            raise SegmentGoneError(f"position {position} of {self.path} is not kept: its segment is gone")
+            raise SegmentGoneError(f"position {position} of {self.path} is not kept: its segment was deleted")
         return segment
 
     def roll(self) -> None:
-        """Begin another segment, if this one holds anything."""
+        """Start a new segment if the active one is not empty."""
         with self._lock:
             if self._error is not None:
                 raise self._error
@@ -444,19 +451,19 @@ class Lane:
                 self._start_segment()
 
     def roll_if_old(self) -> None:
-        """Begin another segment if this one is past its age, which otherwise only an append finds out."""
+        """Start a new segment if the active one is too old. Otherwise only an append would check that."""
         if self._clock_ms() >= self._roll_ms:
             self.roll()
 
     def skip_to(self, position: int) -> None:
-        """Begin a segment at `position`, so that no position below it is given out again."""
+        """Start a segment at `position`, so that no position below it is assigned again."""
         with self._lock:
             if position > self._end:
                 self._end = position
                 self._start_segment()
 
     def cut(self, position: int, quarantine: Path) -> Path | None:
-        """Move everything from `position` on into quarantine; the file it went to. Only before the first append."""
+        """Move everything from `position` on into quarantine and return its file. Only before the first append."""
         with self._lock:
             segment = self.segment_at(position) if position < self._end else self._active
             keep = position - segment.start
@@ -479,10 +486,10 @@ class Lane:
             return kept
 
     def settle(self) -> None:
-        """Make durable what was found at the start: a process that crashed may have left it in the page cache only.
+        """Make the data found at start durable, because a crashed process may have left it only in the page cache.
 
-        Costs a descriptor and a call per segment; where nothing is dirty the disk is not touched. What a failed sync
-        has left in doubt (see `committed`) is written again.
+        Costs one descriptor and one call per segment; without dirty pages the disk is not touched. Data that a failed
+        sync left in doubt (see `committed`) is written again.
         """
         doubted = self._committed.doubted_from
         for segment in self.segments():
@@ -501,7 +508,7 @@ class Lane:
         self.sync()
 
     def delete(self, segment: Segment) -> None:
-        """Delete a sealed segment. Readers in the middle of it finish; later ones get SegmentGoneError."""
+        """Delete a sealed segment. Running reads complete; later ones get SegmentGoneError."""
         with self._lock:
             assert segment.state is SegmentState.SEALED, f"{segment.path} is in state {segment.state}, not sealed"
             segment.state = SegmentState.DELETING
@@ -513,7 +520,7 @@ class Lane:
             raise os_error(error, segment.path) from error
 
     def open_files(self) -> int:
-        """Descriptors held."""
+        """Return the number of open descriptors."""
         return len(self._files) + len(self._sealing) + 1
 
     def _failed(self, error: OSError, path: Path) -> StorageError:
@@ -524,13 +531,13 @@ class Lane:
     def poison(self, error: BaseException) -> None:
         if self._error is None:
             self._error = StorePoisonedError(
-                f"the lane {self.path} stopped after an I/O error and must be opened again: {error}",
+                f"the lane {self.path} stopped after an I/O error; open the store again: {error}",
                 is_disk_full(error),
             )
             self._committed.doubt(self._synced_position)
 
     def close(self) -> None:
-        """Sync and let go, unless the lane is poisoned. Closing twice is fine."""
+        """Sync, unless the lane is poisoned, and close. Idempotent."""
         if isinstance(self._error, StoreClosedError):
             return
         try:
@@ -539,7 +546,7 @@ class Lane:
             if self._error is None:
                 self.sync()
         finally:
-            # A sync that is under way must not find its descriptors closed, or given to another file.
+            # A running sync must not find its descriptors closed or reused for another file.
             with self._sync_lock, self._lock:
                 self._mover.wait()
                 if self._error is None and self._told_position == self._end:
@@ -557,12 +564,12 @@ class Lane:
             self._files.close()
 
     def _roll(self, size_bytes: int) -> None:
-        """Begin another segment if the active one has something and no room, or is too old."""
+        """Start a new segment if the active one is not empty and is full or too old."""
         if self._active.size_bytes:
             self._start_segment()
         else:
             self._roll_ms = self._clock_ms() + self.options.segment_age_ms
-        # A frame larger than a segment gets one of its own, as long as it must be.
+        # A frame larger than a segment gets its own segment of the required size.
         self._roll_at = max(self._roll_at, self._end + size_bytes)
 
     def _start_segment(self) -> None:

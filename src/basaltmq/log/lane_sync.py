@@ -1,9 +1,9 @@
-"""Syncs of a lane by the loop that asks, where that is faster than to wake a thread (see `store.loop_time`).
+"""Syncs a lane on the requesting event loop where that is faster than waking a thread (see `store.sync.loop_time`).
 
-The loop syncs in the call that asks for it, at the end of its turn (`tick`), tells those who waited and tidies up; so
-nothing is left behind in a loop that takes no further turn. It does so only when the thread sleeps, little waits, and
-nobody else is syncing the lane, which may take as long as a whole segment does. Everything else is the thread's: what
-is large, those who come while a sync runs, threads that wait, and a loop that blocks until its own writes are durable.
+The loop syncs inside the requesting call, at the end of its turn (`tick`), notifies the waiters and tidies up. So no
+work is left for a later turn. It does so only if the thread is idle, little data waits, and no other sync of the lane
+is running, which may take as long as a whole segment. The thread handles everything else: large data, requests during a
+sync, waiting threads, and a loop that blocks until its own writes are durable.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.log.lane import GATHERED_BYTES_MAX, Lane
-from basaltmq.store.sync.group_commit import Group, GroupSync, Syncable, resolve_all
+from basaltmq.store.sync.group_commit import Group, GroupSync, Syncable, Synced, call_all
 from basaltmq.store.sync.loop_time import HERE_S_MAX, LoopTime
 
 HERE_BYTES_MAX: Final = GATHERED_BYTES_MAX
-"""What may wait for a sync by the loop: more is no longer gathered, and would be a sync of the segment."""
+"""Most bytes for a sync on the loop. More is not gathered and would require a sync of the segment."""
 
 
 class LaneSync(GroupSync):
-    """Waits for the durability of what was written to one lane."""
+    """Waits until writes to one lane are durable."""
 
     def __init__(
         self, target: Syncable, log: Lane, tidy: Callable[[], None], *, here_s_max: float = HERE_S_MAX
@@ -33,19 +33,19 @@ class LaneSync(GroupSync):
         self._tidy = tidy
         self._time = LoopTime(here_s_max)
         self._here: asyncio.AbstractEventLoop | None = None
-        """The loop that is syncing."""
+        """The loop that runs a sync now."""
         super().__init__(target)
 
-    def resolve_durable(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
+    def after_sync(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced]) -> None:
         with self._lock:
             self._require_open()
-            self._group.futures.setdefault(loop, []).extend(futures)
+            self._group.callbacks.setdefault(loop, []).extend(callbacks)
             if not self._idle:
                 return
             if not self._is_short():
                 self._wake_up()
                 return
-            # To others it looks as if the thread were at work: they join the next group.
+            # Mark the thread as busy, so that others join the next group.
             self._idle = False
             group, self._group = self._group, Group()
         started = time.monotonic()
@@ -62,7 +62,7 @@ class LaneSync(GroupSync):
                     self._wake.give()
 
     def _is_short(self) -> bool:
-        """Whether the loop can spare the time. Under the lock."""
+        """Whether the sync is short enough for the loop. The lock is held."""
         log = self._log
         return not self._time.away and not log.is_syncing and log.end - log.synced_position <= HERE_BYTES_MAX
 
@@ -71,15 +71,13 @@ class LaneSync(GroupSync):
             self._time.was_away()
         super()._serve(group)
 
-    def _tell(
-        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]], error: BasaltError | None
-    ) -> None:
+    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
         if loop is self._here:
-            resolve_all(futures, error)
+            call_all(callbacks, error)
         else:
-            super()._tell(loop, futures, error)
+            super()._tell(loop, callbacks, error)
 
     def _tidy_up(self) -> None:
-        # A failure has poisoned what was synced, which the next write finds out.
+        # A failure poisons the target, and the next write raises.
         with suppress(BasaltError):
             self._tidy()

@@ -1,14 +1,14 @@
-"""A lane seen from beside its writer: the reading side of `Lane`, without a lock and without a change to any file.
+"""A read-only view of a lane next to its writer. It takes no lock and changes no file.
 
-`relist` takes in what the directory holds at that moment: names first, sizes after, so that every segment but the last
-is complete in the list. Between two of them the view is of one moment. Segments the writer deletes meanwhile stay
-readable where a descriptor is held, and are SegmentGoneError elsewhere: what was in them lies further on in the lane,
-and a view that is behind has to catch up. At most `read_files_max` deleted files are held, until the next `relist`.
+`relist` reads the directory: names first, then sizes, so that every segment except the last is complete in the list.
+Between two calls the view is consistent. Segments that the writer deletes stay readable while a descriptor is open, and
+raise SegmentGoneError otherwise. Their live records were copied further on in the lane, so the view must catch up. At
+most `read_files_max` deleted files stay open, until the next `relist`.
 
-The last bytes may be half a frame, being written or torn off by a crash; `recovery.scan` ends before them. What is
-whole is written. What is durable is said by COMMITTED; where that says nothing, `harden` makes durable what is there,
-which any reader may ask of the operating system. A writer that was killed may have confirmed frames that are in its
-ring only (see `lane`): they are seen when the next writer has brought them to their segment.
+The last bytes may be a partial frame, from a running write or a crash; `recovery.scan` stops before them. COMMITTED
+records what is durable. If it is missing or damaged, `harden` syncs the data, which any reader may do. A killed writer
+may have confirmed frames that are only in its ring (see `lane`). The view sees them after the next writer has moved
+them to their segment.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from basaltmq.log.segment import (
 from basaltmq.store.directory import os_error, sync_directory
 
 _FSYNC_MEANINGLESS = (errno.EROFS, errno.EINVAL)
-"""What a read-only file system answers to a sync: nothing there waits to be written."""
+"""Errors of a sync on a read-only file system, where no data waits to be written."""
 
 
 class LaneView(Lane):
-    """One lane, read only. Everything that writes raises StoreReadOnlyError."""
+    """A read-only lane. Every write operation raises StoreReadOnlyError."""
 
     def __init__(self, path: Path, options: LaneOptions | None = None) -> None:
-        # Nothing of a writer's state is made: not its descriptor, not its COMMITTED.
+        # Create no writer state: no write descriptor and no COMMITTED.
         self.path = path
         self.seed = read_seed(path)
         self.options = options or LaneOptions()
@@ -56,7 +56,7 @@ class LaneView(Lane):
 
     @staticmethod
     def exists(path: Path) -> bool:
-        """Has a writer made a lane here? Segments without a marker count: opening them says what is missing."""
+        """Whether a lane exists here. Segments without a marker count: opening them reports what is missing."""
         try:
             names = os.listdir(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -74,11 +74,11 @@ class LaneView(Lane):
         return self._listed.starts[-1] if self._listed.starts else 0
 
     def mark(self) -> Mark | None:
-        """What the writer says is durable."""
+        """Return the writer's mark of the durable end."""
         return read_mark(self.path)
 
     def relist(self) -> None:
-        """Take in segments that came, grew or went."""
+        """Update the list of segments."""
         try:
             starts = sorted(
                 start for entry in os.scandir(self.path) if (start := parse_segment_name(entry.name)) is not None
@@ -87,7 +87,7 @@ class LaneView(Lane):
         except OSError as error:
             raise os_error(error, self.path) from error
         for segment, following in pairwise(found):
-            # Bytes that reach into the next segment were never part of the lane.
+            # Bytes beyond the start of the next segment were never part of the lane.
             segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
         here = {segment.start for segment in found}
         for old in self._listed.segments:
@@ -99,7 +99,7 @@ class LaneView(Lane):
     def _segment(self, start: int) -> Segment | None:
         path = self.path / segment_name(start)
         if start > POSITION_MAX:
-            raise CorruptionError(f"{path} names a position that cannot be; move it away")
+            raise CorruptionError(f"{path} has an impossible position in its name; move it out of the lane")
         try:
             status = os.stat(path)
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class LaneView(Lane):
         return Segment(path, start, status.st_size, SegmentState.SEALED, int(status.st_mtime * 1000))
 
     def has_changed(self) -> bool:
-        """Is there anything `relist` would find? Two system calls."""
+        """Whether `relist` would find a change. Costs two system calls."""
         segments = self._listed.segments
         if not segments:
             return LaneView.exists(self.path)
@@ -118,11 +118,11 @@ class LaneView(Lane):
             return True
         except OSError as error:
             raise os_error(error, last.path) from error
-        # A segment that stopped growing was rolled away from at its end.
+        # A segment that stopped growing was rolled at its end.
         return grown or (last.size_bytes > 0 and os.path.exists(self.path / segment_name(last.end)))
 
     def covers(self, begin: int, end: int) -> bool:
-        """Is every byte of the lane in [begin, end) there?"""
+        """Whether every byte in [begin, end) is present."""
         for segment in self._listed.segments:
             if begin >= end:
                 break
@@ -142,7 +142,7 @@ class LaneView(Lane):
             raise SegmentGoneError(f"{segment.path} was deleted by the writer") from None
 
     def harden(self, position: int) -> int:
-        """Make durable what lies below `position`; the position up to which that was done so far."""
+        """Sync everything below `position`. Return the position up to which the lane has been synced."""
         if position <= self._hardened:
             return self._hardened
         try:
@@ -196,14 +196,14 @@ class LaneView(Lane):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise StoreReadOnlyError(f"the lane {self.path} was opened for reading; open the store itself for that")
+        raise StoreReadOnlyError(f"the lane {self.path} was opened read-only; open the store for writing")
 
 
 def _sync_data(path: Path) -> None:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        # Deleted by cleaning, which syncs what it copied first.
+        # Deleted by cleaning, which first syncs the records that it copies.
         return
     try:
         os.fdatasync(fd)

@@ -1,8 +1,8 @@
-"""LANE and its copy: what a lane is, and the seed without which none of its frames can be checked.
+"""LANE and its copy: the format of a lane, and the seed that every frame check requires.
 
     | CRC32C of the rest, 8 hex digits | space | JSON: format, version, seed | newline |
 
-Two files, because one that is damaged would take all records with it.
+There are two files, because losing a single one would make all records unreadable.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ MARKERS: Final = ("LANE", "LANE.copy")
 
 
 def read_seed(path: Path) -> int:
-    """The seed of an existing lane, for readers beside the writer."""
+    """Return the seed of an existing lane, for readers next to the writer."""
     seed = find_seed(path)
     if seed is None:
-        raise CorruptionError(f"{path} holds no lane: {' and '.join(MARKERS)} are missing")
+        raise CorruptionError(
+            f"{path} is not a lane: {' and '.join(MARKERS)} are missing; restore one of them from a backup"
+        )
     return seed
 
 
@@ -36,7 +38,7 @@ def encode_marker(seed: int) -> bytes:
 
 
 def find_seed(path: Path) -> int | None:
-    """The seed from either marker; None where no lane has been made."""
+    """Return the seed from either marker, None if no lane exists."""
     damaged = None
     for name in MARKERS:
         try:
@@ -47,14 +49,15 @@ def find_seed(path: Path) -> int | None:
         if crc != b"%08x" % google_crc32c.value(body):
             damaged = path / name
             continue
-        said = json.loads(body)
-        if said["version"] > FORMAT_VERSION:
+        content = json.loads(body)
+        if content["version"] > FORMAT_VERSION:
             raise StoreTooNewError(
-                f"{path} has lane version {said['version']}, this Basalt knows up to {FORMAT_VERSION}: use a newer one"
+                f"{path} has lane version {content['version']}, but this Basalt reads up to version {FORMAT_VERSION}; "
+                "use a newer Basalt"
             )
-        return int(said["seed"])
+        return int(content["seed"])
     if damaged is not None:
         raise CorruptionError(f"{damaged} does not match its checksum; restore it from a backup of this store")
     if path.is_dir() and any(parse_segment_name(name) is not None for name in os.listdir(path)):
-        raise CorruptionError(f"{path} holds segments but neither {MARKERS[0]} nor {MARKERS[1]}; restore one of them")
+        raise CorruptionError(f"{path} has segments but neither {MARKERS[0]} nor {MARKERS[1]}; restore one of them")
     return None

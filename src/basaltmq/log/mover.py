@@ -1,17 +1,16 @@
-"""Writing gathered frames to their segment while the ring makes them durable.
+"""Writes gathered frames to their segment while the ring makes them durable.
 
-A large group of frames is copied twice: into the ring, and into the page cache of its segment. The second copy needs
-neither the interpreter nor the thread that waits for the disk, so another thread makes it meanwhile.
+A large group of frames is copied twice: to the ring and to the page cache of its segment. The second copy needs neither
+the GIL nor the thread that waits for the disk, so another thread makes it in parallel.
 
-A drain of the ring that finds sixteen megabytes to write keeps the disk from the ring for ten milliseconds. So the disk
-is told to begin with what was written once the ring's sync is over (`start_write_back`): it has nothing to do while
-the writers make what comes next. It is told of a megabyte at a time, because that takes 60 to 100 us however little it
-is, and disturbs the writers. To tell it while a sync runs makes that half as long again. Tried and dropped, because
-they were no faster: a ring written past the page cache (O_DIRECT), a move that begins when the ring's copy is made,
-another thread that tells the disk as soon as the ring's pages are there.
+A drain of the ring with 16 MiB to write would block the disk for the ring for 10 ms. So the kernel starts write-back
+after the ring's sync (`start_write_back`), while the disk is idle and the writers prepare the next group. It covers at
+least 1 MiB per call, because a call takes 60 to 100 us for any size and disturbs the writers. Write-back during a sync
+makes the sync 50 % longer. Three alternatives were tried and were not faster: a ring with O_DIRECT, a move that starts
+when the ring's copy is made, and another thread that starts the write-back as soon as the ring's pages are written.
 
-`begin` and `end` frame the time in which frames are neither gathered nor in their segment; who needs them there waits.
-Not here: what may be moved when, and what a failure means (`lane`).
+Between `begin` and `end`, frames are neither gathered nor in their segment; threads that need them there must wait.
+`lane` decides when to move what, and handles failures.
 """
 
 from __future__ import annotations
@@ -23,59 +22,57 @@ from functools import lru_cache
 from typing import Final
 
 MOVED_BYTES_MIN: Final = 64 << 10
-"""Frames worth a thread: below, waking it takes longer than the copy."""
+"""Minimum size of a move in another thread: below it, waking the thread takes longer than the copy."""
 
 WRITE_BACK_BYTES: Final = 1 << 20
-"""What the disk is told to begin with at once: told of each group, sixteen writers were 4 to 20 % slower, and of much
-more at a time the next sync has to wait.
-"""
+"""`sync_file_range` chunk size. Per-group calls cost 4 to 20 % with 16 writers; larger chunks delay the next sync."""
 
 SYNC_FILE_RANGE_WRITE: Final = 2
 
 
 class Mover:
-    """One move at a time. There is no thread before the first one is given."""
+    """Runs one move at a time. The thread starts with the first move."""
 
     def __init__(self) -> None:
         self.is_busy = False
         self._busy = threading.Lock()
         self._work: Callable[[], None] | None = None
         self._thread: threading.Thread | None = None
-        # Held while there is nothing to do.
+        # Held while there is no work.
         self._idle = threading.Lock()
         self._idle.acquire()
 
     def begin(self) -> None:
-        """Frames are on their way. Nobody else may begin: the caller holds the lane's lock, and has waited."""
+        """Mark a move as started. The caller holds the lane's lock and has waited for the previous move."""
         self._busy.acquire()
         self.is_busy = True
 
     def end(self) -> None:
-        """They have arrived, or never will."""
+        """Mark the move as finished or failed."""
         self.is_busy = False
         self._busy.release()
 
     def wait(self) -> None:
-        """Return when what was begun has ended."""
+        """Wait until the current move has ended."""
         with self._busy:
             pass
 
     def give(self, work: Callable[[], None]) -> None:
-        """Have another thread do what was begun; it ends it. `work` does not raise."""
+        """Run the started move in the thread, which ends it. `work` must not raise."""
         self._work = work
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="basalt-move", daemon=True)
             try:
                 thread.start()
             except RuntimeError:
-                # No thread to be had: it takes longer, no more.
+                # No thread is available, so run it here. It only takes longer.
                 self._move(work)
                 return
             self._thread = thread
         self._idle.release()
 
     def close(self) -> None:
-        """End the thread. Nothing is under way, and nothing is given any more."""
+        """End the thread. No move may be running or follow."""
         if self._thread is not None:
             self._work = None
             self._idle.release()
@@ -98,7 +95,7 @@ class Mover:
 
 
 def start_write_back(fd: int, begin: int, size_bytes: int) -> None:
-    """Have the kernel begin to write a part of a file to disk, without waiting. Promises nothing."""
+    """Make the kernel start to write a part of a file to disk, without waiting. Guarantees nothing."""
     call = _sync_file_range()
     if call is not None:
         call(fd, begin, size_bytes, SYNC_FILE_RANGE_WRITE)
@@ -106,7 +103,7 @@ def start_write_back(fd: int, begin: int, size_bytes: int) -> None:
 
 @lru_cache(maxsize=1)
 def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    """Linux's call, which leaves the interpreter's lock to others; None elsewhere."""
+    """Return Linux's `sync_file_range`, which releases the GIL; None elsewhere."""
     try:
         call = ctypes.CDLL(None).sync_file_range
     except (AttributeError, OSError):

@@ -1,18 +1,18 @@
-"""Reading a lane in order: at start, for a rebuild, for verification; and what to do about damage.
+"""Reads a lane in order, for start, rebuild and verification, and handles damage.
 
-`scan` gives every intact frame from a position on, and names what lies between them. Damage is contained by checksums:
+`scan` yields every intact frame from a position on and describes the bytes between them. Checksums contain the damage:
 
-- The header is intact, the body is not: shard and offsets are known, the next frame begins where the header says.
-- The header is not intact: the next frame is searched for at multiples of 8. The seed in the header's checksum keeps a
-  record's content from being taken for a frame. What the broken header most likely said is reported as a guess; the
-  truth shows in the run of offsets, where the next frame of the shard leaves a gap (`OffsetRuns`).
-- Nothing intact follows up to the end of the lane: a torn tail, the trace of a crash. `repair` cuts it off into
-  quarantine, so that appending goes on behind the last intact frame.
+- The header is intact, the body is not: shard and offsets are known, and the next frame starts where the header says.
+- The header is damaged: the next frame is searched at multiples of 8. The seed in the header's checksum prevents that
+  record content is mistaken for a frame. The likely content of the header is reported as a guess. The actual loss is
+  the gap before the shard's next frame (`OffsetRuns`).
+- No intact frame follows: a torn tail, left by a crash. `repair` moves it to quarantine, so that appends continue after
+  the last intact frame.
 
-Damage in the middle stays where it is: cutting it out would move positions. Files with foreign names go to quarantine.
+Damage in the middle stays in place, because removing it would shift positions. Unknown files go to quarantine.
 
-Memory is bounded by CHUNK_BYTES and the largest frame. Budget: about 6 us per frame beside reading and checksums, with
-a copy of its body; 1 us for those taken in bulk.
+Memory is bounded by CHUNK_BYTES and the largest frame. A frame costs about 6 us in addition to reading and checksums,
+including a copy of its body; 1 us if `take` handles it in bulk.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ _extend = google_crc32c.extend
 
 
 Take: TypeAlias = Callable[[bytes, int, int, int], int]
-"""Takes frames in bulk: (bytes read, where a frame begins in them, where frames of interest end, its position in the
-lane) -> bytes of the whole intact frames it has dealt with; 0 leaves the first one to the caller. See `intact`.
-"""
+"""Handles frames in bulk: (bytes, start of a frame in them, end of the frames of interest, its position in the lane) ->
+bytes of intact frames handled; 0 leaves the first frame to the caller. See `intact`."""
 
 
 class Found(NamedTuple):
@@ -67,20 +66,20 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a segment that are no intact frames."""
+    """Bytes of a segment that are not intact frames."""
 
     path: Path
     begin: int
-    """Byte in the file."""
+    """Offset in the file."""
     end: int
     position: int
-    """Of `begin` in the lane."""
+    """Position of `begin` in the lane."""
     reason: str
     shard: int | None = None
     base_offset: int | None = None
     last_offset: int | None = None
     certain: bool = False
-    """Shard and offsets come from a header that matches its checksum."""
+    """Whether shard and offsets come from a header that matches its checksum."""
 
     def __str__(self) -> str:
         where = f"{self.path} bytes {self.begin} to {self.end}: {self.reason}"
@@ -92,7 +91,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets of a shard that are in no frame between two that are there."""
+    """Offsets of a shard that are missing between two existing frames."""
 
     shard: int
     first_offset: int
@@ -104,7 +103,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class LostTail:
-    """Bytes at the end of a lane that were durable and are gone: a segment was removed or cut off."""
+    """Durable bytes missing at the end of a lane, because a segment was removed or truncated."""
 
     lane: Path
     end: int
@@ -118,9 +117,9 @@ class LostTail:
 
 
 class OffsetRuns:
-    """Finds losses: where a shard's frames do not follow on one another.
+    """Finds losses: gaps between consecutive frames of a shard.
 
-    `expected` gives the offset with which a shard's next frame must begin, None if nothing is known of it.
+    `expected` returns the base offset required of a shard's next frame, None if unknown.
     """
 
     def __init__(self, expected: Callable[[int], int | None] | None = None) -> None:
@@ -142,12 +141,12 @@ class OffsetRuns:
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What `repair` found and did."""
+    """The result of `repair`."""
 
     damages: list[Damage]
-    """Where bytes are no frames, the torn tail included."""
+    """Damaged byte ranges, including the torn tail."""
     cut: Path | None
-    """Where the torn tail went."""
+    """The quarantine file with the torn tail."""
     quarantined: list[Path]
     """Files that do not belong to a lane."""
 
@@ -159,9 +158,9 @@ def scan(
     end: int | None = None,
     take: Take | None = None,
 ) -> Iterator[Found]:
-    """Every intact frame at or after `position` (a frame's begin) and before `end`, in the order of the lane.
+    """Yield every intact frame at or after `position` (the start of a frame) and before `end`, in lane order.
 
-    What `take` takes does not come out here.
+    Frames that `take` handles are not yielded.
     """
     for segment in lane.segments():
         if segment.end > position and (end is None or segment.start < end):
@@ -169,9 +168,7 @@ def scan(
 
 
 def intact(seed: int, raw: bytes, at: int, stop: int, cut: Cut | None) -> Iterator[tuple[int, HeaderFields]]:
-    """Where each intact frame begins, from `at` on and before `stop`, and what its header says; up to the first one
-    that is not, or not all of which is here.
-    """
+    """Yield start and header fields of each intact frame from `at` to `stop`, up to the first that is not intact."""
     size = len(raw)
     while at < stop:
         begin = at + HEADER_BYTES
@@ -197,7 +194,7 @@ def repair(
     visit: Callable[[Found], None] | None = None,
     take: Take | None = None,
 ) -> Repaired:
-    """Visit every intact frame from `position` on, then cut a torn tail off and take foreign files away."""
+    """Visit every intact frame from `position` on, then truncate a torn tail and quarantine unknown files."""
     damages: list[Damage] = []
     intact_end = min(max(position, lane.start), lane.end)
 
@@ -220,7 +217,7 @@ def repair(
 
 
 def quarantine_foreign(path: Path, quarantine: Path) -> list[Path]:
-    """Move what is neither a segment nor a marker (nor COMMITTED, nor the ring) out of a lane's directory."""
+    """Move every file except segments, markers, COMMITTED and the ring out of a lane's directory."""
     moved = []
     for entry in sorted(os.scandir(path), key=lambda each: each.name):
         if parse_segment_name(entry.name) is None and entry.name not in (*MARKERS, committed.NAME, ring.NAME):
@@ -254,7 +251,7 @@ def _scan_segment(
             header = decode_header(seed, raw, at - base)
             frame_end = at + header.size_bytes
             if frame_end > segment.size_bytes:
-                raise _TornError(header, f"the frame ends {frame_end - segment.size_bytes} bytes after the file does")
+                raise _TornError(header, f"the frame ends {frame_end - segment.size_bytes} bytes after the file")
             if frame_end - base > len(raw):
                 window.cover(at, header.size_bytes)
                 raw, base = window.raw, window.base
@@ -275,7 +272,7 @@ def _scan_segment(
 
 
 class _TornError(CorruptionError):
-    """A frame with an intact header."""
+    """A damaged frame with an intact header."""
 
     def __init__(self, header: Header, reason: str, following: int | None = None) -> None:
         super().__init__(reason)
@@ -286,7 +283,7 @@ class _TornError(CorruptionError):
 def _past_damage(
     lane: Lane, segment: Segment, window: Window, at: int, size: int, error: CorruptionError
 ) -> tuple[int, Damage]:
-    """Where to go on after bad bytes at `at`, and what to say about them."""
+    """Return where to continue after damage at `at`, and its description."""
     header: Header | None
     if isinstance(error, _TornError):
         header = error.header
@@ -318,7 +315,7 @@ def _past_damage(
 
 
 def _claimed_bytes(window: Window, at: int) -> int | None:
-    """The body length a broken header claims, if the segment has so many bytes."""
+    """Return the body length in a damaged header, if the segment has that many bytes."""
     raw = window.raw[at - window.base : at - window.base + 16]
     if len(raw) < 16:
         return None
@@ -327,7 +324,7 @@ def _claimed_bytes(window: Window, at: int) -> int | None:
 
 
 def _frame_at(lane: Lane, segment: Segment, at: int) -> bool:
-    """Does an intact header stand here?"""
+    """Whether an intact header is at `at`."""
     try:
         decode_header(lane.seed, lane.read(segment.start + at, HEADER_BYTES))
     except CorruptionError:
@@ -336,9 +333,9 @@ def _frame_at(lane: Lane, segment: Segment, at: int) -> bool:
 
 
 def _next_frame(lane: Lane, segment: Segment, at: int, size: int) -> int:
-    """Where the next intact header stands at or after `at`; the end if there is none."""
+    """Return the position of the next intact header at or after `at`, or the end."""
     while at < size:
-        # Chunks overlap by a header, so that none falls between two.
+        # Chunks overlap, so that no magic is split between two.
         raw = lane.read(segment.start + at, min(CHUNK_BYTES, size - at))
         found = raw.find(MAGIC_BYTES)
         while found >= 0:

@@ -1,39 +1,36 @@
-"""RING: a file of fixed size in which frames are durable before their segment is.
+"""RING: a file of fixed size that makes frames durable before their segment is synced.
 
-A sync of a growing file has the file system's journal written too: where blocks lie, how long the file is. A sync of
-bytes written over others needs none of that and takes half the time or less. So frames that writers wait for are
-written here, over zeros or over frames that are durable in their segment since; the segment gets them right after the
-writers were told, and is synced in the background before their place here is used again.
+A sync of a growing file also writes the file system's journal (block allocation, file length). A sync of overwritten
+bytes does not, and takes half the time or less. So frames with waiting writers go here, over zeros or over frames that
+are already durable in their segment. The segment gets them right after the writers are notified. It is synced in the
+background before their space here is reused.
 
-    slots of 4096 bytes; an entry begins with one
+    slots of 4096 bytes; an entry starts at a slot
 
      0       4       8          16        24       28      32
-     | magic | crc   | position | segment | bytes  | 0 u32 | whole frames, `bytes` of them ...
+     | magic | crc   | position | segment | bytes  | 0 u32 | complete frames, `bytes` long ...
      | u32   | u32   | u64      | u64     | u32    |       |
 
-All little-endian. The CRC32C covers what follows it up to the frames and begins with the lane's seed; the frames have
-checksums of their own; `segment` is where the segment that they lie in begins. No two entries share a slot, so a write
-that is torn damages only what nobody was promised.
+All fields are little-endian. The CRC32C covers the fields after it, up to the frames, and starts with the lane's seed.
+The frames have their own checksums. `segment` is the start position of the frames' segment. No two entries share a
+slot, so a torn write damages only unconfirmed data.
 
-After a crash `replay` puts every entry that is whole where it belongs. That is right for old ones too: a position is
-given out once while a ring lives, so what an entry says about it is what the segment must say. It is written even where
-the segment reads so already: after a sync that failed, the page cache shows what the disk may never have got, and
-another sync would find nothing to do.
+After a crash `replay` writes every valid entry to its place in the segment. That is correct for old entries too: a
+position is assigned only once during the life of a ring, so an entry and its segment must agree. `replay` writes even
+if the segment already reads the same: after a failed sync the page cache may show data that never reached the disk, and
+another sync would do nothing.
 
-A write that is torn may leave the head of an old entry before frames of a later one, or the other way round, and where
-their bodies are the same, each frame still matches its checksum. So offsets of a shard have to rise within an entry,
-and one whose place in its segment holds other whole frames is passed over: an entry is written over only when its own
-are durable there.
+A torn write may combine the head of an old entry with frames of a later one, or vice versa. If their bodies are equal,
+each frame still matches its checksum. So offsets of a shard must rise within an entry. An entry is skipped if its place
+in the segment holds other valid frames, because an entry is overwritten only when its frames are durable there.
 
-The ring is removed when a lane is opened, after its frames are durable in their segments and before anything is
-appended, and at a clean close. An entry that is damaged is a loss only if its segment lost the frames too, and is found
-there like any other.
+The ring is removed when a lane is opened, after its frames are durable in their segments and before the first append,
+and at a clean close. A damaged entry is a loss only if the segment lost the frames too, and recovery finds that there.
 
-An entry is written and synced by one call (RWF_DSYNC): between two, another thread may take the interpreter's lock.
-Where there is no such call, it is a write and a sync. Tried and dropped, because it was no faster: past the page cache
-(O_DIRECT), from a buffer that is gathered first.
+One call writes and syncs an entry (RWF_DSYNC); between two calls another thread could take the GIL. Without RWF_DSYNC
+it is a write and a sync. O_DIRECT with a buffer that collects the parts was tried and was not faster.
 
-Not here: when to write where (`lane`). Budget: 3 us per entry around the write.
+`lane` decides when to use the ring. An entry costs 3 us in addition to the write.
 """
 
 from __future__ import annotations
@@ -54,40 +51,40 @@ from basaltmq.store.directory import sync_directory
 
 NAME: Final = "RING"
 DRAFT: Final = "RING.new"
-"""While it is filled with zeros."""
+"""The name while the file is filled with zeros."""
 
 MAGIC: Final = 0x47525342
 """The bytes "BSRG"."""
 
 SLOT_BYTES: Final = 4096
-"""What disks and page caches write at least."""
+"""The smallest unit that disks and page caches write."""
 
 _HEAD: Final = Struct("<IIQQII")
 _COVERED: Final = Struct("<QQII")
 _ZEROS_BYTES: Final = 1 << 20
 _PARTS_MAX: Final = 1000
-"""Buffers of one write, with room for the head below what Linux takes."""
+"""Buffers per write: with the head it stays below the limit of Linux."""
 
 _extend = google_crc32c.extend
 
 
 class Ring:
-    """The writer's side. One thread at a time appends; `release` may come from another."""
+    """The writer's side. One thread at a time appends; another may call `release`."""
 
     def __init__(self, path: Path, fd: int, size_bytes: int) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self._fd = fd
         self._flags: int = getattr(os, "RWF_DSYNC", 0)
-        """What makes a write durable when it returns; 0 where a sync has to follow."""
+        """RWF_DSYNC, or 0 where a separate sync must follow the write."""
         self._at = 0
         self.taken = 0
-        """Bytes ever taken, those left over at the end of the file included."""
+        """Total bytes used so far, including the unused rest at the end of the file."""
         self._released = 0
 
     @classmethod
     def create(cls, lane: Path, size_bytes: int) -> Ring:
-        """A ring on disk, of blocks that have been written. OSError if there is no room for it."""
+        """Create a ring on disk with written blocks. Raises OSError if there is no space."""
         size_bytes -= size_bytes % SLOT_BYTES
         draft = lane / DRAFT
         fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -105,7 +102,7 @@ class Ring:
             raise
         ring = cls(lane / NAME, fd, size_bytes)
         try:
-            # Zeros where there are zeros.
+            # Overwrite zeros with zeros, to test the flag.
             os.pwritev(fd, [bytes(SLOT_BYTES)], 0, ring._flags)
         except OSError:
             ring._flags = 0
@@ -113,14 +110,11 @@ class Ring:
 
     @property
     def used_bytes(self) -> int:
-        """Taken and not yet released."""
+        """Bytes used and not yet released."""
         return self.taken - self._released
 
     def append(self, seed: int, position: int, segment: int, parts: Sequence[bytes], size_bytes: int) -> bool:
-        """Write frames that lie at `position`, in the segment that begins at `segment`; False if there is no room.
-
-        They are durable on return.
-        """
+        """Write frames durably that belong at `position`, in the segment starting at `segment`. False without room."""
         needed = -(-(_HEAD.size + size_bytes) // SLOT_BYTES) * SLOT_BYTES
         at = self._at
         skipped = 0
@@ -142,7 +136,7 @@ class Ring:
         return True
 
     def release(self, taken: int) -> None:
-        """What was taken up to here is durable in its segment."""
+        """Record that everything up to `taken` is durable in its segment."""
         self._released = max(self._released, taken)
 
     def close(self) -> None:
@@ -150,9 +144,9 @@ class Ring:
 
 
 def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
-    """Put frames that only the ring holds into their segments and make them durable there; how many entries it took.
+    """Write the ring's frames to their segments, durably. Return the number of entries that changed a segment.
 
-    `segments` in order; their sizes grow where frames are added.
+    `segments` are in order. Their sizes grow where frames are added.
     """
     try:
         raw = (lane / NAME).read_bytes()
@@ -164,7 +158,7 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
     for position, start, begin, size_bytes in _entries(seed, raw):
         segment = known.get(start)
         if segment is None:
-            # It was cleaned away.
+            # Cleaning has deleted the segment.
             continue
         at = position - start
         if _restore(seed, segment, at, raw[begin : begin + size_bytes]):
@@ -178,7 +172,7 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
 
 
 def reach(lane: Path, seed: int) -> int:
-    """The position behind the last frame that the ring holds; 0 if there is no ring."""
+    """Return the position after the last frame in the ring, 0 without a ring."""
     try:
         raw = (lane / NAME).read_bytes()
     except FileNotFoundError:
@@ -186,8 +180,20 @@ def reach(lane: Path, seed: int) -> int:
     return max((position + size_bytes for position, _, _, size_bytes in _entries(seed, raw)), default=0)
 
 
+def holds(lane: Path, seed: int, begin: int, end: int) -> bool:
+    """Whether the ring holds every byte between two positions."""
+    try:
+        raw = (lane / NAME).read_bytes()
+    except FileNotFoundError:
+        return False
+    for position, _, _, size_bytes in sorted(_entries(seed, raw)):
+        if position <= begin:
+            begin = max(begin, position + size_bytes)
+    return begin >= end
+
+
 def remove(lane: Path) -> None:
-    """Take the ring away. Everything in it must be durable elsewhere."""
+    """Remove the ring. All of its content must be durable elsewhere."""
     for name in (NAME, DRAFT):
         with suppress(FileNotFoundError):
             os.unlink(lane / name)
@@ -199,7 +205,7 @@ def _encode_head(seed: int, position: int, segment: int, size_bytes: int) -> byt
 
 
 def _decode_head(seed: int, raw: bytes, at: int) -> tuple[int, int, int] | None:
-    """(position, where its segment begins, bytes of frames) of the entry at `at`; None if none begins there."""
+    """Return (position, segment start, bytes of frames) of the entry at `at`, None if there is no entry."""
     magic, crc, position, segment, size_bytes, zero = _HEAD.unpack_from(raw, at)
     if magic != MAGIC or zero or crc != _extend(seed, raw[at + 8 : at + _HEAD.size]):
         return None
@@ -209,7 +215,7 @@ def _decode_head(seed: int, raw: bytes, at: int) -> tuple[int, int, int] | None:
 
 
 def _entries(seed: int, raw: bytes) -> list[tuple[int, int, int, int]]:
-    """(position, its segment, where its frames begin, their bytes) of every whole entry, by position."""
+    """Return (position, segment start, start of the frames, their bytes) of every valid entry, by position."""
     found = []
     for at in range(0, len(raw) - SLOT_BYTES + 1, SLOT_BYTES):
         head = _decode_head(seed, raw, at)
@@ -219,7 +225,7 @@ def _entries(seed: int, raw: bytes) -> list[tuple[int, int, int, int]]:
 
 
 def _is_whole(seed: int, raw: bytes, at: int, size_bytes: int) -> bool:
-    """Are these bytes intact frames from the first to the last, of rising offsets in each shard?"""
+    """Whether these bytes are intact frames throughout, with rising offsets in each shard."""
     end = at + size_bytes
     following: dict[int, int] = {}
     try:
@@ -237,7 +243,7 @@ def _is_whole(seed: int, raw: bytes, at: int, size_bytes: int) -> bool:
 
 
 def _restore(seed: int, segment: Segment, at: int, frames: bytes) -> bool:
-    """Write frames into their segment, for the next sync; False if it read so already, or holds others there."""
+    """Write frames into their segment, without a sync. Return False if they were there already, or if others are."""
     fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
     try:
         held = os.pread(fd, len(frames), at)
@@ -250,7 +256,7 @@ def _restore(seed: int, segment: Segment, at: int, frames: bytes) -> bool:
 
 
 def _write_on(fd: int, data: bytes, written: int, at: int) -> None:
-    """Write all of `data` at a place, of which some is written."""
+    """Write the rest of `data` at `at`, of which `written` bytes are written."""
     rest = memoryview(data)[written:]
     at += written
     while rest:

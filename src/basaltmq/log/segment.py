@@ -1,15 +1,15 @@
-"""A segment: one file of a lane, and the descriptors to read it by.
+"""A segment: one file of a lane, and the descriptors to read it.
 
-A segment is named by the position of its first byte in the lane, twenty digits, so that names sort as positions do.
-It lives through
+A segment is named by the position of its first byte in the lane, as 20 digits, so that names sort like positions. Its
+states are
 
-    write ──roll──> sealing ──synced──> sealed ──cleaned──> deleting (gone from the lane, the file is unlinked)
+    write ──roll──> sealing ──synced──> sealed ──cleaned──> deleting (removed from the lane, the file is unlinked)
 
-Only the one in `write` grows. `sealing` is complete but not known to be on disk. What a segment holds beyond its start
-and length (times, garbage) is derived from its frames and kept in the index, so it can be lost and rebuilt.
+Only the segment in `write` grows. A segment in `sealing` is complete but may not be durable. All metadata except start
+and length (times, garbage) is derived from the frames and kept in the index, so it can be rebuilt.
 
-`SegmentFiles` keeps a bounded number of descriptors for readers. A descriptor is closed when nobody refers to it:
-a reader in the middle of a pread holds on to its file, whether it was evicted or deleted meanwhile, and nobody waits.
+`SegmentFiles` keeps a bounded number of descriptors for readers. A descriptor is closed with its last reference. So a
+reader inside a pread keeps its file even if it is evicted or deleted meanwhile, and nobody waits.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from basaltmq.store.directory import os_error, sync_directory
 
 SUFFIX: Final = ".log"
 POSITION_DIGITS: Final = 20
-"""As many as the largest u64 has."""
+"""The number of digits of the largest u64."""
 
 READ_FILES_MAX: Final = 64
-"""Descriptors kept for readers of one lane: 16 GiB of segments at their default size are read without an open."""
+"""Descriptors kept for readers of one lane: enough for 16 GiB of segments at their default size."""
 
 
 POSITION_MAX: Final = (1 << 63) - 1
 
 IOV_MAX: Final = 1024
-"""Buffers in one writev, as Linux has it."""
+"""Buffers per writev on Linux."""
 
 
-AGAIN_BYTES: Final = 1 << 20
-"""Written again at once: it bounds the memory, and the call costs nothing beside it."""
+REWRITE_BYTES: Final = 1 << 20
+"""Bytes rewritten per call: it bounds the memory, and the cost of the call is negligible."""
 
 
 class SegmentState(enum.StrEnum):
@@ -55,7 +55,7 @@ class SegmentState(enum.StrEnum):
 
 
 class Segment:
-    """One file and how far it goes. `size_bytes` grows only under the lane's lock."""
+    """One file and its size. `size_bytes` grows only under the lane's lock."""
 
     __slots__ = ("path", "size_bytes", "start", "started_ms", "state")
 
@@ -68,12 +68,12 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """The position after its last byte."""
+        """The position after the last byte."""
         return self.start + self.size_bytes
 
 
 class Listed:
-    """The segments of a lane at one moment, in order. Never changed: a lane publishes another one."""
+    """An immutable, ordered list of a lane's segments. A change publishes a new list."""
 
     __slots__ = ("segments", "starts")
 
@@ -87,7 +87,7 @@ def segment_name(start: int) -> str:
 
 
 def parse_segment_name(name: str) -> int | None:
-    """The position a file name says; None if it is not a segment's."""
+    """Return the position in a file name, None if it is not a segment's name."""
     digits = name.removesuffix(SUFFIX)
     if len(digits) != POSITION_DIGITS or not digits.isascii() or not digits.isdigit() or digits == name:
         return None
@@ -101,19 +101,19 @@ def create_segment(path: Path, start: int, now_ms: int) -> Segment:
 
 
 def list_segments(path: Path, now_ms: int) -> list[Segment]:
-    """The segments of a lane in order, all taken for sealed. Other files are left alone (see `recovery`)."""
+    """Return the segments of a lane in order, all marked as sealed. Other files are ignored (see `recovery`)."""
     found = []
     for entry in os.scandir(path):
         start = parse_segment_name(entry.name)
         if start is not None and entry.is_file(follow_symlinks=False):
             if start > POSITION_MAX:
-                raise CorruptionError(f"{entry.path} names a position that cannot be; move it away")
+                raise CorruptionError(f"{entry.path} has an impossible position in its name; move it out of the lane")
             status = entry.stat()
             started_ms = min(now_ms, int(status.st_mtime * 1000))
             found.append(Segment(Path(entry.path), start, status.st_size, SegmentState.SEALED, started_ms))
     found.sort(key=lambda segment: segment.start)
     for segment, following in pairwise(found):
-        # Bytes that reach into the next segment were never part of the lane.
+        # Bytes beyond the start of the next segment were never part of the lane.
         segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
     return found
 
@@ -131,7 +131,7 @@ class _File:
 
 
 class SegmentFiles:
-    """Reads from segments through a bounded number of descriptors."""
+    """Reads segments through a bounded number of descriptors."""
 
     def __init__(self, limit: int = READ_FILES_MAX) -> None:
         self._limit = limit
@@ -139,7 +139,7 @@ class SegmentFiles:
         self._lock = threading.Lock()
 
     def read(self, segment: Segment, begin: int, size_bytes: int) -> bytes:
-        """Up to `size_bytes` from byte `begin` of the segment; fewer only at its end."""
+        """Return up to `size_bytes` from byte `begin` of the segment; fewer only at its end."""
         file = self._open.get(segment.start)
         if file is None:
             file = self._open_file(segment)
@@ -152,7 +152,7 @@ class SegmentFiles:
         return data
 
     def will_need(self, segment: Segment, begin: int, size_bytes: int) -> None:
-        """Have bytes brought into the page cache while the caller does something else. Nothing depends on it."""
+        """Request bytes for the page cache. This is only a hint."""
         with suppress(OSError, CorruptionError, SegmentGoneError):
             file = self._open.get(segment.start) or self._open_file(segment)
             os.posix_fadvise(file.fd, begin, size_bytes, os.POSIX_FADV_WILLNEED)
@@ -176,7 +176,7 @@ class SegmentFiles:
                 if segment.state is SegmentState.DELETING:
                     return file
                 self._open[segment.start] = file
-            # Files are touched in runs, so the order of opening is close to that of use and costs reads nothing.
+            # Files are used in sequences, so the order of opening approximates the order of use at no cost per read.
             while len(self._open) > self._limit:
                 self._open.popitem(last=False)
             return file
@@ -189,18 +189,18 @@ class SegmentFiles:
                 if segment.state is SegmentState.DELETING:
                     raise SegmentGoneError(f"{segment.path} was deleted") from None
                 raise CorruptionError(
-                    f"{segment.path} is missing; put it back, or rebuild the index to see what is lost"
+                    f"{segment.path} is missing; restore it from a backup, or rebuild the index to see what is lost"
                 ) from None
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._open:
-                    # Better to read slowly than not at all.
+                    # Reading slowly is better than failing.
                     self._open.popitem(last=False)
                     continue
                 raise os_error(error, segment.path) from error
 
 
 def _read_on(fd: int, data: bytes, size_bytes: int, begin: int) -> bytes:
-    """The kernel may give less than asked for, and not only at the end."""
+    """Continue a short read, which can happen before the end too."""
     parts = [data]
     got = len(data)
     while data and got < size_bytes:
@@ -211,7 +211,7 @@ def _read_on(fd: int, data: bytes, size_bytes: int, begin: int) -> bytes:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it so that they survive a power loss."""
+    """Create a directory and its missing parents durably."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -219,16 +219,16 @@ def make_directory(path: Path) -> None:
 
 
 def write_again(fd: int, begin: int, end: int) -> None:
-    """Write bytes of a file over themselves, so that the next sync brings them to the disk, whatever came before."""
+    """Overwrite bytes of a file with themselves, so that the next sync writes them to the disk."""
     while begin < end:
-        data = os.pread(fd, min(end - begin, AGAIN_BYTES), begin)
+        data = os.pread(fd, min(end - begin, REWRITE_BYTES), begin)
         if not data:
             return
         begin += os.pwrite(fd, data, begin)
 
 
 def write_on(fd: int, parts: Sequence[bytes], written: int) -> None:
-    """Go on after a short write, or with more buffers than one writev takes."""
+    """Continue after a short write, or with more buffers than one writev accepts."""
     left = [memoryview(part) for part in parts]
     while True:
         while left and written >= len(left[0]):

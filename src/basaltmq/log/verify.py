@@ -1,14 +1,13 @@
-"""Verify a log: read every frame of every lane back, changing nothing.
+"""Verifies a log: reads every frame of every lane without changing anything.
 
-Works beside a writer. A frame that is being appended at the moment looks torn, and so does what a crash left at the
-very end of a lane: neither was ever confirmed, and neither is reported. A lane that ends before the position COMMITTED
-names has lost its tail, unless the ring holds it. Offsets that are in no frame are not reported
-either: where cleaning has been, they are no fault.
+It can run next to a writer. A frame that is being appended looks torn, as does the tail that a crash left at the end of
+a lane. Neither was confirmed, and neither is reported. Bytes below the position in COMMITTED were durable: if they are
+torn or missing, they are lost, unless the ring holds them. Missing offsets are not reported: cleaning removes records.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from basaltmq.errors import CorruptionError
@@ -18,39 +17,57 @@ from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, LostTail, scan
 
 Progress = Callable[[int, int], None]
+Names = Callable[[], Mapping[int, str]]
+"""Returns the names of shards. Called only if a damaged frame is found."""
 
 
-def verify_log(path: Path, progress: Progress | None = None) -> list[str]:
-    """One line per damaged run of bytes, naming the segment, the bytes and, as far as known, shard and offsets."""
+def verify_log(path: Path, progress: Progress | None = None, names: Names | None = None) -> list[str]:
+    """Return one line per damaged byte range, with the segment, the bytes and, if known, shard and offsets."""
     if not path.is_dir():
         return []
     faults: list[str] = []
-    lanes: list[LaneView] = []
+    lanes: list[tuple[LaneView, int]] = []
     for directory in sorted(each for each in path.iterdir() if each.is_dir()):
-        # Before the segments are listed: beside a writer they only grow.
+        # Read the mark before listing the segments: next to a writer they only grow.
         mark = read_mark(directory)
         try:
             if LaneView.exists(directory):
                 lane = LaneView(directory)
-                lanes.append(lane)
+                synced = 0 if mark is None else mark.synced_position
+                lanes.append((lane, synced))
                 end = max(lane.end, ring.reach(directory, lane.seed))
-                if mark is not None and end < mark.synced_position:
-                    faults.append(str(LostTail(directory, end, mark.synced_position)))
+                if end < synced:
+                    faults.append(str(LostTail(directory, end, synced)))
         except CorruptionError as error:
             faults.append(str(error))
     try:
-        total = sum(lane.end - lane.start for lane in lanes)
+        total = sum(lane.end - lane.start for lane, _ in lanes)
         done = 0
-        for lane in lanes:
+        for lane, synced in lanes:
             damages: list[Damage] = []
             for found in scan(lane, lane.start, damages):
                 if progress is not None:
                     progress(done + found.position - lane.start, total)
             done += lane.end - lane.start
-            faults += [str(damage) for damage in damages if damage.position + damage.end - damage.begin < lane.end]
+            lost = [damage for damage in damages if not _is_unconfirmed(damage, lane, synced)]
+            named = names() if lost and names is not None else {}
+            faults += [_line(damage, named) for damage in lost]
         if progress is not None:
             progress(total, total)
     finally:
-        for lane in lanes:
+        for lane, _ in lanes:
             lane.close()
     return faults
+
+
+def _line(damage: Damage, names: Mapping[int, str]) -> str:
+    name = None if damage.shard is None else names.get(damage.shard)
+    return str(damage) if name is None else f"{damage} ({name})"
+
+
+def _is_unconfirmed(damage: Damage, lane: LaneView, synced: int) -> bool:
+    """Whether damaged bytes are a torn tail without any durable data."""
+    end = damage.position + damage.end - damage.begin
+    if end < lane.end:
+        return False
+    return damage.position >= synced or ring.holds(lane.path, lane.seed, damage.position, min(end, synced))

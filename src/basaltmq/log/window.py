@@ -1,8 +1,8 @@
-"""The part of a segment that is in memory while it is read from front to back.
+"""The part of a segment that is in memory during a sequential read.
 
-It is read in chunks that begin with a frame. While one is worked on, the kernel is told which bytes come next, so that
-a disk is busy meanwhile; a thread of our own gains nothing over that, because it would have to be given the
-interpreter's lock in time. Memory is bounded by CHUNK_BYTES and the largest frame.
+The segment is read in chunks that start with a frame. `posix_fadvise` announces the following bytes, so that the disk
+reads them while a chunk is processed. A thread gains nothing over that, because it would need the GIL in time. Memory
+is bounded by CHUNK_BYTES and the largest frame.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from basaltmq.log.lane import Lane
 from basaltmq.log.segment import Segment
 
 CHUNK_BYTES: Final = 2 << 20
-"""Read at once: the call costs nothing beside it, and it is still in the processor's cache when it is checked."""
+"""Bytes per read: large enough to hide the cost of the call, small enough to stay in the CPU cache until checked."""
 
 AHEAD_BYTES: Final = 16 << 20
-"""Asked of the disk beyond what was read: some 10 ms of a fast disk, which working on a chunk takes a tenth of."""
+"""Bytes requested ahead: about 10 ms of a fast disk. Processing a chunk takes a tenth of that."""
 
 
 class Window:
@@ -30,11 +30,11 @@ class Window:
         self._chunk_bytes = chunk_bytes
         self._advised = 0
         self.base = 0
-        """The byte of the segment that `raw` begins with."""
+        """The offset in the segment at which `raw` starts."""
         self.raw = b""
 
     def cover(self, at: int, size_bytes: int) -> None:
-        """Have `size_bytes` from `at` on, or as many as the segment has."""
+        """Load `size_bytes` from `at`, or fewer at the end of the segment."""
         if at >= self.base and at + size_bytes <= self.base + len(self.raw):
             return
         self.base = at
@@ -45,7 +45,7 @@ class Window:
             self._advise(at + len(self.raw))
 
     def _advise(self, at: int) -> None:
-        """Have the bytes from `at` on brought into the page cache, half of AHEAD_BYTES at a time."""
+        """Request the bytes from `at` for the page cache, half of AHEAD_BYTES at a time."""
         if at + AHEAD_BYTES // 2 > self._advised and at < self.segment.size_bytes:
             begin = max(at, self._advised)
             self._advised = at + AHEAD_BYTES

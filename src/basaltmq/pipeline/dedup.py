@@ -1,9 +1,9 @@
-"""Dedup: records without those that came before.
+"""Dedup job: removes duplicate records.
 
-Two records are the same if their identity is: the key, a hash of the value, or what an expression in SQL says. With a
-window, a record goes if another one of its identity came at most so long before it, by their times; so a copy that is
-sent every minute for a day goes all day with a window of two minutes, and what comes back after a silence stays.
-Without a window the first one of each identity stays. Records without an identity (a key that is null) all stay.
+Records are duplicates if they have the same identity: the key, a hash of the value, or a SQL expression. Without a
+window, the first record of each identity is kept. With a window, a record is removed if the previous one of its
+identity is at most that much older. So with a window of two minutes, a copy sent every minute is removed all day, and a
+record after a pause is kept. Records without an identity, such as those with a null key, are all kept.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.sink import Outlet, named_run, pour
+from basaltmq.pipeline.sink import Sink, named_run, pour
 
 ORDER = ("timestamp", "topic", "partition", "offset")
 
 
 class DedupJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read, what makes two records the same, and where the rest goes."""
-
     source: dict[str, str]
     """Options of the basalt source."""
-    to: Outlet
+    to: Sink
     by: str = "key"
-    """`key`, `value`, or an expression in SQL over the columns of a record."""
+    """`key`, `value`, or a SQL expression on the columns of a record."""
     window_s: float | None = None
     checkpoint: str | None = None
     dry_run: bool = False
 
 
 class Deduped(msgspec.Struct, frozen=True):
-    """What was done, or would be."""
-
     run: str
     read: int
     kept: int
@@ -44,11 +40,10 @@ class Deduped(msgspec.Struct, frozen=True):
 
 
 def dedup(spark: SparkSession, job: DedupJob) -> Deduped:
-    """Run the job."""
     if not job.dry_run:
         job.to.check()
     if job.window_s is not None and not job.window_s > 0:
-        raise InvalidArgumentError(f"a window is longer than 0 s, not {job.window_s}")
+        raise InvalidArgumentError(f"the window must be longer than 0 s, not {job.window_s}")
     began_s = time.monotonic()
     run = named_run(spark, None if job.dry_run else job.checkpoint, "dedup")
     read, kept = Observation(), Observation()
@@ -64,16 +59,18 @@ def dedup(spark: SparkSession, job: DedupJob) -> Deduped:
 
 
 def first_of_each(records: DataFrame, by: str, window_s: float | None) -> DataFrame:
-    """Records that are not like one before them."""
+    """Return the records that are not duplicates."""
     identity = {"key": sql.col("key"), "value": sql.sha2("value", 256)}.get(by)
-    told = records.withColumn("_identity", sql.expr(by) if identity is None else identity)
-    # All that have none would come together in one task.
-    nameless = told.where(sql.col("_identity").isNull())
+    identified = records.withColumn("_identity", sql.expr(by) if identity is None else identity)
+    # Records without identity would all go to one task, so they bypass the window.
+    without_identity = identified.where(sql.col("_identity").isNull())
     before = Window.partitionBy("_identity").orderBy(*ORDER)
     previous = sql.lag("timestamp").over(before)
     stays = previous.isNull()
     if window_s is not None:
         age_us = sql.unix_micros("timestamp") - sql.unix_micros(previous)
         stays = stays | (age_us > int(window_s * 1_000_000))
-    named = told.where(sql.col("_identity").isNotNull()).withColumn("_stays", stays).where("_stays").drop("_stays")
-    return named.unionByName(nameless).drop("_identity")
+    named = (
+        identified.where(sql.col("_identity").isNotNull()).withColumn("_stays", stays).where("_stays").drop("_stays")
+    )
+    return named.unionByName(without_identity).drop("_identity")

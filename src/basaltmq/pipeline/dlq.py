@@ -1,16 +1,16 @@
-"""Dead letters: what died where, of what, since when; and back with those that are wanted.
+"""Dead-letter jobs: a report by queue, cause and time, and a redrive of selected messages.
 
-A redrive keeps what it is about in its checkpoint:
+A redrive stores its state in its checkpoint:
 
-    plan.json    the run's name, the queue, the condition
-    snapshot/    every dead letter that was there when it began, as Parquet; complete before the first one moves
+    plan.json    name of the run, queue, condition
+    snapshot/    all dead letters at the start, as Parquet; complete before the first message moves
 
-The condition is asked of the snapshot, so what died meanwhile stays, and asking again gives the same. A message moves
-in one batch, and carries the run's name in a header from then on. So a redrive that was killed goes on where it was,
-and one that died again of the same cause is not taken for one that is still to go.
+The condition is evaluated on the snapshot, so later dead letters stay, and a repeated evaluation gives the same result.
+A message moves in one batch and then carries the name of the run in a header. So an interrupted redrive resumes where
+it stopped. A message that was redriven and dead-lettered again is not moved a second time.
 
-What a message died of is read from its headers (`queues.dead_letters`). One that came over AMQP and was dead-lettered
-through an exchange has its history in its envelope: its reason is told as unknown.
+The cause of a message comes from its headers (`queues/lifecycle/dead_letters.py`). A message from AMQP that was
+dead-lettered through an exchange has its history in its envelope, so its reason is `unknown`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedEr
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.remote import RemoteView
-from basaltmq.pipeline.source import through_broker
+from basaltmq.pipeline.source import remote_view
 from basaltmq.queues.browsing.browse import ALL_NS, browse
 from basaltmq.queues.config import decode_config
 from basaltmq.queues.lifecycle.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR
@@ -38,25 +38,25 @@ from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.sync.group_commit import GroupCommit
 
 STAMP: Final = "x-redrive-run"
-"""The header that names the run a message was redriven by."""
+"""Header with the run that redrove a message."""
 
 IDS_MAX: Final = 5_000_000
-"""Messages of one run: their ids are in the driver's memory, 100 bytes each."""
+"""Maximum messages of one run. Their ids are in the driver's memory, 100 bytes each."""
 
-IDS_AT_ONCE: Final = 10_000
-"""Of messages that a broker is asked to move: it looks through the queue once for so many."""
+IDS_PER_REQUEST: Final = 10_000
+"""Ids per request to a broker, which scans the queue once per request."""
 
 SHOWN_MAX: Final = 50
-"""Causes and fairness keys told of."""
+"""Maximum number of causes and of fairness keys in a report."""
 
 ERROR_CHARACTERS: Final = 200
-"""Of an error: what follows is mostly a trace, different each time."""
+"""Characters of an error text. The rest is usually a stack trace, which differs each time."""
 
 _DEATHS: Final = (
     "array<struct<queue: string, reason: string, count: bigint, first_ms: bigint, last_ms: bigint, attempts: bigint>>"
@@ -64,24 +64,22 @@ _DEATHS: Final = (
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Messages that died of the same."""
+    """Messages with the same cause."""
 
     queue: str
-    """Where they are."""
+    """The dead-letter queue."""
     origin: str
-    """Where they died first."""
+    """The queue that dead-lettered them first."""
     reason: str
     error: str
     messages: int
     attempts: int
-    """All of theirs together, before they died."""
+    """Sum of their attempts before they were dead-lettered."""
     first: str
     last: str
 
 
 class DeadQueue(msgspec.Struct, frozen=True):
-    """A queue of dead letters."""
-
     queue: str
     messages: int
     size_bytes: int
@@ -89,11 +87,11 @@ class DeadQueue(msgspec.Struct, frozen=True):
     newest: str | None
     origins: int
     redriven_before: int
-    """That were redriven once, and died again."""
+    """Messages that were redriven and dead-lettered again."""
 
 
 class DeadHour(msgspec.Struct, frozen=True):
-    """Deaths of an hour."""
+    """Messages dead-lettered in one hour."""
 
     queue: str
     hour: str
@@ -102,16 +100,12 @@ class DeadHour(msgspec.Struct, frozen=True):
 
 
 class DeadKey(msgspec.Struct, frozen=True):
-    """A fairness key."""
-
     queue: str
     fairness_key: str
     messages: int
 
 
 class DlqReport(msgspec.Struct, frozen=True):
-    """The result."""
-
     queues: list[DeadQueue]
     causes: list[Cause]
     hours: list[DeadHour]
@@ -120,21 +114,21 @@ class DlqReport(msgspec.Struct, frozen=True):
 
 
 def dead_letter_queues(path: str, vhost: str = DEFAULT_VHOST) -> list[str]:
-    """Queues that others name as theirs for dead letters."""
+    """Return the queues that other queues use for dead letters."""
     with closing(open_view(store_path(path, vhost))) as store:
-        configs = [decode_config(keys.decode_queue_key(key), raw) for key, raw in store.scan(Family.QUEUES)]
+        configs = [decode_config(queue_keys.decode_queue_key(key), raw) for key, raw in store.scan(Family.QUEUES)]
     names = {config.name for config in configs}
     return sorted({name for each in configs if (name := each.dead_letter_queue) is not None and name in names})
 
 
 def dead_letters(spark: SparkSession, place: dict[str, str], queue: str) -> DataFrame:
-    """The messages of a queue with what they died of."""
+    """Return the messages of a queue with their causes."""
     options = place | {"queue": queue, "includeHeaders": "true"}
-    return told_apart(spark.read.format("basalt").options(**options).load())
+    return with_causes(spark.read.format("basalt").options(**options).load())
 
 
-def told_apart(messages: DataFrame) -> DataFrame:
-    """What headers say, as columns: origin, reason, error, died_at, died_of_attempts, redriven_by."""
+def with_causes(messages: DataFrame) -> DataFrame:
+    """Add the columns origin, reason, error, died_at, died_of_attempts and redriven_by from the headers."""
     deaths = sql.from_json(header(HISTORY), _DEATHS)
     return (
         messages.withColumn("_death", deaths.getItem(0))
@@ -149,15 +143,15 @@ def told_apart(messages: DataFrame) -> DataFrame:
 
 
 def header(name: str) -> Column:
-    """The first header of a name, as text; null if there is none."""
+    """Return the first header of a name as text, or null."""
     named = sql.filter("headers", lambda each: each.getField("key") == sql.lit(name))
     return sql.get(named, sql.lit(0)).getField("value").cast("string")
 
 
 def dlq_report(spark: SparkSession, place: dict[str, str], queues: list[str]) -> DlqReport:
-    """Look at dead letters, and leave them where they are."""
+    """Report dead letters without changing them."""
     if not queues:
-        raise InvalidArgumentError("no queue names another for its dead letters; name the queue to look at")
+        raise InvalidArgumentError("no queue has a dead-letter queue; give the queue to report")
     began_s = time.monotonic()
     result = DlqReport([], [], [], [], 0.0)
     for queue in queues:
@@ -210,25 +204,23 @@ def _report(result: DlqReport, queue: str, messages: DataFrame) -> None:
 
 
 class RedriveJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes back, and how."""
-
     path: str = ""
-    """The store, which nobody else may have open for writing; or"""
+    """Data directory, which no other process may have open for writing; or use `broker`."""
     broker: dict[str, str] = {}
-    """options of the basalt source that say which broker has it."""
+    """Options of the basalt source: the broker."""
     vhost: str = DEFAULT_VHOST
     queue: str
     to: str | None = None
-    """None: where each came from."""
+    """None means the original queue of each message."""
     where: str | None = None
-    """A condition in SQL over value, key, headers, timestamp, attempts, origin, reason, error, died_at, redriven_by."""
+    """SQL condition on value, key, headers, timestamp, attempts, origin, reason, error, died_at and redriven_by."""
     rate_per_s: float | None = None
     checkpoint: str
     dry_run: bool = False
 
 
 class RedrivePlan(msgspec.Struct, frozen=True):
-    """What a redrive is about; fixed when it is first run."""
+    """Parameters of a redrive, fixed at its first start."""
 
     run: str
     queue: str
@@ -240,23 +232,21 @@ _decode_plan: Final = json_decoder(RedrivePlan)
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """What a run did, or would do."""
-
     run: str
     snapshot: str | None
     dead: int
-    """In the snapshot."""
+    """Messages in the snapshot."""
     wanted: int
-    """Of those, by the condition."""
+    """Messages that match the condition."""
     redriven: int
-    """By this run of the job."""
+    """Messages moved by this run."""
     stayed: int
-    """Wanted and still there: leased or delayed, or the queue they came from is gone."""
+    """Matching messages that remain: leased, delayed, or their original queue does not exist."""
     seconds: float
 
 
 def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, int], None] | None = None) -> Redriven:
-    """Run the job, or go on with it. Messages get no attempts and a header that names the run."""
+    """Start the job, or resume it. Attempts are reset, and a header names the run."""
     began_s = time.monotonic()
     place = job.broker or {"path": job.path, "vhost": job.vhost}
     if job.dry_run:
@@ -270,10 +260,12 @@ def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, in
     kept = spark.read.parquet(snapshot)
     dead, wanted = _counts(kept, plan.where)
     if wanted > IDS_MAX:
-        raise InvalidArgumentError(f"{wanted} messages are over the {IDS_MAX} of one run; narrow it with a condition")
+        raise InvalidArgumentError(
+            f"{wanted} messages exceed the limit of {IDS_MAX} per run; restrict them with a condition"
+        )
     chosen = kept if plan.where is None else kept.where(plan.where)
     ids = {bytes(row["messageId"]) for row in chosen.select("messageId").toLocalIterator()}
-    move = _move_there if job.broker else _move
+    move = _move_remote if job.broker else _move
     moved, left = move(job, plan, ids, on_progress)
     return Redriven(plan.run, snapshot, dead, wanted, moved, left, time.monotonic() - began_s)
 
@@ -295,16 +287,18 @@ def _plan(spark: SparkSession, job: RedriveJob) -> RedrivePlan:
     try:
         plan = _decode_plan(files.read(path))
     except msgspec.DecodeError as error:
-        raise CorruptionError(f"the plan {path} cannot be read: {error}; begin anew with another checkpoint") from None
+        raise CorruptionError(f"the plan {path} cannot be read: {error}; start with another checkpoint") from None
     if (plan.queue, plan.to, plan.where) != (job.queue, job.to, job.where):
-        raise InvalidArgumentError(f"{path} is of another redrive; give its queue and condition, or another checkpoint")
+        raise InvalidArgumentError(
+            f"{path} belongs to another redrive; give the same queue and condition, or another checkpoint"
+        )
     return plan
 
 
 def _move(
     job: RedriveJob, plan: RedrivePlan, ids: set[bytes], on_progress: Callable[[int, int], None] | None
 ) -> tuple[int, int]:
-    """(how many moved, how many of those wanted are still there)"""
+    """Move the messages in a store. Return (number moved, matching messages that remain)."""
     seen = 0
 
     def is_wanted(message: Message) -> bool:
@@ -329,31 +323,32 @@ def _opened(job: RedriveJob) -> RocksStore:
         return open_store(store_path(job.path, job.vhost), create=False)
     except StoreLockedError as error:
         raise StoreLockedError(
-            f"{error}. A redrive moves messages: do it through the broker that has them, with --server "
-            "http://host:15672, or when nobody has the store open for writing; the checkpoint stays as it is"
+            f"{error}. A redrive needs write access: use the broker with --server "
+            "http://host:15672, or while no other process has the store open for writing; the checkpoint "
+            "is not affected"
         ) from None
 
 
-def _move_there(
+def _move_remote(
     job: RedriveJob, plan: RedrivePlan, ids: set[bytes], on_progress: Callable[[int, int], None] | None
 ) -> tuple[int, int]:
-    """As `_move`, by the broker that has the queue."""
-    remote = through_broker(job.broker)
+    """Like `_move`, through the broker."""
+    remote = remote_view(job.broker)
     ordered = sorted(ids)
     stamp = {STAMP: plan.run}
     moved = begin_ns = 0
-    for at in range(0, len(ordered), IDS_AT_ONCE):
-        some = ordered[at : at + IDS_AT_ONCE]
-        went, begin_ns = remote.redrive(
+    for at in range(0, len(ordered), IDS_PER_REQUEST):
+        some = ordered[at : at + IDS_PER_REQUEST]
+        count, begin_ns = remote.redrive(
             plan.queue, some, to=plan.to, stamp=stamp, rate_per_s=job.rate_per_s, begin_ns=begin_ns, before=moved
         )
-        moved += went
+        moved += count
         if on_progress is not None:
             on_progress(at + len(some), len(ordered))
-    return moved, sum(_left_there(remote, plan, ids))
+    return moved, sum(_left_remote(remote, plan, ids))
 
 
-def _left_there(remote: RemoteView, plan: RedrivePlan, ids: set[bytes]) -> Iterator[int]:
+def _left_remote(remote: RemoteView, plan: RedrivePlan, ids: set[bytes]) -> Iterator[int]:
     for batch in remote.messages(plan.queue, 0, ALL_NS):
         for message_id, headers in zip(batch.column("messageId"), batch.column("headers"), strict=True):
             stamps = [each["value"] for each in headers.as_py() or () if each["key"] == STAMP]

@@ -1,7 +1,7 @@
-"""Files of an archive, wherever Spark can write: a thin face of Hadoop's file systems.
+"""File operations through Hadoop's file systems, for every storage that Spark can write to.
 
-One object per job. Paths are texts in the form Spark takes (a local path, or a URI). Rename is what makes things
-visible; on a disk it is atomic, on an object store a copy, and the manifests are what counts either way.
+Paths are strings that Spark accepts: local paths or URIs. A rename is atomic on a local disk, and a copy on an object
+store. Correctness depends only on the manifests.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from basaltmq.errors import CorruptionError
 
 
 class Files:
-    """File operations of a Spark session."""
-
     def __init__(self, spark: SparkSession, root: str) -> None:
         context: Any = spark.sparkContext
         self._jvm = context._jvm
@@ -30,13 +28,13 @@ class Files:
         return bool(self._system.exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if there is no such directory."""
+        """Return the sorted names in a directory, or none if it does not exist."""
         if not self.exists(path):
             return []
         return sorted(str(status.getPath().getName()) for status in self._system.listStatus(self._path(path)))
 
     def walk(self, path: str) -> Iterator[tuple[str, int]]:
-        """Files below a directory as paths relative to it, with their sizes."""
+        """Yield (relative path, size in bytes) of all files below a directory."""
         if not self.exists(path):
             return
         base = str(self._system.getFileStatus(self._path(path)).getPath().toString()) + "/"
@@ -61,7 +59,7 @@ class Files:
             stream.close()
 
     def parquet_range(self, path: str, column: str) -> tuple[int, int, int]:
-        """The least and the largest number of a column of a Parquet file and how many rows it has, by its footer."""
+        """Return (minimum, maximum, rows) of a column of a Parquet file, from its footer."""
         parquet = self._jvm.org.apache.parquet.hadoop
         reader = parquet.ParquetFileReader.open(parquet.util.HadoopInputFile.fromPath(self._path(path), self._settings))
         least: list[int] = []
@@ -78,11 +76,11 @@ class Files:
         finally:
             reader.close()
         if not least:
-            raise CorruptionError(f"the footer of {path} does not say which numbers of {column!r} it has")
+            raise CorruptionError(f"the footer of {path} has no statistics of column {column!r}")
         return min(least), max(largest), rows
 
     def write(self, path: str, content: bytes) -> None:
-        """A whole file, seen under its name only when it is complete and durable."""
+        """Write a file so that its name appears only when it is complete and durable."""
         hidden = f"{path}.partial"
         stream = self._system.create(self._path(hidden), True)
         try:

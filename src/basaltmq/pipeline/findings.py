@@ -1,4 +1,4 @@
-"""What an audit finds: one line each, told apart by whether records are lost."""
+"""Findings of an audit, and the exit code that follows from them."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ import msgspec
 
 
 class Severity(enum.StrEnum):
-    """How bad it is."""
-
     NOTE = "note"
-    """Worth knowing; nothing is wrong."""
+    """Information, not a problem."""
     FAULT = "fault"
-    """Something does not fit, and no record is known to be lost."""
+    """Inconsistent data, without known loss of records."""
     LOSS = "loss"
     """Records are missing or damaged."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One of them."""
-
     severity: Severity
     kind: str
     subject: str
-    """A partition, a file, a group, a queue."""
-    said: str
+    """A partition, file, group or queue."""
+    detail: str
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 if all is well, 2 if something does not fit, 3 if records are lost."""
+    """Return 0 without problems, 2 for inconsistent data, 3 for lost records."""
     worst = {each.severity for each in findings}
     if Severity.LOSS in worst:
         return 3

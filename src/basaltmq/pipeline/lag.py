@@ -1,7 +1,7 @@
-"""Lag: how far groups are behind and queues are full, and how long they will need at the pace they have.
+"""Lag report: lag of consumer groups, backlog of queues, and the time until they are empty.
 
-Two looks at a view, some time apart, tell the pace; without a second look there is backlog only. Needs no Spark: it
-looks at a row per group and partition, and one per queue.
+Two measurements give the rates; one gives only the backlog. The job does not need Spark: it reads one row per group and
+partition, and one per queue.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from pathlib import Path
 import msgspec
 
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
-from basaltmq.pipeline.source import Topics, looking
+from basaltmq.pipeline.source import Topics, open_topics
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_view
 
 
 class GroupLag(msgspec.Struct, frozen=True):
-    """A group in a partition."""
-
     group: str
     topic: str
     partition: int
@@ -32,12 +30,10 @@ class GroupLag(msgspec.Struct, frozen=True):
     lag: int
     read_per_s: float | None = None
     drains_in_s: float | None = None
-    """At the pace of reading less that of writing; None if it is not known or it never will."""
+    """At the present read and write rates. None if unknown or never."""
 
 
 class QueueBacklog(msgspec.Struct, frozen=True):
-    """A queue."""
-
     queue: str
     messages: int
     size_bytes: int
@@ -47,8 +43,6 @@ class QueueBacklog(msgspec.Struct, frozen=True):
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """The result."""
-
     groups: list[GroupLag]
     queues: list[QueueBacklog]
 
@@ -60,13 +54,13 @@ def lag(
     pace_s: float | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Lag:
-    """Where everybody stands; with `pace_s`, after a second look so much later, also how fast.
+    """Return lag and backlog. With `pace_s`, a second measurement after this time gives the rates.
 
-    `source` is a path, or options of the basalt source; through a broker there are groups only.
+    `source` is a path, or options of the basalt source. A broker gives only groups.
     """
     place = {"path": source} if isinstance(source, str) else source
     store = store_path(place["path"], place.get("vhost", DEFAULT_VHOST)) if "path" in place else None
-    with looking(place) as view:
+    with open_topics(place) as view:
         first = _groups(view, groups)
         counted = _queues(store)
         if pace_s is None:
@@ -74,10 +68,10 @@ def lag(
         sleep(pace_s)
         view.refresh()
         second = _groups(view, groups)
-    again = _queues(store)
+    recounted = _queues(store)
     return Lag(
-        [_paced(each, first.get(at), pace_s) for at, each in second.items()],
-        [_backlog(name, stats, counted.get(name), pace_s) for name, stats in again.items()],
+        [_with_rates(each, first.get(at), pace_s) for at, each in second.items()],
+        [_backlog(name, stats, counted.get(name), pace_s) for name, stats in recounted.items()],
     )
 
 
@@ -96,12 +90,12 @@ def _queues(store: Path | None) -> dict[str, QueueStats]:
         return {}
     with closing(open_view(store)) as rows:
         return {
-            keys.decode_queue_stats_key(key): QueueStats.decode(keys.decode_queue_stats_key(key), raw)
+            queue_keys.decode_queue_stats_key(key): QueueStats.decode(queue_keys.decode_queue_stats_key(key), raw)
             for key, raw in rows.scan(Family.QUEUE_STATS)
         }
 
 
-def _paced(each: GroupLag, before: GroupLag | None, pace_s: float) -> GroupLag:
+def _with_rates(each: GroupLag, before: GroupLag | None, pace_s: float) -> GroupLag:
     if before is None:
         return each
     read_per_s = (each.committed - before.committed) / pace_s

@@ -1,12 +1,13 @@
-"""Latency: how long messages took, by queue and by fairness key, from the events of `__events`.
+"""Latency report: wait and processing times by queue and fairness key, from the topic `__events`.
 
     wait      enqueued -> leased for the first time
     work      leased for the last time -> acked
     total     enqueued -> acked
 
-Percentiles are Spark's approximate ones, exact up to 10,000 messages of a queue. Redelivered are messages leased more
-than once; the skew of a queue is the wait of its slowest fairness key over that of the middle one. Where events are a
-sample, or the oldest are gone, so are the counts here; a message whose lease was not told has no wait.
+Percentiles are approximate (Spark), and exact up to 10,000 messages of a queue. `redelivered` counts messages leased
+more than once. The skew of a queue is the wait of its slowest fairness key divided by that of the median key. If events
+are sampled or the oldest are deleted, the counts cover only the events that exist. A message without a lease event has
+no wait time.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from basaltmq.queues.events.event import TOPIC
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 10_000
 KEYS_MAX: Final = 50
-"""Fairness keys shown: those with the longest waits."""
+"""Fairness keys in the report, those with the longest wait."""
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Percentiles in milliseconds, 50, 95 and 99; None where nothing was told."""
+    """Percentiles 50, 95 and 99 in milliseconds; None without events."""
 
     p50_ms: float | None
     p95_ms: float | None
@@ -34,14 +35,12 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class QueueLatency(msgspec.Struct, frozen=True):
-    """A queue, or one of its fairness keys."""
-
     queue: str
     fairness_key: str | None
     enqueued: int
     acked: int
     failed: int
-    """Nacks and leases that ran out."""
+    """Nacks and expired leases."""
     dead_lettered: int
     dropped: int
     redelivered: int
@@ -51,7 +50,7 @@ class QueueLatency(msgspec.Struct, frozen=True):
 
 
 class Minute(msgspec.Struct, frozen=True):
-    """What happened in a queue in a minute."""
+    """Events of a queue in one minute."""
 
     queue: str
     minute: str
@@ -61,17 +60,15 @@ class Minute(msgspec.Struct, frozen=True):
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """The result."""
-
     queues: list[QueueLatency]
     keys: list[QueueLatency]
     minutes: list[Minute]
     skew: dict[str, float]
-    """By queue: the wait (p95) of the slowest fairness key over that of the middle one."""
+    """By queue: p95 wait of the slowest fairness key, divided by that of the median key."""
 
 
 def latency(spark: SparkSession, source: str | dict[str, str], options: dict[str, str] | None = None) -> Latencies:
-    """Look at every event that is kept. `source` is a path, or options of the basalt source."""
+    """Return the latencies of all events. `source` is a path, or options of the basalt source."""
     place = {"path": source} if isinstance(source, str) else source
     given = place | {"subscribe": TOPIC, "explodeEvents": "true"} | (options or {})
     events = spark.read.format("basalt").options(**given).load().cache()
@@ -89,7 +86,7 @@ def latency(spark: SparkSession, source: str | dict[str, str], options: dict[str
 
 
 def _messages(events: DataFrame) -> DataFrame:
-    """A row per message and queue."""
+    """Return one row per message and queue."""
 
     def count(*kinds: str) -> Column:
         return sql.count_if(sql.col("kind").isin(*kinds))
@@ -162,7 +159,7 @@ def _skew(keys: list[QueueLatency]) -> dict[str, float]:
             waits.setdefault(each.queue, []).append(each.wait.p95_ms)
     found = {}
     for queue, of in waits.items():
-        middle = sorted(of)[len(of) // 2]
-        if len(of) > 1 and middle > 0:
-            found[queue] = max(of) / middle
+        median = sorted(of)[len(of) // 2]
+        if len(of) > 1 and median > 0:
+            found[queue] = max(of) / median
     return found

@@ -1,8 +1,8 @@
-"""Latest: the newest record of each key, as a compacted topic would keep it, without touching the topic.
+"""Latest job: returns the newest record of each key, like a compacted topic, without changing the topic.
 
-Within a partition the one with the largest offset is the newest. A key that is in several partitions, because their
-number was changed, has one in each; of those the one with the latest time. A newest record without a value says that
-the key was deleted, and is left out unless asked for. Records without a key are left out.
+Within a partition the record with the highest offset is the newest. A key may be in several partitions, if their number
+was changed; then the record with the latest timestamp wins. A newest record without a value is a tombstone and is left
+out by default. Records without a key are left out.
 """
 
 from __future__ import annotations
@@ -13,34 +13,29 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.pipeline.sink import Outlet, named_run, pour
+from basaltmq.pipeline.sink import Sink, named_run, pour
 
 _RECORD = ("value", "timestamp", "topic", "partition", "offset", "headers")
 
 
 class LatestJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read, and where the newest go."""
-
     source: dict[str, str]
     """Options of the basalt source."""
-    to: Outlet
+    to: Sink
     keep_deleted: bool = False
     checkpoint: str | None = None
     dry_run: bool = False
 
 
 class Newest(msgspec.Struct, frozen=True):
-    """What was done, or would be."""
-
     run: str
     read: int
     keys: int
-    """Written; with deleted ones only if they were asked for."""
+    """Keys written. Tombstones count only with `keep_deleted`."""
     seconds: float
 
 
 def latest(spark: SparkSession, job: LatestJob) -> Newest:
-    """Run the job."""
     if not job.dry_run:
         job.to.check()
     began_s = time.monotonic()
@@ -57,7 +52,7 @@ def latest(spark: SparkSession, job: LatestJob) -> Newest:
 
 
 def newest_of_each(records: DataFrame, *, keep_deleted: bool = False) -> DataFrame:
-    """One record for each key."""
+    """Return one record per key."""
     record = sql.struct(*_RECORD)
     within = (
         records.where(sql.col("key").isNotNull())

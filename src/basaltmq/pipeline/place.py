@@ -1,8 +1,7 @@
-"""Where a store is: the directory itself, that of a virtual host, or a broker's with the name of a virtual host.
+"""Finds the store in a path: a store, the directory of a virtual host, or a broker's data directory.
 
-<data>/STORE ...                 a store, as embedded programs make it
-<data>/vhosts/<hash>/.vhost      a broker's: the name of a virtual host, and beside it
-<data>/vhosts/<hash>/store/      its store
+<data>/STORE ...                 a store of an embedded program <data>/vhosts/<hash>/.vhost      in a broker's
+directory: the name of a virtual host <data>/vhosts/<hash>/store/      and its store
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VHOSTS: Final = "vhosts"
 
 
 def store_path(path: str | Path, vhost: str = DEFAULT_VHOST) -> Path:
-    """The store a path and a virtual host mean."""
+    """Return the store that a path and a virtual host select."""
     where = Path(path)
     if (where / MARKER).exists():
         return where
@@ -28,7 +27,7 @@ def store_path(path: str | Path, vhost: str = DEFAULT_VHOST) -> Path:
         return where / STORE
     if not (where / VHOSTS).is_dir():
         raise NotFoundError(
-            f"there is no store at {path}: path is the directory given to basalt, on a disk every node sees"
+            f"there is no store at {path}: give a data directory of Basalt, on a disk that every node can read"
         )
     names = []
     for folder in sorted((where / VHOSTS).iterdir()):
@@ -38,4 +37,4 @@ def store_path(path: str | Path, vhost: str = DEFAULT_VHOST) -> Path:
                 return folder / STORE
             names.append(str(name))
     known = ", ".join(names[:10]) or "none"
-    raise NotFoundError(f"the broker's directory {path} has no vhost {vhost!r}; there are {known}")
+    raise NotFoundError(f"the broker's directory {path} has no vhost {vhost!r}; it has {known}")

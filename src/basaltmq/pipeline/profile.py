@@ -1,8 +1,8 @@
-"""Profile: what is in a topic: how much, how large, when, by which keys, and which fields its values have.
+"""Profile job: counts, sizes, times, keys of a topic, and the fields of its JSON values.
 
-Values are taken for JSON where they parse. Their common schema is Spark's own idea of them (`schema_of_variant_agg`),
-over all values or a sample of them; fields of the top level are counted one by one: how often they are there, how often
-null, the least and the largest, about how many different ones. What does not parse is counted; a few are shown.
+Values that parse as JSON are analysed. Spark infers their common schema (`schema_of_variant_agg`) from all values or a
+sample. For each top-level field the job counts presence and nulls, and finds the minimum, the maximum and an
+approximate number of distinct values. Values that do not parse are counted, and a few are shown.
 """
 
 from __future__ import annotations
@@ -17,30 +17,28 @@ from pyspark.sql import functions as sql
 from basaltmq.errors import InvalidArgumentError
 
 FIELDS_MAX: Final = 200
-"""Fields of the top level that are looked at."""
+"""Maximum number of top-level fields."""
 
 KEYS_SHOWN: Final = 20
 EXAMPLES: Final = 5
 SHOWN_BYTES: Final = 80
-"""Of a value that does not parse, and of the least and largest of a field."""
+"""Characters shown of a value that does not parse, and of minimum and maximum."""
 
 SIZE_BUCKETS: Final = 24
-"""Powers of two: the last one holds all from 8 MiB on."""
+"""Power-of-two buckets. The last one holds all values from 8 MiB."""
 
 PERCENTILES: Final = (0.5, 0.95, 0.99)
 
 
 class ProfileJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look at."""
-
     source: dict[str, str]
     """Options of the basalt source."""
     sample: float = 1.0
-    """The share of records whose values are looked into."""
+    """Fraction of records whose values are parsed."""
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """In bytes; None if there are none."""
+    """Sizes in bytes; None without values."""
 
     least: int | None
     mean: float | None
@@ -52,8 +50,6 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class TopicProfile(msgspec.Struct, frozen=True):
-    """A topic."""
-
     topic: str
     records: int
     partitions: int
@@ -61,36 +57,36 @@ class TopicProfile(msgspec.Struct, frozen=True):
     last: str | None
     keys_null: int
     keys_distinct: int
-    """About."""
+    """Approximate."""
     values_null: int
-    """Without a value: null or empty."""
+    """Null or empty."""
     key_bytes: Sizes
     value_bytes: Sizes
     sampled: int
     parsed: int
-    """Of the sampled: JSON."""
+    """Sampled values that are JSON."""
     parse_rate: float | None
     schema: str | None
-    """Of those that parse."""
+    """Schema of the values that parse."""
 
 
 class FieldProfile(msgspec.Struct, frozen=True):
-    """A field of values, at their top level."""
+    """A top-level field."""
 
     topic: str
     field: str
     type: str
     present: int
     null_rate: float
-    """Missing or null, of the values that parse."""
+    """Fraction of parsed values in which the field is missing or null."""
     distinct: int
-    """About."""
+    """Approximate."""
     least: str | None
     largest: str | None
 
 
 class KeyCount(msgspec.Struct, frozen=True):
-    """One of the keys that most records have."""
+    """A key with many records."""
 
     topic: str
     key: str
@@ -98,7 +94,7 @@ class KeyCount(msgspec.Struct, frozen=True):
 
 
 class SizeBucket(msgspec.Struct, frozen=True):
-    """Records whose values have fewer bytes than `below`, and not fewer than half of that."""
+    """Records with a value size in [below / 2, below)."""
 
     topic: str
     below: int
@@ -106,7 +102,7 @@ class SizeBucket(msgspec.Struct, frozen=True):
 
 
 class HourCount(msgspec.Struct, frozen=True):
-    """Records of an hour, by their own time."""
+    """Records per hour, by record timestamp."""
 
     topic: str
     hour: str
@@ -114,22 +110,20 @@ class HourCount(msgspec.Struct, frozen=True):
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """The result."""
-
     topics: list[TopicProfile]
     fields: list[FieldProfile]
     keys: list[KeyCount]
     sizes: list[SizeBucket]
     hours: list[HourCount]
     unparsed: list[str]
-    """Some values that do not parse, as text, cut."""
+    """Examples of values that do not parse, as shortened text."""
     seconds: float
 
 
 def profile(spark: SparkSession, job: ProfileJob) -> Profile:
-    """Look at every record once for sizes and keys, and at the sample for values."""
+    """Profile all records for sizes and keys, and the sample for values."""
     if not 0 < job.sample <= 1:
-        raise InvalidArgumentError(f"a sample is a share above 0 and up to 1, not {job.sample}")
+        raise InvalidArgumentError(f"the sample must be above 0 and at most 1, not {job.sample}")
     began_s = time.monotonic()
     records = spark.read.format("basalt").options(**job.source).load()
     seen = records if job.sample == 1 else records.sample(fraction=job.sample, seed=1)
@@ -190,20 +184,20 @@ def _fields(parsed: DataFrame, topic: str, row: Any) -> list[FieldProfile]:
 
 
 def _ends(text: Column, kind: str, number: int) -> list[Column]:
-    """Numbers are compared as numbers."""
+    """Return minimum and maximum. Numbers are compared as numbers."""
     is_number = kind.startswith(("BIGINT", "DECIMAL", "DOUBLE", "FLOAT"))
     value = text.cast("double") if is_number else text
     return [sql.min(value).alias(f"least{number}"), sql.max(value).alias(f"largest{number}")]
 
 
 def path_of(name: str) -> str | None:
-    """The path to a field; None for a name with both quotes, which no path can say."""
+    """Return the path of a field. None for a name with both kinds of quotes, which a path cannot express."""
     quote = '"' if "'" in name else "'"
     return None if quote in name else f"$[{quote}{name}{quote}]"
 
 
 def fields_of(schema: str) -> list[tuple[str, str]]:
-    """Names and types of the top level of what `schema_of_variant_agg` says: OBJECT<a: BIGINT, b: ARRAY<STRING>>."""
+    """Return names and types of the top level of a schema such as OBJECT<a: BIGINT, b: ARRAY<STRING>>."""
     if not schema.startswith("OBJECT<"):
         return []
     inner = schema[len("OBJECT<") : -1]
@@ -302,7 +296,7 @@ def _keys(records: DataFrame) -> list[KeyCount]:
 
 def _buckets(records: DataFrame) -> list[SizeBucket]:
     size = sql.coalesce(sql.octet_length("value"), sql.lit(0))
-    # The number of bits of a size: 0 for none, 7 for 64 to 127 bytes.
+    # Bits of a size: 0 for 0 bytes, 7 for 64 to 127 bytes.
     bits = sql.least(sql.lit(SIZE_BUCKETS), sql.length(sql.bin(size)) - (size == 0).cast("int")).alias("bits")
     rows = records.groupBy("topic", bits).count().orderBy("topic", "bits").collect()
     return [SizeBucket(row["topic"], 1 << row["bits"], row["count"]) for row in rows]

@@ -1,8 +1,8 @@
-"""A Spark session for the jobs, and plain words for what a machine lacks.
+"""Creates the Spark session of a job, and checks the prerequisites.
 
-A session that is running is used as it is, which is how the same code runs on a cluster. Otherwise one is made on this
-machine, on loopback, without a web page, with the Python that runs now. Java, PySpark and PyArrow are looked at before
-Spark is started: it would say the same in two hundred lines.
+An active session is used as it is, so the same code runs on a cluster. Otherwise a local session is created: loopback
+only, without the web UI, with the current Python. Java, PySpark and PyArrow are checked first, because Spark reports a
+missing one in about 200 lines.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 JAVA_MIN: Final = 17
 PYSPARK_MIN: Final = (4, 2)
 PYARROW_MIN: Final = (18, 0)
-"""What PySpark 4.x itself asks for."""
+"""Minimum versions that PySpark 4.x requires."""
 
 JAVA_WAIT_S: Final = 30.0
 
 STDERR: Final = 2
-TOLD_MAX: Final = 600
-"""Characters of what Java said that are shown."""
+OUTPUT_CHARACTERS_MAX: Final = 600
+"""Maximum characters of Java's output in an error."""
 
-_WHY: Final = re.compile(r"error|exception", re.IGNORECASE)
+_ERROR_LINE: Final = re.compile(r"error|exception", re.IGNORECASE)
 
 QUERY_LOGGER: Final = "SQLQueryContextLogger"
-"""PySpark's own, which prints every error of a query as JSON before it raises it."""
+"""Logger of PySpark that prints each query error as JSON before it is raised."""
 
 
 def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] | None = None) -> SparkSession:
-    """The running session, or one made for this machine."""
+    """Return the active session, or create a local one."""
     check_environment()
     from pyspark.sql import SparkSession
 
@@ -56,7 +56,7 @@ def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] 
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # What fails is raised; Spark would log it as well, in a hundred lines.
+        # Errors are raised. Spark would also log them in a hundred lines.
         "spark.log.level": "OFF",
         "spark.sql.streaming.stopTimeout": "60000",
     }
@@ -68,40 +68,41 @@ def spark_session(name: str, *, master: str | None = None, conf: dict[str, str] 
 
 
 def quiet_session(name: str, conf: dict[str, str] | None = None) -> SparkSession:
-    """As `spark_session`, for a program whose words are for people: what Java says on the way is not shown.
+    """Return a session like `spark_session`, without Java's output on stderr.
 
-    EnvironmentMissingError, with what Java said last, if there is no session in the end.
+    Raises EnvironmentMissingError with the relevant line of that output if Spark does not start.
     """
     sys.stderr.flush()
     kept = os.dup(STDERR)
-    with tempfile.TemporaryFile() as said:
-        os.dup2(said.fileno(), STDERR)
+    with tempfile.TemporaryFile() as output:
+        os.dup2(output.fileno(), STDERR)
         try:
             return spark_session(name, conf=conf)
         except BasaltError:
             raise
         except Exception as error:
-            said.seek(0)
-            lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
-            why = next((line for line in lines if _WHY.search(line)), lines[-1] if lines else str(error))
-            raise EnvironmentMissingError(f"Spark did not start: {why[:TOLD_MAX]}") from error
+            output.seek(0)
+            lines = [line.strip() for line in output.read().decode(errors="replace").splitlines() if line.strip()]
+            why = next((line for line in lines if _ERROR_LINE.search(line)), lines[-1] if lines else str(error))
+            raise EnvironmentMissingError(f"Spark did not start: {why[:OUTPUT_CHARACTERS_MAX]}") from error
         finally:
             os.dup2(kept, STDERR)
             os.close(kept)
 
 
 def check_environment() -> None:
-    """EnvironmentMissingError, in one line, if Spark cannot run here."""
+    """Raise EnvironmentMissingError if Spark cannot run here."""
     _check_package("pyspark", PYSPARK_MIN)
     _check_package("pyarrow", PYARROW_MIN)
     version = java_version()
     if version is None:
         raise EnvironmentMissingError(
-            f"Spark needs Java {JAVA_MIN} and there is none: apt install openjdk-17-jre-headless, or set JAVA_HOME"
+            f"Spark needs Java {JAVA_MIN} but Java is not installed: apt install openjdk-17-jre-headless, "
+            "or set JAVA_HOME"
         )
     if version < JAVA_MIN:
         raise EnvironmentMissingError(
-            f"Spark needs Java {JAVA_MIN} or later and found {version}: install it, or set JAVA_HOME to where it is"
+            f"Spark needs Java {JAVA_MIN} or later, but found {version}: install it, or set JAVA_HOME"
         )
 
 
@@ -114,21 +115,21 @@ def _check_package(name: str, least: tuple[int, int]) -> None:
     numbers = re.findall(r"\d+", version)[:2]
     if tuple(map(int, numbers)) < least:
         raise EnvironmentMissingError(
-            f"the pipeline needs {name} {wanted} or later and found {version}: pip install 'basaltmq[spark]'"
+            f"the pipeline needs {name} {wanted} or later, but found {version}: pip install 'basaltmq[spark]'"
         )
 
 
 def java_version() -> int | None:
-    """The feature release of the Java that Spark would take; None if there is none."""
+    """Return the major version of the Java that Spark would use, or None."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
         return None
     try:
-        told = subprocess.run(  # noqa: S603 the path is the user's own
+        output = subprocess.run(  # noqa: S603 the path is the user's own
             [java, "-version"], capture_output=True, text=True, timeout=JAVA_WAIT_S, check=False
         ).stderr
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', told)
+    found = re.search(r'version "(?:1\.)?(\d+)', output)
     return int(found[1]) if found else None

@@ -1,8 +1,8 @@
-"""Where a job's records go: to a topic, as one batch of a run that counts once, or to a folder of Parquet.
+"""Target of a job's records: a topic, or a directory of Parquet files.
 
-A run is named in the checkpoint if there is one, so that a job that is started again with it writes nothing twice to a
-topic (`streams.imports`). A folder is done when it has Spark's `_SUCCESS`; what a killed job left without it is written
-anew, and a folder that is done is never written to again.
+A topic gets all records as one batch of a named run. The checkpoint keeps the name, so a restarted job writes nothing
+twice (`streams/imports`). A Parquet directory is complete when it contains Spark's `_SUCCESS`. An incomplete directory
+is written again; a complete one is never overwritten.
 """
 
 from __future__ import annotations
@@ -19,25 +19,23 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError
 from basaltmq.pipeline.files import Files
 
 RECORD = ("key", "value", "headers", "timestamp")
-"""Columns a topic takes."""
+"""Columns that a topic stores."""
 
 
-class Outlet(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two."""
+class Sink(msgspec.Struct, frozen=True, kw_only=True):
+    """Exactly one of `parquet` and `topic` is set."""
 
     parquet: str | None = None
     topic: str | None = None
     place: dict[str, str] = {}
-    """Options of the basalt sink that say which store the topic is in."""
+    """Options of the basalt sink: the store of the topic."""
 
     def check(self) -> None:
         if (self.parquet is None) == (self.topic is None):
-            raise InvalidArgumentError("records go to a topic or to a folder of Parquet: give one of the two")
+            raise InvalidArgumentError("give exactly one target: a topic, or a Parquet directory")
 
 
 class Named(msgspec.Struct, frozen=True):
-    """What a checkpoint keeps of a run."""
-
     run: str
 
 
@@ -45,7 +43,7 @@ _decode_named: Final = json_decoder(Named)
 
 
 def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
-    """The run a checkpoint names, or one made for it; without a checkpoint, one of its own."""
+    """Return the run in the checkpoint, or create one. Without a checkpoint, the run is new."""
     fresh = f"{kind}-{uuid4().hex}"
     if checkpoint is None:
         return fresh
@@ -55,26 +53,26 @@ def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
         try:
             return _decode_named(files.read(path)).run
         except msgspec.DecodeError as error:
-            raise CorruptionError(f"{path} cannot be read: {error}; begin anew with another checkpoint") from None
+            raise CorruptionError(f"{path} cannot be read: {error}; start with another checkpoint") from None
     files.write(path, msgspec.json.encode(Named(fresh)))
     return fresh
 
 
-def pour(spark: SparkSession, frame: DataFrame, outlet: Outlet, run: str) -> None:
-    """Write the records. Those of a key stay in the order of their times."""
-    if outlet.parquet is not None:
-        root = outlet.parquet.rstrip("/")
+def pour(spark: SparkSession, frame: DataFrame, sink: Sink, run: str) -> None:
+    """Write the records. Records of a key stay in timestamp order."""
+    if sink.parquet is not None:
+        root = sink.parquet.rstrip("/")
         if Files(spark, root).exists(f"{root}/_SUCCESS"):
-            raise InvalidArgumentError(f"{root} is there and complete; name another folder, or remove it")
+            raise InvalidArgumentError(f"{root} exists and is complete; choose another directory, or delete it")
         frame.write.mode("overwrite").option("compression", "zstd").parquet(root)
         return
-    assert outlet.topic is not None, "checked before"
+    assert sink.topic is not None, "checked before"
     (
         frame.repartition("key")
         .sortWithinPartitions("timestamp", "topic", "partition", "offset")
         .select(*(sql.col(name) for name in RECORD))
         .write.format("basalt")
         .mode("append")
-        .options(**outlet.place, topic=outlet.topic, runId=run, batchId="0")
+        .options(**sink.place, topic=sink.topic, runId=run, batchId="0")
         .save()
     )

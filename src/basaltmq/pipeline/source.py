@@ -1,7 +1,6 @@
-"""Where a job looks from: beside the store, or through a broker; topics, offsets and groups are asked alike.
+"""Opens topics and groups for a job: from a data directory, or through a broker.
 
-What to read is told in options of the basalt source (`pyspark_basalt.connection`), so that a job can hand them on as
-they are.
+The location is given as options of the basalt source (`pyspark_basalt.connection`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PASSWORD = "BASALT_PASSWORD"  # noqa: S105 the name of a variable
 
 
 class Topics(Protocol):
-    """What both show."""
+    """Interface of StreamView and RemoteView."""
 
     def topics(self, after: str | None = None) -> Iterator[Topic]: ...
 
@@ -44,28 +43,28 @@ class Topics(Protocol):
 
 
 @contextmanager
-def looking(source: Mapping[str, str]) -> Iterator[Topics]:
-    """Topics and groups of the store that options of the source mean."""
+def open_topics(source: Mapping[str, str]) -> Iterator[Topics]:
+    """Open the topics and groups that source options select."""
     if "server" in source:
-        yield through_broker(source)
+        yield remote_view(source)
         return
     with StreamView.open(store_path(source["path"], source.get("vhost", DEFAULT_VHOST))) as view:
         yield view
 
 
-def through_broker(source: Mapping[str, str]) -> RemoteView:
-    """The broker that options of the source mean."""
+def remote_view(source: Mapping[str, str]) -> RemoteView:
+    """Return a view of the broker that source options select."""
+    from basaltmq.http_client import GUEST, Login, check_server
     from basaltmq.pipeline.remote import RemoteView
-    from basaltmq.pipeline.remote_http import USER, Login, check_server
 
-    password = source.get("password") or os.environ.get(PASSWORD) or USER
+    password = source.get("password") or os.environ.get(PASSWORD) or GUEST
     authority = Path(source["ca"]).read_text() if "ca" in source else ""
     vhost = source.get("vhost", DEFAULT_VHOST)
-    return RemoteView(Login(check_server(source["server"]), source.get("user", USER), password, vhost, authority))
+    return RemoteView(Login(check_server(source["server"]), source.get("user", GUEST), password, vhost, authority))
 
 
 def offsets_of(view: Topics, names: list[str]) -> dict[tuple[str, int], tuple[int, int]]:
-    """(start, end) by topic and partition."""
+    """Return (start, end) by topic and partition."""
     return {
         (name, number): (info.start_offset, info.high_watermark)
         for name in names
@@ -75,10 +74,8 @@ def offsets_of(view: Topics, names: list[str]) -> dict[tuple[str, int], tuple[in
 
 
 def require_path(source: Mapping[str, str], job: str) -> str:
-    """The directory of the store, for a job that looks at more than records."""
+    """Return the data directory, for a job that reads the store's files."""
     path = source.get("path")
     if path is None:
-        raise InvalidArgumentError(
-            f"{job} looks at the store's own files: give --data-dir, where they are, no --server"
-        )
+        raise InvalidArgumentError(f"{job} reads the files of the store: give --data-dir instead of --server")
     return path

@@ -1,7 +1,7 @@
-"""Functions run over many things at once: by Spark's executors, or one after the other where there is no Spark.
+"""Runs a function over many items: on Spark's executors, or sequentially without Spark.
 
-What a function is given and gives back is pickled, and it must be importable where it runs. `progress` hears how many
-are done while others run; Spark is asked, every so often, from the thread that waits.
+Arguments and results are pickled, and the function must be importable on the executors. `progress` gets the number of
+completed items. For Spark, the waiting thread polls it.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from uuid import uuid4
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOOK_INTERVAL_S: Final = 0.2
-"""Between two looks at how far Spark is."""
+POLL_INTERVAL_S: Final = 0.2
+"""Poll interval of Spark's progress."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Told = Callable[[int, int], None]
-"""(done, in all)."""
+OnProgress = Callable[[int, int], None]
+"""(done, total)."""
 
 
 class Tasks(Protocol):
-    """Something that runs functions."""
-
     @property
     def width(self) -> int:
-        """How many run at once."""
+        """Number of parallel tasks."""
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], progress: Told | None = None) -> list[R]:
-        """What the function gives for each item, in their order; the first error ends it."""
+    def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
+        """Return the results in the order of the items. The first error ends the run."""
 
 
 class LocalTasks:
-    """In this thread."""
+    """Runs items in the calling thread."""
 
     def __init__(self, width: int = 2) -> None:
         self.width = width
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], progress: Told | None = None) -> list[R]:
+    def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
         found = []
         for done, item in enumerate(items, 1):
             found.append(function(item))
@@ -51,7 +49,7 @@ class LocalTasks:
 
 
 class SparkTasks:
-    """On Spark's executors, an item to a task."""
+    """Runs each item as a Spark task."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -60,7 +58,7 @@ class SparkTasks:
     def width(self) -> int:
         return self._context.defaultParallelism
 
-    def run(self, function: Callable[[T], R], items: Sequence[T], progress: Told | None = None) -> list[R]:
+    def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
         if not items:
             return []
         found: list[R] = []
@@ -77,7 +75,7 @@ class SparkTasks:
         thread = threading.Thread(target=collect, name="basalt-tasks", daemon=True)
         thread.start()
         while thread.is_alive():
-            thread.join(LOOK_INTERVAL_S)
+            thread.join(POLL_INTERVAL_S)
             if progress is not None:
                 progress(min(self._done(group), len(items)), len(items))
         if failed:
@@ -90,6 +88,6 @@ class SparkTasks:
         for job in tracker.getJobIdsForGroup(group):
             info = tracker.getJobInfo(job)
             for stage in () if info is None else info.stageIds:
-                told = tracker.getStageInfo(stage)
-                done += 0 if told is None else told.numCompletedTasks
+                stage_info = tracker.getStageInfo(stage)
+                done += 0 if stage_info is None else stage_info.numCompletedTasks
         return done

@@ -1,1 +1,1 @@
-"""The queue plane: messages, leases and queue configurations, and how they are stored."""
+"""The queue plane: queues, messages and leases, and their storage format."""

@@ -1,13 +1,15 @@
-"""What a plane carries from one boot to the next: the last place given out, and whether the last one closed cleanly.
+"""State that survives a restart of the queue plane: the last place assigned, and whether the last shutdown was clean.
 
-    place row   | place ns u64 |     no message has a place above it
-    clean row   | crash ns u64 |     there from a clean close to the next open; empty is 0
+    place row   | place ns u64 |     upper bound of all places assigned so far
+    clean row   | crash ns u64 |     exists from a clean close until the next open; an empty row means 0
 
-A place (enqueue time) is never given out twice, whatever the clock does and over restarts too: the row is kept
-`RESERVE_NS` ahead of what is given out, so it is part of about one batch a second, and a boot begins above it. So the
-places of a boot are above those of all earlier ones, which is what tells messages that may have been delivered before a
-crash from those that cannot, and the rows of a deleted queue from those of its successor. What a crash left unknown
-stays unknown over any number of clean ends: the place is handed on with the clean row.
+A place is a message's enqueue time in nanoseconds. Together with the message id it orders the messages of a sub-queue.
+No place is assigned twice, even if the clock jumps back or the broker restarts. The place row stays up to `RESERVE_NS`
+ahead of the assigned places, so about one batch per second writes it. Each boot starts above the row.
+
+Places of a boot are therefore above those of all earlier boots. This separates messages that may have been delivered
+before a crash from later ones, and the rows of a deleted queue from those of its successor. The clean row carries
+`crash ns` forward, so later clean shutdowns do not lose this information.
 """
 
 from __future__ import annotations
@@ -20,26 +22,38 @@ from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.versions import bring_up_to_date
+
+CONTENT: Final = "queue_storage"
+VERSION: Final = 3
+FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.LEASE_EXPIRY, Family.QUEUES, Family.STATE)
+"""A store without rows in these families has no queue storage yet."""
 
 RESERVE_NS: Final = 1_000_000_000
-"""A second: one more row a second while messages come in, and places at most that far ahead after a crash."""
+"""One second: costs one extra row per second while messages arrive. After a crash, places are at most this far ahead.
+"""
 
 PLACE_ROW: Final = b"queue_place"
 _CLEAN_ROW: Final = b"queue_clean"
 _PLACE: Final = Struct(">Q")
 _PLACE_BITS: Final = 63
-"""Places are nanoseconds; with this many bits they last until the year 2262."""
+"""Places are nanoseconds in 63 bits, which last until the year 2262."""
 
 _PLACE_AND_ID_BYTES: Final = 24
-"""The end of a message's key."""
+"""Size of the place and message id at the end of a message's key."""
 
 
 def encode_place(place_ns: int) -> bytes:
     return _PLACE.pack(place_ns)
 
 
+def check_version(store: Store) -> None:
+    """Raise an error if the store holds another version of the queue storage."""
+    bring_up_to_date(store, CONTENT, VERSION, {}, FAMILIES)
+
+
 class Places:
-    """Gives out places."""
+    """Assigns places to messages."""
 
     __slots__ = ("_reserved_ns", "crash_ns", "last_ns")
 
@@ -47,26 +61,31 @@ class Places:
         self.last_ns = last_ns
         self._reserved_ns = last_ns
         self.crash_ns = crash_ns
-        """Messages up to this place may have been delivered before a crash; 0 if there was none."""
+        """Messages up to this place may have been delivered before a crash. 0 if there was no crash."""
 
     @classmethod
     def open(cls, store: Store, suspects: Suspects, now_ns: int) -> Places:
-        """Go on where the last boot ended; from here on the store is in use.
+        """Continue after the last boot's places, and delete the clean row because the store is now in use.
 
-        A place that cannot be read, or that is further ahead than any clock, is found again from the messages. A clean
-        row that cannot be read is no clean end.
+        If the place row is damaged or ahead of any clock, the last place is recovered from the message keys. A damaged
+        clean row counts as a crash.
         """
         row = store.get(Family.VERSION, PLACE_ROW)
         last_ns: int = _PLACE.unpack(row)[0] if row is not None and len(row) == _PLACE.size else 0
         if row is not None and (len(row) != _PLACE.size or last_ns >> _PLACE_BITS):
             last_ns = max(now_ns, last_place_ns(store))
-            suspects.note(Family.VERSION, PLACE_ROW, row, f"the last place is damaged; places go on at {last_ns}")
+            suspects.note(Family.VERSION, PLACE_ROW, row, f"the last place is damaged; places continue at {last_ns}")
             return cls(last_ns, last_ns)
         clean = store.get(Family.VERSION, _CLEAN_ROW)
         if clean is None:
             return cls(last_ns, last_ns)
         if len(clean) not in (0, _PLACE.size):
-            suspects.note(Family.VERSION, _CLEAN_ROW, clean, f"the row of the clean end has {len(clean)} bytes")
+            suspects.note(
+                Family.VERSION,
+                _CLEAN_ROW,
+                clean,
+                f"the clean-shutdown row has {len(clean)} bytes, not 0 or {_PLACE.size}",
+            )
             return cls(last_ns, last_ns)
         batch = Batch()
         batch.delete(Family.VERSION, _CLEAN_ROW)
@@ -74,7 +93,7 @@ class Places:
         return cls(last_ns, _PLACE.unpack(clean)[0] if clean else 0)
 
     def next(self, change: Change) -> int:
-        """The place of a call: the clock's time, but never one that was given out."""
+        """Return the place of an operation: the current time, or the next free place if the clock is behind."""
         place_ns = self.last_ns = max(change.now_ns, self.last_ns + 1)
         if place_ns > self._reserved_ns:
             self._reserve(change, place_ns + RESERVE_NS)
@@ -89,13 +108,13 @@ class Places:
         self._reserved_ns = before_ns
 
     def close(self, batch: Batch) -> None:
-        """Say in the last batch that it is the last."""
+        """Add the rows of a clean shutdown to the last batch."""
         batch.put(Family.VERSION, PLACE_ROW, _PLACE.pack(self.last_ns))
         batch.put(Family.VERSION, _CLEAN_ROW, _PLACE.pack(self.crash_ns))
 
 
 def last_place_ns(store: Store) -> int:
-    """The highest place of any message, by one seek per sub-queue and a look at every delayed one."""
+    """Return the highest place of any message: one seek per sub-queue, and a scan of the delayed messages."""
     found = [key for key, _ in store.scan(Family.DELAYED)]
     end: bytes | None = None
     while (last := next(iter(store.scan(Family.MESSAGES, b"", end, reverse=True)), None)) is not None:
@@ -106,7 +125,7 @@ def last_place_ns(store: Store) -> int:
 
 
 def wipe_transient(store: Store) -> None:
-    """Delete what transient messages of earlier boots were paged to."""
+    """Delete the transient messages that earlier boots paged to disk."""
     first = next(iter(store.scan(Family.TRANSIENT)), None)
     if first is None:
         return

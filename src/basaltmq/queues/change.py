@@ -1,11 +1,11 @@
-"""A change: the batch of one operation (or of several that belong together), and what memory does about it.
+"""A change: the batch of one or more operations, and the updates of memory that belong to it.
 
-What a change takes away (a message leased, acked, dropped) is taken from memory at once, so that nobody else gets it,
-and put back by `undo` if the write fails. What a change adds (a message published, returned, moved) is shown by
-`after`, once the write has returned. So memory never shows what the disk has not, and a refused write costs nothing.
+What a change removes (a message leased, acknowledged, dropped) leaves memory at once, so that no other consumer gets
+it. `undo` restores it if the write fails. What a change adds (a message published, returned, moved) becomes visible in
+`after`, when the write has returned. So memory never shows more than the disk, and a failed write has no effect.
 
-A message that is published and settled inside one change never reaches the disk: its rows are cancelled, and the
-publisher is confirmed like any other when the change is durable.
+A message that is published and acknowledged inside one change never reaches the disk, because its rows are cancelled.
+Its publisher still gets the confirm when the change is durable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ B = TypeVar("B")
 
 
 class Change:
-    """Rows to write together, and the steps in memory that hang on it."""
+    """Rows to write together, and the memory updates that depend on the write."""
 
     __slots__ = (
         "_cancelled",
@@ -33,34 +33,34 @@ class Change:
         "_steps_undo",
         "at",
         "batch",
+        "events",
         "fresh",
         "is_callers_fault",
         "marks",
         "now_ns",
+        "publish_events",
         "ready",
         "refusal",
-        "tell",
-        "told",
     )
 
     def __init__(self, now_ns: int) -> None:
         self.now_ns = now_ns
         self.batch = Batch()
         self.at = ""
-        """The queue that the operation was last at: the one that an unexpected error is blamed on."""
+        """Name of the queue that the operation last touched. An unexpected error makes this queue fail."""
         self.is_callers_fault = False
-        """Whether what failed is a function that the caller handed in."""
+        """Whether a function passed in by the caller raised the error."""
         self.fresh: set[bytes] = set()
-        """Keys of messages that were published and handed out in this change."""
+        """Keys of messages that were published and delivered in this change."""
         self.marks: set[object] = set()
-        """What need not be put twice in one change."""
+        """Leases and timer rows that this change has added."""
         self.ready: dict[str, None] = {}
         """Queues in which the change makes messages ready."""
         self.refusal: BasaltError | None = None
-        """To be raised when the change is written: the call did something, but not what was asked."""
-        self.told: list[Any] | None = None
-        """What is to be told of the messages of the change when it is written (recorder.py), by `tell`."""
-        self.tell: Callable[[list[Any]], None] | None = None
+        """Error to raise after the write: the operation took effect only in part."""
+        self.events: list[Any] | None = None
+        """Message events of this change. `publish_events` publishes them after the write (`events/recorder.py`)."""
+        self.publish_events: Callable[[list[Any]], None] | None = None
         self._steps_before: dict[object, Step] = {}
         self._steps_after: list[Step] = []
         self._steps_undo: list[Step] = []
@@ -71,7 +71,7 @@ class Change:
         return owner in self._steps_before
 
     def before(self, owner: object, step: Step) -> None:
-        """Run `step` just before the write, once per owner: rows that sum up the whole change."""
+        """Run `step` just before the write, once per owner, to add rows that summarize the whole change."""
         self._steps_before[owner] = step
 
     def after(self, step: Step) -> None:
@@ -79,19 +79,19 @@ class Change:
         self._steps_after.append(step)
 
     def last(self, owner: object, step: Step) -> None:
-        """Run `step`, once per owner, when memory shows all of the change."""
+        """Run `step`, once per owner, when memory shows the whole change."""
         self._steps_last[owner] = step
 
     def undo(self, step: Step) -> None:
-        """Run `step` if the change is not written. Steps run from the last to the first."""
+        """Run `step` if the change is not written. Undo steps run in reverse order."""
         self._steps_undo.append(step)
 
     def cancel(self, family: Family, key: bytes) -> None:
-        """Forget every put of this row in this change."""
+        """Discard every put of this row in this change."""
         self._cancelled.add((family, key))
 
     def seal(self) -> Batch:
-        """The batch to write, with what sums it up and without what was cancelled."""
+        """Return the batch to write: with summary rows, without cancelled rows."""
         for step in list(self._steps_before.values()):
             step()
         if self._cancelled:
@@ -100,34 +100,34 @@ class Change:
         return self.batch
 
     def applied(self) -> Exception | None:
-        """Run what follows the write, all of it; the first error, which leaves memory in doubt and not the disk."""
+        """Run all steps that follow the write. Return the first error: the disk is right, memory may be wrong."""
         failure = _run([*self._steps_after, *self._steps_last.values()])
-        if self.told is not None and self.tell is not None:
-            self.tell(self.told)
+        if self.events is not None and self.publish_events is not None:
+            self.publish_events(self.events)
         if failure is None:
             self._forget_steps()
         return failure
 
     def refused(self) -> Exception | None:
-        """Put memory back, all of it; the first error, which leaves memory in doubt."""
+        """Run all undo steps. Return the first error: memory may be wrong."""
         failure = _run(self._steps_undo[::-1])
         if failure is None:
             self._forget_steps()
         return failure
 
     def _forget_steps(self) -> None:
-        """Steps refer to their change. Without this cycle the batch is freed at once, not by the garbage collector."""
+        """Break the reference cycle of steps and change, so that the batch is freed without the garbage collector."""
         self._steps_before = {}
         self._steps_after = []
         self._steps_undo = []
         self._steps_last = {}
 
     def owners(self) -> list[object]:
-        """Whose rows sum up the change: the queues it changed."""
+        """Return the owners of `before` steps, which are the queues that the change modified."""
         return list(self._steps_before)
 
     def of_caller(self, ask: Callable[[A], B], about: A) -> B:
-        """Ask a function that a caller handed in; its errors are the caller's, and no queue is blamed for them."""
+        """Call a function passed in by the caller. Its errors are the caller's and make no queue fail."""
         try:
             return ask(about)
         except Exception:

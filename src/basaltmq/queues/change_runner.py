@@ -1,11 +1,11 @@
-"""One change at a time: the plane's lock, the change that is open, and its one write.
+"""Runs changes one at a time: holds the plane's lock, the open change, and writes each change as one batch.
 
-    do(operation) ──> the lock ──> operation(change) ──> seal ──> store.write ──> memory follows ──> what follows up
-                                                                                        └──> group commit, no lock held
+    do(operation) ──> lock ──> operation(change) ──> seal ──> store.write ──> update memory ──> follow-up work
+                                                                    └──> group commit, without the lock
 
-Every operation is one batch. Operations of several queues become one by `with changes.change():`; other threads wait
-meanwhile. What a change does in memory is change.py's; what comes after one (limits of other queues, eviction,
-deadlines, those who are told) is the plane's.
+Every operation is one batch. `with runner.change():` merges operations on several queues into one batch; other threads
+wait meanwhile. `Change` holds the memory updates. The plane does the follow-up work: limits of other queues, eviction,
+deadlines and notifications.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 T = TypeVar("T")
 
 
-class Changes:
+class ChangeRunner:
     """The only writer of a plane."""
 
     def __init__(
@@ -36,8 +36,8 @@ class Changes:
         follow_up: Callable[[], None],
         failed: Callable[[str, Exception], BasaltError],
     ) -> None:
-        """`written` is called with every change once memory shows it, `follow_up` behind every operation. `failed` is
-        called with the queue that an unexpected error hit, and returns what its callers are told."""
+        """`written` is called with every change once memory shows it, `follow_up` after every operation. `failed` is
+        called with the name of the queue that an unexpected error hit, and returns the error for callers."""
         self.lock = threading.RLock()
         self.clock_ns = clock_ns
         self._store = store
@@ -57,11 +57,11 @@ class Changes:
 
     @property
     def is_open(self) -> bool:
-        """Whether operations are being gathered into one change."""
+        """Whether a change is open that collects operations."""
         return self._current is not None
 
     def do(self, operation: Callable[[Change], T], now_ns: int | None = None) -> T:
-        """Run an operation as a change of its own, or as part of the change that is open."""
+        """Run an operation as a change of its own, or as part of the open change."""
         with self.lock:
             if self._closed:
                 self.require_open()
@@ -74,7 +74,7 @@ class Changes:
             return result
 
     def run(self, operation: Callable[[Change], T], now_ns: int | None = None) -> tuple[Change, T]:
-        """Run an operation as a change of its own and nothing after it. The lock is held."""
+        """Run an operation as a change of its own, without follow-up work. The caller holds the lock."""
         change = Change(self.clock_ns() if now_ns is None else now_ns)
         try:
             result = operation(change)
@@ -96,13 +96,14 @@ class Changes:
             raise
 
     def _blame(self, change: Change, error: BaseException) -> tuple[str, Exception] | None:
-        """The queue that an error hit that nobody raised on purpose."""
+        """Return the queue that an unexpected error hit, with the error; None for expected errors."""
         if not isinstance(error, Exception) or isinstance(error, BasaltError) or change.is_callers_fault:
             return None
         return (change.at, error) if change.at else None
 
     def _refuse(self, change: Change, blame: tuple[str, Exception] | None) -> BaseException | None:
-        """Put memory back. A queue that is to blame, or whose memory is in doubt, fails: the error to raise instead."""
+        """Undo the change in memory. Queues that caused the error, or whose memory may be wrong, fail. Return the error
+        to raise instead of the original one."""
         undone = change.refused()
         if undone is not None:
             self._fail_all(change, undone)
@@ -116,7 +117,7 @@ class Changes:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Make the operations inside one batch. Nothing of them is seen, by anyone, before the end."""
+        """Merge the operations inside into one batch. They become visible together at the end."""
         with self.lock:
             self.require_alone("change")
             change = self._current = Change(self.clock_ns())
@@ -125,7 +126,9 @@ class Changes:
             try:
                 yield
                 if self._current_broken:
-                    raise TransactionError("an operation inside the change failed; nothing of the change is done")
+                    raise TransactionError(
+                        "an operation inside the change failed, so none of its operations took effect"
+                    )
             except BaseException as error:
                 failed = self._refuse(change, self._current_blame)
                 if failed is not None:
@@ -140,7 +143,7 @@ class Changes:
             self.commit.wait_durable()
 
     def write(self, change: Change) -> None:
-        """Write a change and let memory follow, or put memory back."""
+        """Write a change and update memory, or undo the change in memory."""
         try:
             batch = change.seal()
             if batch:
@@ -152,12 +155,12 @@ class Changes:
             raise
         failure = change.applied()
         if failure is not None:
-            # The change is written; what memory makes of it is read again from disk.
+            # The change is written. The failed queues are reloaded from disk.
             self._fail_all(change, failure)
         self._written(change)
 
     def sync(self) -> None:
-        """Wait until what was written is durable; inside a change, at its end."""
+        """Wait until everything written is durable. Inside a change, wait at its end."""
         with self.lock:
             if self._current is not None:
                 self._current_wants_sync = True
@@ -165,7 +168,7 @@ class Changes:
         self.commit.wait_durable()
 
     def close(self) -> None:
-        """Refuse further operations. The lock is held."""
+        """Refuse further operations. The caller holds the lock."""
         self._closed = True
 
     def require_open(self) -> None:

@@ -1,8 +1,8 @@
-"""The configuration of a queue (SPEC C4, with the limits of E7), and its row.
+"""The configuration of a queue (SPEC C4, limits of E7) and its row.
 
     | layout u8 | MessagePack map of the fields that differ from their defaults |
 
-A field this version does not know is refused, not dropped: a row written back without it would lose it.
+Unknown fields are an error. Ignoring one would lose it when the row is written back.
 """
 
 from __future__ import annotations
@@ -14,50 +14,39 @@ from typing import Any, Final, TypedDict
 import msgspec
 
 from basaltmq.decoding import converter, msgpack_decoder
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, InvalidConfigError
 from basaltmq.queues.message import check_queue_name
 
 LAYOUT: Final = 2
 
 VISIBILITY_TIMEOUT_MS_DEFAULT: Final = 30_000
-"""Long enough for most work, short enough that a lost consumer is noticed."""
+"""Long enough for most work, short enough to detect a lost consumer soon."""
 
 DURATION_MS_MAX: Final = 100 * 365 * 24 * 3600 * 1000
-"""A century: the sum with any time of day still fits the nanoseconds of a key."""
+"""100 years: added to any current time, it still fits the nanoseconds of a key."""
 
 SCRIPT_BYTES_MAX: Final = 64 << 10
-"""What the sandbox compiles (lua.SOURCE_BYTES_MAX): a script is compiled when a queue is loaded."""
+"""The sandbox's limit (`lua.SOURCE_BYTES_MAX`), because scripts are compiled when a queue is loaded."""
 
 EXTRA_BYTES_MAX: Final = 1 << 20
-"""Arguments of a declaration came in one frame of a protocol."""
+"""Arguments of a declaration arrive in one protocol frame."""
 
 COUNT_MAX: Final = (1 << 63) - 1
 
 ATTEMPTS_MAX_DEFAULT: Final = 20
-"""Deliveries of a message of a queue that a program made: with the waits of workers, about an hour of failures."""
+"""Default attempts for queues created by programs: about an hour of failures with the backoff of workers."""
 
 DEAD_LETTERS: Final = ".dlq"
-"""What the name of a dead-letter queue ends with that nobody named."""
+"""Name suffix of dead-letter queues that are created by default."""
 
 
 class Overflow(enum.Enum):
-    """What happens to a publish beyond `length_max` or `bytes_max`."""
+    """What to do with a publish beyond `length_max` or `bytes_max`."""
 
     DROP_HEAD = "drop-head"
     REJECT_PUBLISH = "reject-publish"
     REJECT_PUBLISH_DEAD_LETTER = "reject-publish-dlx"
-
-
-class Durability(enum.Enum):
-    """When a publish is confirmed: after the sync, after the write, or at once.
-
-    MEMORY: the messages are transient. Nothing of them is logged, and they are gone with the process; a delayed one
-    waits on disk.
-    """
-
-    SYNCED = "synced"
-    WRITTEN = "written"
-    MEMORY = "memory"
 
 
 class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -71,23 +60,24 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
     attempts_max: int | None = None
     """Deliveries before a message is dead-lettered or dropped."""
     ttl_ms: int | None = None
-    """Age at which a message expires."""
+    """Time to live of a message, in milliseconds."""
     length_max: int | None = None
     bytes_max: int | None = None
     overflow: Overflow = Overflow.DROP_HEAD
     expires_ms: int | None = None
-    """A queue unused for so long is deleted."""
+    """Delete the queue after this many milliseconds without use."""
     priorities_max: int = 0
-    """Priorities 0 to this one are told apart; 0 is a queue without priorities."""
+    """Highest priority of the queue. 0 means no priorities."""
     durability: Durability = Durability.SYNCED
     dedup_window_ms: int | None = None
-    """How long a publisher's deduplication id is remembered."""
+    """How long to remember the deduplication id of a publisher, in milliseconds."""
     delivery_limit: int | None = None
-    """Returns, of whatever kind, before a message is dead-lettered or dropped."""
+    """Returns of any kind before a message is dead-lettered or dropped."""
     parks_failed: bool = False
-    """Without a dead-letter queue, a message whose attempts are used up goes to `<name>.dlq` and is not dropped."""
+    """Without a dead-letter queue, move messages that used up their attempts to `<name>.dlq` instead of dropping them.
+    """
     extra: bytes = b""
-    """What the layer above has to remember about the queue; opaque here."""
+    """Data of the layer above about this queue; opaque here."""
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
@@ -98,27 +88,29 @@ class QueueConfig(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True,
         for field, low, high in _RANGES:
             value = getattr(self, field)
             if value is not None and (type(value) is not int or not low <= value <= high):
-                raise InvalidConfigError(f"{field} of queue {self.name!r} is {low} to {high}, not {value!r:.80}")
+                raise InvalidConfigError(f"{field} of queue {self.name!r} must be {low} to {high}, not {value!r:.80}")
         for field in ("on_enqueue_script", "on_failure_script"):
             self._check_script(field, getattr(self, field))
         if not isinstance(self.extra, bytes) or len(self.extra) > EXTRA_BYTES_MAX:
-            raise InvalidConfigError(f"extra of queue {self.name!r} is up to {EXTRA_BYTES_MAX} bytes")
+            raise InvalidConfigError(f"extra of queue {self.name!r} must be at most {EXTRA_BYTES_MAX} bytes")
         if type(self.parks_failed) is not bool:
-            raise InvalidConfigError(f"parks_failed of queue {self.name!r} is true or false")
+            raise InvalidConfigError(f"parks_failed of queue {self.name!r} must be true or false")
         if not isinstance(self.overflow, Overflow) or not isinstance(self.durability, Durability):
-            raise InvalidConfigError(f"overflow or durability of queue {self.name!r} is not one of its values")
-        # With something in `extra` the layer above may route dead letters itself.
+            raise InvalidConfigError(f"overflow or durability of queue {self.name!r} has an unknown value")
+        # A non-empty `extra` means that the layer above may route dead letters itself.
         has_target = self.dead_letter_queue is not None or self.extra
         if self.overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER and not has_target:
-            raise InvalidConfigError(f"queue {self.name!r} is to dead-letter what it rejects but names no queue for it")
+            raise InvalidConfigError(
+                f"queue {self.name!r} rejects to a dead-letter queue but names none; set dead_letter_queue"
+            )
 
     def _check_script(self, field: str, script: object) -> None:
         if script is None:
             return
         if not isinstance(script, str):
-            raise InvalidConfigError(f"{field} of queue {self.name!r} is text, not {type(script).__name__}")
+            raise InvalidConfigError(f"{field} of queue {self.name!r} must be text, not {type(script).__name__}")
         if len(script.encode(errors="surrogatepass")) > SCRIPT_BYTES_MAX:
-            raise InvalidConfigError(f"{field} of queue {self.name!r} is over the limit of {SCRIPT_BYTES_MAX} bytes")
+            raise InvalidConfigError(f"{field} of queue {self.name!r} exceeds the limit of {SCRIPT_BYTES_MAX} bytes")
 
 
 _RANGES: Final = (
@@ -142,13 +134,13 @@ def _check_name(field: str, name: str) -> None:
 
 
 queue_config: Final = converter(QueueConfig)
-"""A configuration from plain values."""
+"""Converts plain values to a configuration."""
 
 _decode: Final = msgpack_decoder(QueueConfig)
 
 
 class QueueSettings(TypedDict, total=False):
-    """The settings of a queue as programs give them, in this process or to a broker. See `QueueConfig`."""
+    """Settings of a queue as programs pass them, embedded or to a broker. See `QueueConfig`."""
 
     on_enqueue_script: str | None
     on_failure_script: str | None
@@ -168,10 +160,10 @@ class QueueSettings(TypedDict, total=False):
 
 
 def new_config(name: str, given: Mapping[str, Any]) -> QueueConfig:
-    """The configuration of a queue that a program makes for its workers.
+    """Return the configuration of a queue that a program creates for its workers.
 
-    Unless `attempts_max` is given, a message is tried `ATTEMPTS_MAX_DEFAULT` times and then parked. 0 or None is no
-    limit.
+    Unless `attempts_max` is given, a message gets `ATTEMPTS_MAX_DEFAULT` attempts and then moves to `<name>.dlq`. 0 or
+    None means no limit.
     """
     settings = dict(given)
     if "attempts_max" not in settings:
@@ -197,14 +189,14 @@ def decode_config(name: str, row: bytes) -> QueueConfig:
     except (msgspec.DecodeError, UnicodeDecodeError, InvalidConfigError) as error:
         raise CorruptionError(f"the configuration of queue {name!r} is damaged: {error}") from None
     if config.name != name:
-        raise CorruptionError(f"the configuration of queue {name!r} says that it is of {config.name!r}")
+        raise CorruptionError(f"the configuration row of queue {name!r} contains the name {config.name!r}")
     return config
 
 
 def default_row(key: bytes) -> bytes | None:
-    """The row of a queue whose own row cannot be read: it is served with the defaults. None if the key names none.
+    """Return the default row for a queue whose own row cannot be read; None if the key is not a queue name.
 
-    Where its dead letters went is not known. They go to `<name>.dlq`: without a queue for them they are dropped.
+    Its dead-letter queue is unknown, so dead letters go to `<name>.dlq` instead of being dropped.
     """
     try:
         name = key.decode()

@@ -1,20 +1,22 @@
-"""Bodies that are not kept in their rows (SPEC E3, E4, E5).
+"""Message bodies that are stored outside the message row (SPEC E3, E4, E5).
 
-    small       in the row: one put, one delete, read along with it.
-    large       in the family `bodies`, in blob files that are rewritten when half of them is garbage. The row names the
-                body, so an attempt, a delay or a move rewrites the row and leaves the body where it is.
-    fanned out  the same, kept once however many queues have it, with a row {body}{message} in `content_refs` for each.
+    small       in the row: one put, one delete, read together with the row
+    large       in the family `bodies`, in blob files that RocksDB rewrites when half of a file is garbage. The row
+                holds the body id, so an attempt, a delay or a move rewrites the row only.
+    fanned out  as large, stored once for all queues, with a row {body}{message} in `content_refs` per message
 
-No counters: whether a body is still wanted is whether a reference row is left, and rows are exact after any crash. The
-reference goes in the batch that deletes the message, and the last one takes the body along. A large body of one
-message needs no reference: it goes with its message.
+There are no reference counters. A body is in use while a reference row exists, and rows are exact after any crash. The
+batch that deletes a message deletes its reference; the batch that deletes the last reference deletes the body. A large
+body of a single message needs no reference and is deleted with its message.
 
-A transient message's body is in memory with it; large ones are not kept apart, because nothing is to be written.
+Bodies of transient messages, large ones too, stay in memory with the message because nothing is written for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import cycle
+from operator import add
 from typing import Final
 
 from basaltmq.errors import CorruptionError
@@ -24,37 +26,38 @@ from basaltmq.queues.ready.rows import body_of
 from basaltmq.store.api import Store
 from basaltmq.store.batch import PUT
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import (
-    body_key,
-    content_ref_key,
-    content_ref_prefix,
-    decode_content_ref_key,
-    prefix_range,
-)
+from basaltmq.store.keys.parts import prefix_range
+from basaltmq.store.keys.queues import body_key, content_ref_key, content_ref_prefix, decode_content_ref_key
 
 INLINE_BYTES_MAX: Final = 4096
-"""Bodies up to here are in their rows. From here on RocksDB keeps a value of `bodies` in a blob file."""
+"""Bodies up to this size are stored in their rows. RocksDB stores larger values of `bodies` in blob files."""
 
 
 class Content:
-    """Writes, reads and deletes bodies kept apart."""
+    """Writes, reads and deletes bodies stored outside the message row."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def put(self, change: Change, body_id: bytes, body: bytes) -> None:
-        change.batch.put(Family.BODIES, body_key(body_id), body)
+        change.batch.put(Family.MESSAGE_CONTENT, body_key(body_id), body)
 
     def refer(self, change: Change, body_id: bytes, message_id: bytes) -> None:
-        """One more message has a shared body."""
+        """Add a reference of one more message to a shared body."""
         change.batch.put(Family.CONTENT_REFS, content_ref_key(body_id, message_id), b"")
+
+    def refer_many(self, change: Change, body_ids: Sequence[bytes], message_ids: Sequence[bytes]) -> None:
+        """Add references of messages to these bodies, assigned round robin."""
+        prefixes = cycle([content_ref_prefix(body_id) for body_id in body_ids])
+        keys = list(map(add, prefixes, message_ids))
+        change.batch.put_many(Family.CONTENT_REFS, keys, [b""] * len(keys))
 
     def get(self, entry: Entry) -> bytes:
         return self.get_many([entry])[0]
 
     def read(self, body_id: bytes, size_bytes: int | None) -> bytes:
-        """A body by its id and its size, where that is known."""
-        body = self._store.get(Family.BODIES, body_key(body_id))
+        """Return a body by its id, and check its size if that is known."""
+        body = self._store.get(Family.MESSAGE_CONTENT, body_key(body_id))
         if body is None:
             raise CorruptionError(f"the body {body_id.hex()} is missing")
         if size_bytes is not None and len(body) != size_bytes:
@@ -62,7 +65,7 @@ class Content:
         return body
 
     def get_many(self, entries: Sequence[Entry]) -> list[bytes]:
-        """The bodies of entries that have theirs apart."""
+        """Return the bodies of entries whose body is stored outside the row."""
         bodies: list[bytes] = []
         for body in self.find_many(entries):
             if isinstance(body, CorruptionError):
@@ -71,22 +74,23 @@ class Content:
         return bodies
 
     def find_many(self, entries: Sequence[Entry]) -> list[bytes | CorruptionError]:
-        """The same, with an error in the place of each body that is missing or cut."""
+        """Like `get_many`, with an error in the place of each body that is missing or truncated."""
         wanted = [body_key(body_of(e.row)) for e in entries]
         return [
             body if body is not None and len(body) == entry.size_bytes else _damaged(entry, body)
-            for entry, body in zip(entries, self._store.get_many(Family.BODIES, wanted), strict=True)
+            for entry, body in zip(entries, self._store.get_many(Family.MESSAGE_CONTENT, wanted), strict=True)
         ]
 
     def release(self, change: Change, bodies: Iterable[tuple[bytes, bytes, int]]) -> None:
-        """Messages (body id, message id, flags) are gone for good; take along what nobody else has."""
+        """Release the bodies of deleted messages (body id, message id, flags), and delete those without other
+        references."""
         leaving: dict[bytes, set[bytes]] = {}
         for body_id, message_id, flags in bodies:
-            assert flags & APART, "only a body apart is released"
+            assert flags & APART, "only a body outside the row can be released"
             if flags & SHARED:
                 leaving.setdefault(body_id, set()).add(content_ref_key(body_id, message_id))
             else:
-                change.batch.delete(Family.BODIES, body_key(body_id))
+                change.batch.delete(Family.MESSAGE_CONTENT, body_key(body_id))
         if not leaving:
             return
         touched = _references(change)
@@ -94,25 +98,28 @@ class Content:
             for ref in refs:
                 change.batch.delete(Family.CONTENT_REFS, ref)
             if not self._is_wanted(touched.get(body_id, {}), body_id, refs):
-                change.batch.delete(Family.BODIES, body_key(body_id))
+                change.batch.delete(Family.MESSAGE_CONTENT, body_key(body_id))
 
     def cancel(self, change: Change, entries: Iterable[Entry]) -> None:
-        """The bodies of messages that this change brought in are not to be written after all."""
+        """Do not write the bodies of messages that this change added."""
         for entry in entries:
             if not entry.flags & SHARED:
-                change.cancel(Family.BODIES, body_key(body_of(entry.row)))
+                change.cancel(Family.MESSAGE_CONTENT, body_key(body_of(entry.row)))
 
     def put_only_if_wanted(self, change: Change, body_id: bytes, body: bytes) -> None:
-        """Take a shared body back out of the change if no message of it is left that has it; have it there if one of
-        them has gone again, the first perhaps, and took it along."""
+        """Put a shared body only if a message of the change still refers to it.
+
+        A message deleted within the change may have deleted the body with it, so the put is restored if another
+        remains.
+        """
         key = body_key(body_id)
         if not self._is_wanted(_references(change).get(body_id, {}), body_id, set()):
-            change.cancel(Family.BODIES, key)
-        elif any(kind != PUT and family is Family.BODIES and each == key for kind, family, each, _ in change.batch.ops):
-            change.batch.put(Family.BODIES, key, body)
+            change.cancel(Family.MESSAGE_CONTENT, key)
+        elif any(op[0] != PUT and op[1] is Family.MESSAGE_CONTENT and op[2] == key for op in change.batch.ops):
+            change.batch.put(Family.MESSAGE_CONTENT, key, body)
 
     def _is_wanted(self, before: dict[bytes, bool], body_id: bytes, leaving: set[bytes]) -> bool:
-        """Whether a message beside those leaving has the body, on disk or `before` this in the same change."""
+        """Whether a message other than those `leaving` refers to the body, on disk or `before` this in the change."""
         if any(present and ref not in leaving for ref, present in before.items()):
             return True
         for ref, _ in self._store.scan(Family.CONTENT_REFS, *prefix_range(content_ref_prefix(body_id))):
@@ -127,7 +134,7 @@ def _damaged(entry: Entry, body: bytes | None) -> CorruptionError:
 
 
 def _references(change: Change) -> dict[bytes, dict[bytes, bool]]:
-    """References a change puts and deletes, by body: whether each is there after it."""
+    """Return the references that a change puts (True) and deletes (False), by body and message."""
     found: dict[bytes, dict[bytes, bool]] = {}
     for kind, family, key, _ in change.batch.ops:
         if family is Family.CONTENT_REFS:

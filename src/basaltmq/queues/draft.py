@@ -1,4 +1,4 @@
-"""A message on its way into a queue: what the publisher says. The queue adds the rest."""
+"""A message as the publisher passes it, before the queue adds its id, place and expiry."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from basaltmq.queues.config import DURATION_MS_MAX, QueueConfig
 from basaltmq.queues.message import Message, check_message
 
 DEDUP_ID_BYTES_MAX: Final = 256
-"""A UUID, a hash or an order number fit; the id is kept for the whole window."""
+"""Fits a UUID, a hash or an order number. The id is stored for the whole window."""
 
 FAIRNESS_KEY_DEFAULT: Final = "default"
 
 
 class Draft(msgspec.Struct, kw_only=True, gc=False):
-    """A message to be enqueued."""
+    """A message to enqueue."""
 
     payload: bytes
     headers: dict[str, str] = {}
@@ -32,11 +32,11 @@ class Draft(msgspec.Struct, kw_only=True, gc=False):
     dedup_id: bytes = b""
     """Two drafts with the same id within the queue's window are one message."""
     transient: bool = False
-    """Kept in memory, lost at restart."""
+    """Kept in memory and lost at restart."""
 
 
 def require_fit(config: QueueConfig, drafts: Sequence[Draft | bytes]) -> None:
-    """Refuse what the queue would ignore: a deduplication id without a window, a priority without priorities."""
+    """Raise an error for fields that the queue would ignore: a deduplication id or a priority."""
     for draft in drafts:
         if isinstance(draft, Draft):
             if draft.dedup_id and config.dedup_window_ms is None:
@@ -52,18 +52,18 @@ def require_fit(config: QueueConfig, drafts: Sequence[Draft | bytes]) -> None:
 
 
 def asks_for_more(drafts: Sequence[Draft | bytes]) -> bool:
-    """Whether one of them has a field that `require_fit` is about."""
+    """Whether a draft has a field that `require_fit` checks."""
     return bool([draft for draft in drafts if isinstance(draft, Draft) and (draft.priority or draft.dedup_id)])
 
 
 def to_message(draft: Draft, queue: str, message_id: bytes, enqueued_ns: int, expires_ns: int) -> Message:
-    """The message of a draft, checked."""
+    """Return the checked message of a draft."""
     for name, value in (("ttl_ms", draft.ttl_ms), ("delay_ms", draft.delay_ms)):
         if value is not None and (type(value) is not int or not 0 <= value <= DURATION_MS_MAX):
-            raise InvalidArgumentError(f"{name} of a message is 0 to {DURATION_MS_MAX}, not {value!r:.80}")
+            raise InvalidArgumentError(f"{name} of a message must be 0 to {DURATION_MS_MAX}, not {value!r:.80}")
     if not isinstance(draft.dedup_id, bytes) or len(draft.dedup_id) > DEDUP_ID_BYTES_MAX:
         raise InvalidArgumentError(
-            f"a deduplication id is up to {DEDUP_ID_BYTES_MAX} bytes, not {draft.dedup_id!r:.80}"
+            f"a deduplication id must be at most {DEDUP_ID_BYTES_MAX} bytes, not {draft.dedup_id!r:.80}"
         )
     return check_message(
         Message(

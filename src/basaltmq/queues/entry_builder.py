@@ -1,7 +1,7 @@
-"""Drafts become entries: ids, places, rows, and the rows that a message has beside its own.
+"""Builds the entries of published messages: ids, places, message rows and the rows beside them.
 
-What a caller usually sends (small payloads, with a protocol's properties or without) is made many at once; whatever
-else a draft may say takes the long way, one by one. Limits, scripts and deduplication are asked before or after.
+Small payloads, with or without protocol properties, are built in bulk. Drafts with other fields are built one by one.
+Callers apply limits, scripts and deduplication before or after.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 ENQUEUE_MAX: Final = 10_000
-"""Messages of one call, so that a call is one batch and holds the plane for a few tens of milliseconds at most."""
+"""Messages per call. A call is one batch and holds the plane's lock for a few tens of milliseconds at most."""
 
 _ANY_ID: Final = bytes(16)
-"""Of a message that is only looked at."""
+"""Placeholder id of a message that is only checked."""
 
 MS: Final = 1_000_000
-"""Nanoseconds in a millisecond."""
 
 _SPECIAL: Final = attrgetter(
     "headers", "fairness_key", "weight", "throttle_keys", "priority", "ttl_ms", "delay_ms", "dedup_id"
@@ -43,30 +42,32 @@ _RARE: Final = attrgetter("headers", "throttle_keys", "priority", "ttl_ms", "del
 _USUAL: Final = _RARE(Draft(payload=b""))
 
 
-class Made(NamedTuple):
-    """Messages that are ready to be let in."""
+class NewEntries(NamedTuple):
+    """New messages, ready to be admitted."""
 
     ids: list[bytes]
-    """Of all drafts, in their order."""
+    """Ids of all drafts, in their order."""
     entries: Sequence[Entry]
     delayed: list[tuple[Entry, int]]
-    """Those that wait, and until when."""
+    """Delayed entries with their due times in nanoseconds."""
     sub: str | None
-    """The sub-queue all entries are of, where that is known."""
+    """The sub-queue of all entries; None if it is unknown or there are several."""
 
 
-def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_body: bytes, memory: bool) -> Made:
-    """Messages of drafts with all their rows but the message's own. `memory`: all of them are transient."""
+def build(
+    queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_body: bytes, memory: bool
+) -> NewEntries:
+    """Build the entries of drafts and all their rows except the message rows. `memory` makes all of them transient."""
     check_count(drafts)
     ids = queue.shared.ids.many(len(drafts))
     place_ns = queue.shared.places.next(change)
     if not queue.config.priorities_max and shared_body == rows.NO_BODY:
-        plain = _make_plain(queue, change, drafts, ids, place_ns, memory)
+        plain = _build_plain(queue, change, drafts, ids, place_ns, memory)
         if plain is not None:
-            return Made(ids, plain, [], FAIRNESS_KEY_DEFAULT)
-        keyed = _make_keyed(queue, drafts, ids, place_ns, memory)
+            return NewEntries(ids, plain, [], FAIRNESS_KEY_DEFAULT)
+        keyed = _build_keyed(queue, drafts, ids, place_ns, memory)
         if keyed is not None:
-            return Made(ids, keyed, [], None)
+            return NewEntries(ids, keyed, [], None)
     entries: list[Entry] = []
     delayed: list[tuple[Entry, int]] = []
     for draft, message_id in zip(drafts, ids, strict=True):
@@ -74,21 +75,23 @@ def make(queue: Queue, change: Change, drafts: Sequence[Draft | bytes], shared_b
             draft = Draft(payload=draft)
         elif not isinstance(draft, Draft):
             raise _no_draft(draft)
-        entry = _make_one(queue, change, draft, message_id, place_ns, shared_body, memory)
+        entry = _build_one(queue, change, draft, message_id, place_ns, shared_body, memory)
         if draft.delay_ms:
             delayed.append((entry, change.now_ns + draft.delay_ms * MS))
         else:
             entries.append(entry)
-    return Made(ids, entries, delayed, None)
+    return NewEntries(ids, entries, delayed, None)
 
 
 def check_count(drafts: Sequence[Draft | bytes]) -> None:
     if len(drafts) > ENQUEUE_MAX:
-        raise LimitExceededError(f"{len(drafts)} messages in one call: at most {ENQUEUE_MAX}")
+        raise LimitExceededError(
+            f"{len(drafts)} messages in one call exceed the limit of {ENQUEUE_MAX}; split the batch"
+        )
 
 
 def checked(queue: str, drafts: Sequence[Draft | bytes]) -> list[Draft]:
-    """Drafts that pass every limit, before something is done for them that takes time."""
+    """Return the drafts after checking every limit, before any expensive work is done for them."""
     check_count(drafts)
     whole: list[Draft] = []
     for draft in drafts:
@@ -102,13 +105,13 @@ def checked(queue: str, drafts: Sequence[Draft | bytes]) -> list[Draft]:
 
 
 def _no_draft(given: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(given).__name__}")
+    return InvalidArgumentError(f"a message to enqueue must be bytes or a Draft, not {type(given).__name__}")
 
 
-def _make_plain(
+def _build_plain(
     queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
 ) -> Sequence[Entry] | None:
-    """Entries of drafts that are nothing but small payloads and properties, all at once; None if they are not."""
+    """Build entries of drafts that have only a small payload and properties, in bulk. None if some have more."""
     payloads: list[bytes] = drafts  # type: ignore[assignment]
     properties: list[bytes] | None = None
     whole: list[Draft] = []
@@ -148,7 +151,7 @@ def _make_plain(
 
 
 def are_ordinary(drafts: Sequence[Draft | bytes]) -> bool:
-    """Whether all of them are drafts that have a payload and properties, of a size that can be, and nothing else."""
+    """Whether all drafts have only a payload and properties, within their size limits."""
     return all(
         type(draft) is Draft
         and _SPECIAL(draft) == _ORDINARY
@@ -160,33 +163,56 @@ def are_ordinary(drafts: Sequence[Draft | bytes]) -> bool:
     )
 
 
-def make_shared(queue: Queue, change: Change, drafts: Sequence[Draft], body_ids: Sequence[bytes]) -> list[Entry]:
-    """Entries of ordinary drafts whose bodies are shared with other queues, with a reference each."""
-    ids = queue.shared.ids.many(len(drafts))
-    expires_ns = 0
-    if queue.config.ttl_ms is not None:
-        expires_ns = change.now_ns + queue.config.ttl_ms * MS
-        watch(queue, change, expires_ns)
-    head = queue.default_prefix + queue.shared.places.next(change).to_bytes(8, "big")
-    flags = APART | SHARED
-    made = rows.plain_rows([b""] * len(drafts), expires_ns, [draft.properties for draft in drafts])
-    refer = queue.shared.content.refer
-    entries: list[Entry] = []
-    for draft, body_id, message_id, row in zip(drafts, body_ids, ids, made, strict=True):
-        size_bytes = len(draft.payload)
-        refer(change, body_id, message_id)
-        entries.append(
-            Entry(head + message_id, rows.wrap(row, flags, body_id, size_bytes), size_bytes, flags, expires_ns)
-        )
-    return entries
+def build_for_many(
+    queues: Sequence[Queue], change: Change, drafts: Sequence[Draft], body_ids: Sequence[bytes]
+) -> list[Plain]:
+    """Build entries of ordinary drafts for each queue. With `body_ids` the queues share the bodies by references."""
+    shared = queues[0].shared
+    count = len(drafts)
+    ids = shared.ids.many(count * len(queues))
+    place = shared.places.next(change).to_bytes(8, "big")
+    if body_ids:
+        shared.content.refer_many(change, body_ids, ids)
+    flags = APART | SHARED if body_ids else 0
+    sizes = [len(draft.payload) for draft in drafts]
+    rows_by_expiry: dict[int, tuple[list[bytes], int]] = {}
+    made: list[Plain] = []
+    for at, queue in enumerate(queues):
+        expires_ns = 0
+        if queue.config.ttl_ms is not None:
+            expires_ns = change.now_ns + queue.config.ttl_ms * MS
+            watch(queue, change, expires_ns)
+        found = rows_by_expiry.get(expires_ns)
+        if found is None:
+            same = _rows_for_many(drafts, body_ids, expires_ns)
+            found = rows_by_expiry[expires_ns] = same, sum(map(len, same))
+        head = queue.default_prefix + place
+        own_ids = ids[at * count : (at + 1) * count]
+        entries = Plain([head + each for each in own_ids], found[0], sizes, flags, expires_ns, row_bytes=found[1])
+        entries.ids = own_ids
+        entries.has_stayed = True
+        made.append(entries)
+    return made
 
 
-def _make_keyed(
+def _rows_for_many(drafts: Sequence[Draft], body_ids: Sequence[bytes], expires_ns: int) -> list[bytes]:
+    """Return the row of each draft, which is the same in every queue."""
+    properties = [draft.properties for draft in drafts]
+    if not body_ids:
+        return rows.plain_rows([draft.payload for draft in drafts], expires_ns, properties)
+    inner = rows.plain_rows([b""] * len(drafts), expires_ns, properties)
+    return [
+        rows.wrap(row, APART | SHARED, body_id, len(draft.payload))
+        for row, body_id, draft in zip(inner, body_ids, drafts, strict=True)
+    ]
+
+
+def _build_keyed(
     queue: Queue, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
 ) -> list[Entry] | None:
-    """Entries of drafts that have fairness keys and weights too, all at once; None if they have anything else."""
+    """Build entries of drafts that also have fairness keys and weights, in bulk. None if some have more."""
     whole = [draft for draft in drafts if type(draft) is Draft]
-    # Under a TTL every message of a key has a row in the expiry index.
+    # With a TTL, every message of a key has a row in the expiry index.
     if len(whole) < len(drafts) or queue.config.ttl_ms is not None or [d for d in whole if _RARE(d) != _USUAL]:
         return None
     payloads = [draft.payload for draft in whole]
@@ -202,7 +228,7 @@ def _make_keyed(
     place = place_ns.to_bytes(8, "big")
     heads: dict[str, bytes] = {}
     for key in set(fairness_keys):
-        # Whatever may be refused is looked at, and told, one by one.
+        # Leave keys that may be invalid to the one-by-one path, which reports errors per message.
         if not key.isascii() or len(key) > FAIRNESS_KEY_BYTES_MAX:
             return None
         heads[key] = rows.prefix_of(queue.name, key) + place
@@ -213,7 +239,7 @@ def _make_keyed(
     ]
 
 
-def _make_one(
+def _build_one(
     queue: Queue,
     change: Change,
     draft: Draft,
@@ -225,7 +251,7 @@ def _make_one(
     ttl_ms = _ttl_ms(queue, draft.ttl_ms)
     expires_ns = 0 if ttl_ms is None else change.now_ns + (ttl_ms + draft.delay_ms) * MS
     message = to_message(draft, queue.name, message_id, place_ns, expires_ns)
-    # A message that waits for its time waits on disk.
+    # Delayed messages wait on disk.
     transient = (draft.transient or memory) and not draft.delay_ms
     body_id = shared_body
     if shared_body != rows.NO_BODY:
@@ -255,7 +281,7 @@ def entry_of(
     transient: bool = False,
     own_ttl: bool = False,
 ) -> Entry:
-    """The entry of a message at its place in a queue, with its row in the expiry index where it needs one."""
+    """Return the entry of a message at its place in a queue, and put its expiry index row if it needs one."""
     priorities_max = queue.config.priorities_max
     sub = rows.sub_queue(message.fairness_key, min(message.priority, priorities_max) if priorities_max else None)
     key = rows.prefix_of(queue.name, sub) + message.enqueued_ns.to_bytes(8, "big") + message.id
@@ -267,7 +293,7 @@ def entry_of(
     if message.expires_ns:
         watch(queue, change, message.expires_ns)
         if not transient and (own_ttl or sub != FAIRNESS_KEY_DEFAULT):
-            # Only a queue of one sub-queue and one TTL expires in its order; everything else needs the index.
+            # Messages expire in queue order only with one sub-queue and one TTL. All others need the index.
             flags |= TIMED
             change.batch.put(Family.MESSAGE_EXPIRY, timed_of(key, message.expires_ns), b"")
     row = encode_row(message)

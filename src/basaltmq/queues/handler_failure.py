@@ -1,9 +1,9 @@
-"""What workers of all kinds do about a handler that raised: the text they keep, the log, and the wait before a retry.
+"""Handler failures in workers of all kinds: error text, logging and retry backoff.
 
-    delay before retry n   min(first * 2^(n-1), longest), times a random share between a half and one
+    delay before retry n   min(first * 2^(n-1), longest), times a random factor between 0.5 and 1
 
-The wait grows so that a message that always fails does not hold up the others, and the random share keeps messages that
-failed together from failing together again. How often a message is tried is the queue's `attempts_max`.
+The delay grows so that a message that always fails does not hold up the others. The random factor spreads the retries
+of messages that failed together. The queue's `attempts_max` limits the number of attempts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Final
 from basaltmq.errors import InvalidArgumentError
 
 RETRY_DELAY_MS_DEFAULT: Final = 1_000
-"""Before the first retry: most of what passes by itself has passed by then."""
+"""Delay before the first retry: most transient causes are gone after one second."""
 
 RETRY_DELAY_MS_MAX_DEFAULT: Final = 300_000
-"""The longest wait: a cause that is gone is noticed within five minutes."""
+"""Longest delay: workers recover within five minutes after the cause is gone."""
 
 ERROR_CHARACTERS_MAX: Final = 2_000
-"""Of an exception's text that is kept with the message."""
+"""Maximum length of the exception text that is stored with the message."""
 
 _DOUBLINGS_MAX: Final = 32
 
@@ -30,12 +30,12 @@ _log: Final = logging.getLogger("basaltmq")
 
 
 class Reject(Exception):
-    """Raised by a handler that gives a message up: trying it again would not help."""
+    """Raised by a handler to reject a message for good, because a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a message waits before it is tried again."""
+    """Retry delays of failed messages."""
 
     first_ms: int = RETRY_DELAY_MS_DEFAULT
     longest_ms: int = RETRY_DELAY_MS_MAX_DEFAULT
@@ -44,28 +44,28 @@ class Backoff:
     def __post_init__(self) -> None:
         for name, value in (("retry_delay_ms", self.first_ms), ("retry_delay_max_ms", self.longest_ms)):
             if type(value) is not int or value < 0:
-                raise InvalidArgumentError(f"{name} of a worker is 0 or more, not {value!r:.80}")
+                raise InvalidArgumentError(f"{name} of a worker must be 0 or more, not {value!r:.80}")
 
     def delay_ms(self, attempts: int) -> int:
-        """The wait of a message that failed so often before this failure; 0 if `first_ms` is."""
+        """Return the delay of a message that failed `attempts` times before this failure; 0 if `first_ms` is 0."""
         longest_ms = max(self.first_ms, self.longest_ms)
         full_ms = min(self.first_ms << min(attempts, _DOUBLINGS_MAX), longest_ms)
         return round(full_ms * self.random.uniform(0.5, 1.0))
 
 
 def text_of(error: BaseException) -> str:
-    """An exception as it is kept with the message."""
-    said = str(error)
-    return (f"{type(error).__name__}: {said}" if said else type(error).__name__)[:ERROR_CHARACTERS_MAX]
+    """Return the text of an exception that is stored with the message."""
+    text = str(error)
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:ERROR_CHARACTERS_MAX]
 
 
 def log_failure(queue: str, message_id: bytes, attempts: int, error: Exception) -> None:
-    """Log that a handler raised, with its traceback; one that gave the message up meant to."""
+    """Log a handler's exception with its traceback. A deliberate `Reject` is logged without one."""
     if isinstance(error, Reject):
-        _log.warning("message %s of queue %r was given up: %s", message_id.hex(), queue, text_of(error))
+        _log.warning("queue %r: handler rejected message %s: %s", queue, message_id.hex(), text_of(error))
     else:
         _log.error(
-            "the handler of queue %r failed on message %s, attempt %d: %s",
+            "queue %r: handler failed on message %s, attempt %d: %s",
             queue,
             message_id.hex(),
             attempts + 1,

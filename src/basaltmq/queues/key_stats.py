@@ -1,4 +1,4 @@
-"""How the keys of a queue stand: fairness keys with what waits under each, throttle keys with their tokens."""
+"""Statistics per key: ready messages per fairness key, tokens per throttle key."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 KEYS_MAX: Final = 1_000
-"""Keys told of in one answer, those that are found first."""
+"""Maximum number of keys in one answer; the rest are left out."""
 
 ROWS_MAX: Final = 20_000
-"""Rows on disk looked at for one answer: some tens of milliseconds. A count that would take more is a lower bound."""
+"""Rows to scan on disk for one answer: some tens of milliseconds. A count that needs more rows is a lower bound."""
 
 
 class FairnessKey(NamedTuple):
-    """A fairness key that has something ready."""
+    """A fairness key with ready messages."""
 
     key: str
     pending: int
@@ -30,7 +30,7 @@ class FairnessKey(NamedTuple):
 
 
 class ThrottleKey(NamedTuple):
-    """A throttle and the whole tokens it has at this moment."""
+    """A throttle and its current number of whole tokens."""
 
     key: str
     tokens: int
@@ -39,7 +39,7 @@ class ThrottleKey(NamedTuple):
 
 
 def fairness_keys(queue: Queue, now_ns: int) -> tuple[int, list[FairnessKey]]:
-    """How many keys have something ready, and the first `KEYS_MAX` of them in the order of their names."""
+    """Return how many keys have ready messages, and the first `KEYS_MAX` of them ordered by name."""
     queue.settle_down(now_ns)
     found: dict[str, FairnessKey] = {}
     rows_left = ROWS_MAX
@@ -64,7 +64,7 @@ def fairness_keys(queue: Queue, now_ns: int) -> tuple[int, list[FairnessKey]]:
 
 
 def throttle_keys(buckets: TokenBuckets, keys: Iterable[str], now_ns: int) -> list[ThrottleKey]:
-    """The first `KEYS_MAX` throttles in the order of their names."""
+    """Return the first `KEYS_MAX` throttles ordered by name."""
     found: list[ThrottleKey] = []
     for key in sorted(keys)[:KEYS_MAX]:
         limit = buckets.limit(key)

@@ -1,9 +1,9 @@
-"""The queues that are in memory: loaded when somebody uses them, let go when others need the room.
+"""The LRU cache of loaded queues.
 
-A queue in memory is a cache of its rows. Up to `loaded_max` are kept, the least recently used go, if nobody waits at
-them and none of their leases is in memory only. Transient messages that wait go to disk as they do when memory is full,
-into the family that is wiped at open, and their count with them. So an idle queue costs disk, not memory. Not
-thread-safe: the plane's lock is around every call.
+A queue in memory is a cache of its rows. The cache keeps up to `loaded_max` queues and evicts the least recently used
+ones, except queues with waiting consumers or leases that exist in memory only. Eviction writes transient messages and
+their count to the transient family, which is wiped at open. So an idle queue costs disk, not memory. Not thread-safe:
+callers hold the plane's lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from basaltmq.queues.config import QueueConfig, decode_config, default_row, enco
 from basaltmq.queues.leases.prepared import is_held
 from basaltmq.queues.leases.table import Leases
 from basaltmq.queues.lifecycle import timers
-from basaltmq.queues.queue import MS, Queue, Shared
+from basaltmq.queues.queue import MS, PlaneContext, Queue
 from basaltmq.queues.ready.backing import BackingQueue
 from basaltmq.queues.ready.fair_queue import FairQueue, sub_queues_on_disk
 from basaltmq.queues.ready.paging_queue import SPILL_WAIT_MS
@@ -42,30 +42,24 @@ from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.waiters import Waiters
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import (
-    decode_queue_key,
-    lp,
-    prefix_range,
-    queue_key,
-    queue_stats_key,
-    transient_counts_key,
-)
+from basaltmq.store.keys.parts import lp, prefix_range
+from basaltmq.store.keys.queues import decode_queue_key, queue_key, queue_stats_key, transient_counts_key
 
 LOADED_MAX: Final = 4096
-"""Queues kept in memory: about 4 KiB each while idle."""
+"""Queues kept in memory, about 4 KiB each while idle."""
 
 EVICT_LOOK_MAX: Final = 16
-"""Queues looked at per operation to find one that can be let go."""
+"""Queues to examine per operation to find one to evict."""
 
 _log = logging.getLogger("basaltmq")
 
 
 class LoadedQueues:
-    """Queues by name, the least recently used first."""
+    """Queues by name, least recently used first."""
 
     def __init__(
         self,
-        shared: Shared,
+        shared: PlaneContext,
         waiters: Waiters,
         settings: RuntimeConfig,
         clock_ns: Callable[[], int],
@@ -80,7 +74,7 @@ class LoadedQueues:
         self._queues: OrderedDict[str, Queue] = OrderedDict()
         self.failures = FailedQueues()
         self._has_paged_out = False
-        """Whether a queue was ever let go with transient messages."""
+        """Whether a queue with transient messages was ever evicted."""
 
     def __len__(self) -> int:
         return len(self._queues)
@@ -89,11 +83,11 @@ class LoadedQueues:
         return iter(list(self._queues.values()))
 
     def peek(self, name: str) -> Queue | None:
-        """The queue if it is in memory, without using it."""
+        """Return the queue if it is in memory, without marking it as used."""
         return self._queues.get(name)
 
     def config(self, name: str) -> QueueConfig | None:
-        """The configuration of a queue, None if there is no such queue; nothing is loaded."""
+        """Return the configuration of a queue without loading it; None if the queue does not exist."""
         queue = self._queues.get(name)
         if queue is not None:
             return queue.config
@@ -102,14 +96,16 @@ class LoadedQueues:
         return None if row is None else self._read_config(key, row)
 
     def configs(self, after: str, count: int) -> list[QueueConfig]:
-        """Configurations in the order of their names, from behind `after`."""
+        """Return configurations ordered by name, starting after `after`."""
         rows = self._store.scan(Family.QUEUES, queue_key(after) + b"\0" if after else b"")
         found = (self._read_config(key, row) for key, row in rows)
         return list(islice((config for config in found if config is not None), count))
 
     def _read_config(self, key: bytes, row: bytes) -> QueueConfig | None:
-        """The configuration in a row. One that cannot be read is replaced by the defaults: the messages of the queue
-        must not be out of reach. None if the key is no name."""
+        """Decode a configuration row; None if the key is not a queue name.
+
+        An unreadable row is replaced by the defaults, so that the messages of the queue stay accessible.
+        """
         try:
             return decode_config(decode_queue_key(key), row)
         except CorruptionError as error:
@@ -118,14 +114,14 @@ class LoadedQueues:
             return None if default is None else decode_config(key.decode(), default)
 
     def require(self, name: str) -> Queue:
-        """The queue of this name, loaded."""
+        """Return the queue, loading it if necessary."""
         queue = self._queues.get(name)
         if queue is not None:
             self._queues.move_to_end(name)
             return queue
         config = self.config(name)
         if config is None:
-            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+            raise QueueNotFoundError(f"queue {name!r} does not exist; create it first")
         self.failures.require_up(name)
         try:
             queue = self._queues[name] = self._load(config)
@@ -153,7 +149,7 @@ class LoadedQueues:
         return queue
 
     def _stats(self, name: str) -> QueueStats:
-        """The counts of a queue; those that are missing or damaged are made again from its rows."""
+        """Return the counts of a queue. Missing or damaged counts are recomputed from its rows."""
         key = queue_stats_key(name)
         row = self._store.get(Family.QUEUE_STATS, key)
         if row is not None:
@@ -165,19 +161,19 @@ class LoadedQueues:
             reason = f"the counts of queue {name!r} are missing"
         quarantine = self._shared.quarantine
         stats = counted(self._store, name, quarantine)
-        # What was delivered before is not known.
+        # Which messages were delivered before is unknown.
         stats.returned_ns = self._shared.places.last_ns
         quarantine.note(Family.QUEUE_STATS, key, row, reason, replacement=stats.encode())
         return stats
 
     def fail(self, name: str, error: Exception) -> QueueFailedError:
-        """An unexpected error hit a queue: let it go as after a crash, to be read again; what callers are told."""
-        told = self.failures.add(name, error, self._clock_ns())
+        """Unload a queue after an unexpected error, as after a crash. Return the error for callers."""
+        failure = self.failures.add(name, error, self._clock_ns())
         self._discard(name)
-        return told
+        return failure
 
     def _discard(self, name: str) -> None:
-        """Let a queue go whose memory is in doubt."""
+        """Unload a queue whose memory may be wrong."""
         queue = self._queues.pop(name, None)
         if queue is None:
             return
@@ -197,48 +193,48 @@ class LoadedQueues:
             self._store.write(batch)
 
     def take_down(self, name: str) -> None:
-        """Let a queue go, and refuse operations on it until `bring_up`."""
+        """Unload a queue, and refuse operations on it until `bring_up`."""
         if self.config(name) is None:
-            raise QueueNotFoundError(f"there is no queue {name!r}; create it first")
+            raise QueueNotFoundError(f"queue {name!r} does not exist; create it first")
         self._discard(name)
         self.failures.take_down(name, "it is being restarted")
 
     def bring_up(self, change: Change, name: str, stats: QueueStats) -> None:
-        """Serve a queue again that is down."""
+        """Serve a queue again after `take_down` or a failure."""
         stats.returned_ns = self._shared.places.last_ns
         change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
         change.ready[name] = None
         self.failures.forget(name)
 
     def counts_on_disk(self, name: str) -> QueueStats | None:
-        """The counts of a queue as its row has them; None if it has none that can be read."""
+        """Return the counts in a queue's row; None if they are missing or damaged."""
         row = self._store.get(Family.QUEUE_STATS, queue_stats_key(name))
         with suppress(CorruptionError):
             return None if row is None else QueueStats.decode(name, row)
         return None
 
-    def make(self, change: Change, config: QueueConfig) -> Queue:
-        """Make a queue in a change."""
+    def create(self, change: Change, config: QueueConfig) -> Queue:
+        """Create a queue in a change."""
         name = config.name
         stats = QueueStats()
         stats.floor_ns = self._shared.reclaim.floor_ns(name)
         change.batch.put(Family.QUEUES, queue_key(name), encode_config(config))
         change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
-        self.arm_unused(change, config)
+        self.set_unused_timer(change, config)
         queue = self._queues[name] = self._assemble(config, stats, Leases(name))
         change.undo(lambda: self.unload(name))
         return queue
 
-    def find_or_make(self, change: Change, name: str) -> Queue:
-        return self.make(change, QueueConfig(name=name)) if self.config(name) is None else self.require(name)
+    def find_or_create(self, change: Change, name: str) -> Queue:
+        return self.create(change, QueueConfig(name=name)) if self.config(name) is None else self.require(name)
 
-    def arm_unused(self, change: Change, config: QueueConfig) -> None:
-        """Look later whether the queue is unused, if it is one that goes then."""
+    def set_unused_timer(self, change: Change, config: QueueConfig) -> None:
+        """If the queue has `expires_ms`, set the timer that deletes it when unused."""
         if config.expires_ms is not None:
             self._shared.timers.set(change, change.now_ns + config.expires_ms * MS, timers.UNUSED, config.name)
 
     def hooks(self, config: QueueConfig) -> QueueHooks | None:
-        """The scripts of a queue, compiled; ScriptError if they do not."""
+        """Compile the scripts of a queue. Raises ScriptError."""
         if config.on_enqueue_script is None and config.on_failure_script is None:
             return None
         return QueueHooks(
@@ -277,12 +273,13 @@ class LoadedQueues:
         try:
             queue.hooks = self.hooks(config)
         except ScriptError as error:
-            # Refused where a queue is made or altered; one found on disk must not keep its messages out of reach.
-            _log.error("a script of queue %r cannot be used, defaults apply: %s", name, error)
+            # Scripts are checked when a queue is created or altered. A bad script found on disk must not block its
+            # messages.
+            _log.error("queue %r: a script cannot be used, defaults apply: %s", name, error)
         return queue
 
     def unload(self, name: str) -> None:
-        """Let a queue go; what is in memory only is lost."""
+        """Unload a queue; what exists in memory only is lost."""
         queue = self._queues.pop(name, None)
         if queue is not None:
             queue.backing.purge()
@@ -290,7 +287,7 @@ class LoadedQueues:
                 queue.hooks.release()
 
     def save_all(self, batch: Batch) -> None:
-        """Add what all queues have that memory alone knows and that is to outlive it."""
+        """Add all state to a batch that exists in memory only and must survive."""
         for queue in self._queues.values():
             queue.leases.forget_holds()
             queue.save(batch)
@@ -299,7 +296,7 @@ class LoadedQueues:
         self._queues.clear()
 
     def evict(self) -> None:
-        """Give memory back that is over the limits, a few queues per call."""
+        """Free memory above the limits, a few queues per call."""
         over_budget = self._shared.budget.room_bytes() < 0
         if len(self._queues) <= self._loaded_max and not over_budget:
             return
@@ -316,7 +313,7 @@ class LoadedQueues:
                     self.unload(name)
 
     def _page_out(self, queue: Queue) -> bool:
-        """Have all of a queue on disk; False if the store does not take its transient messages just then."""
+        """Write all of a queue to disk. Return False if the store stalls on its transient messages."""
         if not queue.stats.transient:
             self._save(queue)
             return True
@@ -335,7 +332,7 @@ class LoadedQueues:
         return True
 
     def _save(self, queue: Queue) -> None:
-        """Write what of a queue's counts was not worth a write of its own."""
+        """Write counts of a queue that no batch has written yet."""
         batch = Batch()
         queue.save(batch)
         try:

@@ -1,16 +1,15 @@
-"""Operations on queues of any length: purge, move, redrive, delete. None of them holds the plane for its length.
+"""Operations on queues of any length (purge, move, redrive, delete), in pages.
 
-A queue of ten million messages is worked through page by page, and the lock is free between two pages. Each page is one
-batch and leaves queues that are right, so a crash, an error or an impatient caller in the middle costs nothing but the
-rest of the work. What others do meanwhile:
+The operations release the plane's lock between pages. Each page is one batch and leaves consistent queues, so a crash,
+an error or an aborted call in the middle loses only the remaining work. Concurrent changes:
 
-    purge          takes what was enqueued before it began and is ready when its page comes. A queue without bodies
-                   apart and without transient messages is purged in one batch of ranges.
-    move, redrive  the same, each page looked at in key order. What comes in meanwhile stays.
-    delete         the queue is gone for everyone with the first batch; its name is free at once. What is left of it on
-                   disk is nobody's and goes in pages (reclaim.py), by this call or when `run_due` comes round.
+    purge          deletes what was enqueued before it began and is ready when its page is processed. A queue without
+                   transient messages and without bodies outside the rows is purged in one batch of range deletes.
+    move, redrive  the same, page by page in key order. Messages that arrive meanwhile stay.
+    delete         the first batch removes the queue, and its name is free at once. The remaining rows are deleted in
+                   pages (`lifecycle/reclaim.py`), by this call or by `run_due`.
 
-A queue that is deleted in the middle ends the operation with QueueNotFoundError; what was moved is moved.
+If the queue is deleted meanwhile, the operation raises QueueNotFoundError. Messages already moved stay moved.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.change import Change
-from basaltmq.queues.change_runner import Changes
+from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.leases.prepared import require_free
 from basaltmq.queues.lifecycle import removal
 from basaltmq.queues.lifecycle.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
@@ -32,22 +31,22 @@ from basaltmq.queues.queue import Queue
 from basaltmq.queues.waiters import Waiters
 
 RECLAIM_PAGES: Final = 4
-"""Pages of a deleted queue that its deletion takes away itself: an ordinary queue leaves nothing behind."""
+"""Pages of rows that the deletion itself removes, which is all of an ordinary queue."""
 
 
 class LongOperations:
-    """What takes a queue of any length apart."""
+    """Purge, move, redrive and delete, page by page."""
 
-    def __init__(self, changes: Changes, loaded: LoadedQueues, waiters: Waiters) -> None:
+    def __init__(self, changes: ChangeRunner, loaded: LoadedQueues, waiters: Waiters) -> None:
         self._changes = changes
         self._loaded = loaded
         self._waiters = waiters
 
     def delete(self, name: str) -> None:
-        """Delete a queue with all that is its."""
+        """Delete a queue with all its messages."""
         with self._changes.lock:
             self._changes.require_alone("delete")
-            # A queue that is down goes like any other.
+            # A failed queue can be deleted like any other.
             self._loaded.failures.forget(name)
             queue = self._loaded.require(name)
             require_free(queue)
@@ -56,26 +55,22 @@ class LongOperations:
         for _ in range(RECLAIM_PAGES):
             if not queue.shared.reclaim.is_pending:
                 return
-            _breathe()
+            _yield_lock()
             with self._changes.lock:
                 if queue.shared.reclaim.is_pending:
                     self._changes.do(queue.shared.reclaim.step)
 
     def _delete(self, change: Change, queue: Queue) -> None:
         removal.delete_queue(queue, change)
-        # At once: whoever makes room in memory would write down what a queue has that is no more.
+        # Unload at once, because an eviction would write the counts of the deleted queue.
         change.after(lambda: self._loaded.unload(queue.name))
 
     def purge(self, name: str) -> int:
-        """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
-        count = 0
-        for purged in self.purging(name):
-            count += purged
-            _breathe()
-        return count
+        """Delete all ready messages and return their number. Leased and delayed messages stay."""
+        return _all(self.purging(name))
 
     def purging(self, name: str) -> Iterator[int]:
-        """The same page by page, for callers that give others their turn in between; how many each page was."""
+        """Like `purge`, one page per step. Yields the number of messages of each page."""
         with self._changes.lock:
             self._changes.require_alone("purge")
             until_ns = self._loaded.require(name).shared.places.last_ns
@@ -89,11 +84,11 @@ class LongOperations:
         return self._changes.do(lambda change: removal.purge(self._loaded.require(name), change, until_ns))
 
     def move(self, source: str, target: str, count: int | None, wanted: Wanted | None) -> int:
-        """Move ready messages to the end of another queue; how many."""
+        """Move ready messages to the end of another queue. Return their number."""
         with self._changes.lock:
             self._changes.require_alone("move")
             self._loaded.require(target)
-        return self._move(source, lambda message: self._loaded.require(target), count, wanted, None)
+        return _all(self._moving(source, lambda message: self._loaded.require(target), count, wanted, None))
 
     def redrive(
         self,
@@ -104,14 +99,26 @@ class LongOperations:
         rate_per_s: float | None,
         stamp: Mapping[str, str] | None = None,
     ) -> int:
-        """Return dead letters to the queues they came from (or `to`), at most so many a second, with more headers."""
+        """Return dead letters to their original queues (or `to`), at `rate_per_s` at most, with `stamp` as headers."""
+        return _all(self.redriving(name, to, count, wanted, rate_per_s, stamp))
+
+    def redriving(
+        self,
+        name: str,
+        to: str | None,
+        count: int | None,
+        wanted: Wanted | None,
+        rate_per_s: float | None,
+        stamp: Mapping[str, str] | None = None,
+    ) -> Iterator[int]:
+        """Like `redrive`, one page per step. Yields the number of messages of each page, which may be 0."""
         if rate_per_s is not None and rate_per_s <= 0:
-            raise InvalidArgumentError(f"a rate is more than 0 per second, not {rate_per_s}")
+            raise InvalidArgumentError(f"rate_per_s must be above 0, not {rate_per_s}")
         with self._changes.lock:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
-        return self._move(name, partial(self._goal, to), count, wanted, rate_per_s, stamp)
+        return self._moving(name, partial(self._target, to), count, wanted, rate_per_s, stamp)
 
     def redrive_page(
         self,
@@ -122,20 +129,20 @@ class LongOperations:
         due_ns: DueNs | None,
         stamp: Mapping[str, str] | None,
     ) -> Page:
-        """Look at a page of dead letters behind a key and return those that are wanted; where to go on."""
+        """Redrive the wanted dead letters of one page after a key. The result says where to continue."""
         with self._changes.lock:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
             until_ns = self._loaded.require(name).shared.places.last_ns
-        return self._move_page(name, after, PAGE, until_ns, partial(self._goal, to), wanted, due_ns, stamp)
+        return self._move_page(name, after, PAGE, until_ns, partial(self._target, to), wanted, due_ns, stamp)
 
-    def _goal(self, to: str | None, message: Message) -> Queue | None:
-        """Where a dead letter goes; None if that queue is gone."""
-        goal = to or origin_of(message)
-        return None if goal is None or self._loaded.config(goal) is None else self._loaded.require(goal)
+    def _target(self, to: str | None, message: Message) -> Queue | None:
+        """Return the target queue of a dead letter; None if it no longer exists."""
+        target = to or origin_of(message)
+        return None if target is None or self._loaded.config(target) is None else self._loaded.require(target)
 
-    def _move(
+    def _moving(
         self,
         source: str,
         target_of: Callable[[Message], Queue | None],
@@ -143,7 +150,7 @@ class LongOperations:
         wanted: Wanted | None,
         rate_per_s: float | None,
         stamp: Mapping[str, str] | None = None,
-    ) -> int:
+    ) -> Iterator[int]:
         moved = 0
         after: bytes | None = b""
         begin_ns = self._changes.clock_ns()
@@ -155,8 +162,7 @@ class LongOperations:
             page = self._move_page(source, after, left, until_ns, target_of, wanted, turns, stamp)
             moved += page.moved
             after = page.after
-            _breathe()
-        return moved
+            yield page.moved
 
     def _move_page(
         self,
@@ -177,13 +183,22 @@ class LongOperations:
 
 
 def turns_of(begin_ns: int, already: int, rate_per_s: float | None) -> DueNs | None:
-    """When the messages of a page are ready, after so many before them."""
+    """Return the due time per index in a page, for a rate-limited move of which `already` messages are done."""
     if rate_per_s is None:
         return None
     step_ns = 1e9 / rate_per_s
     return lambda index: begin_ns + int((already + index) * step_ns)
 
 
-def _breathe() -> None:
-    """Let those who wait for the lock have it: giving it up alone does not, as the interpreter goes on with us."""
+def _all(counts: Iterator[int]) -> int:
+    """Run all pages. Return the sum of their counts."""
+    total = 0
+    for count in counts:
+        total += count
+        _yield_lock()
+    return total
+
+
+def _yield_lock() -> None:
+    """Yield to threads that wait for the lock. Releasing it is not enough, because this thread keeps the GIL."""
     time.sleep(0)

@@ -1,15 +1,15 @@
 """A message in a queue, and its row (SPEC C4).
 
-The key holds queue, fairness key, time and id; the value the rest:
+The key holds queue, fairness key, place and id. The value holds the rest:
 
     | layout u8 | priority u8 | attempts u32 | weight u32 | leased ns u64 | expires ns u64
     | labels bytes u32 | properties bytes u32 | payload bytes u32 | labels | properties | payload |
 
-`labels` is a MessagePack array of a map (headers) and an array (throttle keys), or empty when both are.
-`headers` are text for scripts and people; `properties` is a protocol's own encoding of what text cannot say, opaque
-here. Zero in `leased ns` and `expires ns` means never. The fixed head lets a reader look at one field in place.
+`labels` is a MessagePack array of a map (headers) and an array (throttle keys), or empty if both are empty. `headers`
+are text for scripts and people. `properties` is a protocol's own encoding of non-text properties, opaque here. Zero in
+`leased ns` and `expires ns` means never. The fixed head allows readers to decode single fields in place.
 
-Budget: encoding a row takes about 0.4 us, with headers 0.7 us.
+Encoding a row takes about 0.4 us, with headers 0.7 us.
 """
 
 from __future__ import annotations
@@ -23,29 +23,30 @@ import msgspec
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
 from basaltmq.ids import check_id
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import queues as queue_keys
 
 LAYOUT: Final = 2
 
 PAYLOAD_BYTES_MAX: Final = 64 << 20
-"""One queue message is one row and one value in memory; larger content belongs in the chunked message store."""
+"""A queue message is one row and one value in memory. Larger content belongs in the chunked message store."""
 
 PROPERTIES_BYTES_MAX: Final = 1 << 20
 HEADERS_BYTES_MAX: Final = 1 << 20
-"""Eight AMQP frames of headers; a script sees them all."""
+"""Eight AMQP frames of headers. A script receives all of them."""
 
 HEADERS_MAX: Final = 1024
 THROTTLE_KEYS_MAX: Final = 64
-"""All of them must have a token for each delivery, so their number is a cost of every delivery."""
+"""Every delivery needs a token of each key, so each key adds to the cost of a delivery."""
 
 QUEUE_NAME_BYTES_MAX: Final = 255
-"""AMQP's short string, the shortest limit of the protocols we speak."""
+"""The limit of an AMQP short string, the smallest limit of the supported protocols."""
 
 FAIRNESS_KEY_BYTES_MAX: Final = 1024
-"""It is part of every key of its messages."""
+"""The fairness key is part of every message key."""
 
 HEAD: Final = Struct(">BBIIQQIII")
-"""The fixed part of a row, up to the labels."""
+"""The fixed part of a row, before the labels."""
 
 _ENCODE_LABELS: Final = msgspec.msgpack.Encoder().encode
 _DECODE_LABELS: Final = msgpack_decoder(tuple[dict[str, str], tuple[str, ...]])
@@ -69,12 +70,12 @@ class Message(msgspec.Struct, kw_only=True, gc=False):
     expires_ns: int = 0
 
     def key(self) -> bytes:
-        """Where the message is kept; stays the same for its whole life in the queue."""
-        return keys.message_key(self.queue, self.fairness_key, self.enqueued_ns, self.id)
+        """The row key, constant while the message is in the queue."""
+        return queue_keys.message_key(self.queue, self.fairness_key, self.enqueued_ns, self.id)
 
 
 def check_message(message: Message) -> Message:
-    """Refuse what cannot be stored, by name. Done once where a message enters: the encoder takes fields as they are."""
+    """Check every field once, when the message enters. The encoder does not check."""
     check_id(message.id)
     check_queue_name(message.queue)
     _check_text("fairness key", message.fairness_key, FAIRNESS_KEY_BYTES_MAX)
@@ -83,10 +84,10 @@ def check_message(message: Message) -> Message:
     for name, low, high in _NUMBERS:
         value = getattr(message, name)
         if type(value) is not int or not low <= value <= high:
-            raise InvalidArgumentError(f"{name} of a message is {low} to {high}, not {value!r:.80}")
+            raise InvalidArgumentError(f"{name} of a message must be {low} to {high}, not {value!r:.80}")
     _check_headers(message.headers)
     if len(message.throttle_keys) > THROTTLE_KEYS_MAX:
-        raise LimitExceededError(f"{len(message.throttle_keys)} throttle keys: at most {THROTTLE_KEYS_MAX}")
+        raise LimitExceededError(f"{len(message.throttle_keys)} throttle keys exceed the limit of {THROTTLE_KEYS_MAX}")
     for key in message.throttle_keys:
         _check_text("throttle key", key, FAIRNESS_KEY_BYTES_MAX)
     return message
@@ -108,7 +109,7 @@ _NUMBERS: Final = (
 def check_queue_name(name: str) -> str:
     _check_text("queue name", name, QUEUE_NAME_BYTES_MAX)
     if not name:
-        raise InvalidArgumentError("a queue name has at least one character")
+        raise InvalidArgumentError("a queue name must have at least one character")
     return name
 
 
@@ -116,34 +117,34 @@ def _check_text(what: str, text: str, bytes_max: int) -> int:
     try:
         size = len(text.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgumentError(f"a {what} is Unicode text, not {text!r:.80}") from None
+        raise InvalidArgumentError(f"a {what} must be Unicode text, not {text!r:.80}") from None
     if size > bytes_max:
-        raise LimitExceededError(f"a {what} of {size} bytes of UTF-8 is over the limit of {bytes_max}")
+        raise LimitExceededError(f"a {what} of {size} bytes of UTF-8 exceeds the limit of {bytes_max}")
     return size
 
 
 def _check_bytes(what: str, raw: bytes, bytes_max: int) -> None:
     if not isinstance(raw, bytes):
-        raise InvalidArgumentError(f"a message's {what} is bytes, not {type(raw).__name__}")
+        raise InvalidArgumentError(f"a message's {what} must be bytes, not {type(raw).__name__}")
     if len(raw) > bytes_max:
-        raise LimitExceededError(f"a {what} of {len(raw)} bytes is over the limit of {bytes_max}")
+        raise LimitExceededError(f"a {what} of {len(raw)} bytes exceeds the limit of {bytes_max}")
 
 
 def _check_headers(headers: dict[str, str]) -> None:
     if not isinstance(headers, dict):
-        raise InvalidArgumentError(f"headers are a dict of text, not {type(headers).__name__}")
+        raise InvalidArgumentError(f"headers must be a dict of text, not {type(headers).__name__}")
     if len(headers) > HEADERS_MAX:
-        raise LimitExceededError(f"{len(headers)} headers: at most {HEADERS_MAX}")
+        raise LimitExceededError(f"{len(headers)} headers exceed the limit of {HEADERS_MAX}")
     size = 0
     for name, value in headers.items():
-        size += _check_text("header name", name, keys.STRING_BYTES_MAX)
+        size += _check_text("header name", name, key_parts.STRING_BYTES_MAX)
         size += _check_text("header value", value, HEADERS_BYTES_MAX)
     if size > HEADERS_BYTES_MAX:
-        raise LimitExceededError(f"headers of {size} bytes are over the limit of {HEADERS_BYTES_MAX}")
+        raise LimitExceededError(f"headers of {size} bytes exceed the limit of {HEADERS_BYTES_MAX}")
 
 
 def encode_row(message: Message) -> bytes:
-    """The value of a checked message's row."""
+    """Return the row value of a checked message."""
     properties = message.properties
     payload = message.payload
     try:
@@ -168,8 +169,8 @@ def encode_row(message: Message) -> bytes:
 
 
 def decode_row(key: bytes, row: bytes) -> Message:
-    """The message of a key and its value."""
-    queue, fairness_key, enqueued_ns, message_id = keys.decode_message_key(key)
+    """Decode a message from its key and row value."""
+    queue, fairness_key, enqueued_ns, message_id = queue_keys.decode_message_key(key)
     if len(row) < HEAD.size or row[0] != LAYOUT:
         raise _damaged(queue, message_id, row)
     _, priority, attempts, weight, leased_ns, expires_ns, labels_bytes, properties_bytes, payload_bytes = (
@@ -204,7 +205,7 @@ def decode_row(key: bytes, row: bytes) -> Message:
 
 
 def are_labels(raw: bytes) -> bool:
-    """Whether the labels of a row, which may be empty, can be read."""
+    """Whether the labels of a row, which may be empty, can be decoded."""
     if raw:
         try:
             _DECODE_LABELS(raw)

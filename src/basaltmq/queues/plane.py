@@ -1,18 +1,18 @@
-"""The queue plane: all queues of a store, safe to use from any thread.
+"""The queue plane: the thread-safe API to all queues of a store.
 
-    caller ──> Changes (one lock, one batch) ──> Queue (loaded when used) ──> store.write ──> memory follows
+    caller ──> ChangeRunner (one lock, one batch) ──> Queue (loaded on use) ──> store.write ──> update memory
                                                                                  └──> group commit, outside the lock
 
-Every operation is one change: it is written whole or not at all, and memory shows it when it is written. Operations of
-several queues become one by `with plane.change():`. A publish returns when it is as durable as its queue asks (P1);
-what consumers do is written, and need not be synced: a lost ack is delivered again.
+Every operation is one change, written completely or not at all. It becomes visible in memory after the write. `with
+plane.change():` merges operations on several queues into one change. A publish returns when it is as durable as its
+queue's configuration requires (P1). Consumer operations are written without an fsync: after a crash, a message with a
+lost ack is redelivered.
 
-This is the face of the plane. What it stands on has files of its own: the lock and the write (changes.py), the queues
-in memory (loaded.py), what is due (due.py), operations of many batches (long_operations.py), runtime settings
-(throttle_settings.py), those who wait (waiters.py), one queue (queue.py).
+The plane delegates to `ChangeRunner` (lock and write), `LoadedQueues` (queues in memory), `Due` (timed work),
+`LongOperations` (many batches), `ThrottleSettings` (runtime settings), `Waiters` (waiting consumers) and `Queue`.
 
-Time is the caller's: `run_due(now_ns)` does what is due, a bounded piece per call, and says when to call again;
-`on_deadline` tells that the next deadline moved closer.
+The plane has no timer thread. `run_due(now_ns)` does a bounded amount of due work and returns when to call it again.
+`on_deadline` is called when the next deadline moves closer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Self
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigError, QueueExistsError
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
-from basaltmq.queues.boot import Places, wipe_transient
+from basaltmq.queues.boot import Places, check_version, wipe_transient
 from basaltmq.queues.change import Change
-from basaltmq.queues.change_runner import Changes
-from basaltmq.queues.config import Durability, QueueConfig, encode_config
+from basaltmq.queues.change_runner import ChangeRunner
+from basaltmq.queues.config import QueueConfig, encode_config
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.events.recorder import Listener, Silence
+from basaltmq.queues.events.recorder import Listener, NoListener
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.expiry import LeaseExpiry
@@ -47,7 +48,7 @@ from basaltmq.queues.loaded_queues import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
 from basaltmq.queues.quarantine import Quarantine
-from basaltmq.queues.queue import Queue, Shared
+from basaltmq.queues.queue import PlaneContext, Queue
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.byte_limit import lease_bytes
 from basaltmq.queues.recovery.damage import Damage
@@ -55,7 +56,6 @@ from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.queues.scripts.hooks import HookCounters
 from basaltmq.queues.stats import QueueStats
-from basaltmq.queues.storage import StoreStorage
 from basaltmq.queues.throttle.settings import ThrottleSettings
 from basaltmq.queues.transactions.transaction import QueueTransaction
 from basaltmq.queues.transactions.work import Find, T
@@ -84,19 +84,20 @@ class QueuePlane:
         loaded_max: int = LOADED_MAX,
         on_deadline: Callable[[], None] | None = None,
     ) -> None:
-        settings = RuntimeConfig(StoreStorage.open(store))
+        check_version(store)
+        settings = RuntimeConfig(store)
         wipe_transient(store)
         self._store = store
         self._clock_ns = clock_ns
         self._waiters = Waiters()
-        self._changes = Changes(
+        self._changes = ChangeRunner(
             store, commit, clock_ns, written=self._written, follow_up=self._follow_up, failed=self._failed
         )
         self._lock = self._changes.lock
         quarantine = Quarantine(store, clock_ns)
         tokens = Tokens.open(store, quarantine)
         content = Content(store)
-        self._shared = Shared(
+        self._shared = PlaneContext(
             store=store,
             ids=ids or Ids(clock_ns),
             content=content,
@@ -106,7 +107,7 @@ class QueuePlane:
             places=Places.open(store, quarantine, clock_ns()),
             lease_expiry=LeaseExpiry(store, tokens, quarantine),
             timers=Timers(store, quarantine),
-            find=lambda change, name: self._loaded.find_or_make(change, name),
+            find=lambda change, name: self._loaded.find_or_create(change, name),
             exists=lambda name: self._loaded.config(name) is not None,
             check_limits=lambda name: self._due.note_over_limit(name),
             budget=budget or MemoryBudget(),
@@ -130,12 +131,12 @@ class QueuePlane:
         self._shared.is_orphan = self.xa.is_orphan
         self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.tell_deadline)
         self.damage = Damage(store, self._shared, self._changes, self._loaded)
-        """Rows in quarantine, and queues that are down."""
+        """Quarantined rows and failed queues."""
         self.damage.settle()
 
     @property
     def dead_letter_router(self) -> DeadLetterRouter | None:
-        """Says where dead letters go; None: to the dead-letter queue of their queue. Called inside a change."""
+        """Chooses the targets of dead letters, inside a change. None: the dead-letter queue of the message's queue."""
         return self._shared.route_dead
 
     @dead_letter_router.setter
@@ -145,49 +146,49 @@ class QueuePlane:
 
     @property
     def bad_settings(self) -> list[str]:
-        """Throttles found at open that cannot be read, each with its reason."""
+        """Throttles that could not be read at open, each with the reason."""
         return self._settings.faults
 
     def set_setting(self, key: str, value: str, *, secret: bool = False) -> Setting:
-        """Set a runtime setting: a throttle (`throttle.<key>` = rate,burst), or something scripts read."""
+        """Set a runtime setting: a throttle (`throttle.<key>` = rate,burst), or a value for scripts."""
         return self._settings.set(key, value, secret=secret)
 
     def delete_setting(self, key: str) -> bool:
         return self._settings.delete(key)
 
     def settings(self, prefix: str = "", *, limit: int = 1000, after: str | None = None) -> SettingsPage:
-        """Runtime settings as they may be shown."""
+        """Return runtime settings with secrets masked."""
         return self._settings.list(prefix, limit=limit, after=after)
 
     def create(self, config: QueueConfig) -> None:
-        """Make a queue, and the dead-letter queue it names if that is missing, in one batch. Durable on return."""
+        """Create a queue, and its dead-letter queue if that is missing, in one batch. Durable on return."""
 
         def make(change: Change) -> None:
             self._loaded.hooks(config)
             if self._loaded.config(config.name) is not None:
                 raise QueueExistsError(f"queue {config.name!r} exists; delete it first, or use another name")
-            self._loaded.make(change, config)
+            self._loaded.create(change, config)
             dead = config.dead_letter_queue
             if dead is not None and self._loaded.config(dead) is None:
-                self._loaded.make(change, QueueConfig(name=dead))
+                self._loaded.create(change, QueueConfig(name=dead))
 
         self._changes.do(make)
         self._changes.sync()
 
     def update(self, config: QueueConfig) -> None:
-        """Give a queue another configuration. Its messages stay, but for those tighter limits have no room for."""
+        """Change the configuration of a queue. Only messages beyond tighter limits are removed. Durable on return."""
 
         def change_it(change: Change) -> None:
             queue = self._queue(config.name)
             hooks = self._loaded.hooks(config)
-            # Those that wait for their time have their places too, and come back to them.
+            # Delayed messages have places too, and return to them.
             has_messages = bool(queue.stats.depth() or queue.stats.delayed)
             if bool(queue.config.priorities_max) != bool(config.priorities_max) and has_messages:
                 raise InvalidConfigError(
                     f"queue {config.name!r} has messages; priorities can be turned on or off only while it is empty"
                 )
             change.batch.put(Family.QUEUES, queue_key(config.name), encode_config(config))
-            self._loaded.arm_unused(change, config)
+            self._loaded.set_unused_timer(change, config)
             if bool(queue.config.priorities_max) == bool(config.priorities_max):
                 change.after(lambda: queue.configure(config, hooks))
             else:
@@ -199,10 +200,10 @@ class QueuePlane:
 
     def get(self, name: str) -> QueueConfig:
         with self._lock:
-            return self._look_at(name).config
+            return self._queue_for_read(name).config
 
     def configs(self, *, after: str = "", count: int = 1000) -> list[QueueConfig]:
-        """Configurations in the order of their names, from behind `after`."""
+        """Return configurations ordered by name, starting after `after`."""
         with self._lock:
             self._changes.require_open()
             found = self._loaded.configs(after, count)
@@ -210,17 +211,17 @@ class QueuePlane:
             return found
 
     def delete(self, name: str) -> None:
-        """Delete a queue with all that is its. Durable on return."""
+        """Delete a queue with all its messages. Durable on return."""
         self._long.delete(name)
         self._changes.sync()
 
     def stats(self, name: str) -> dict[str, int]:
-        """Counts of a queue."""
+        """Return the counts of a queue by name."""
         with self._lock:
             if self._loaded.failures.error_of(name) is not None:
                 counts = (self._loaded.counts_on_disk(name) or QueueStats()).shown(0, 0)
             else:
-                queue = self._look_at(name)
+                queue = self._queue_for_read(name)
                 counts = queue.stats.shown(len(queue.leases), queue.leases.size_bytes)
                 self.damage.settle()
             counts["quarantined"] = self._shared.quarantine.count(name)
@@ -232,41 +233,39 @@ class QueuePlane:
             return len(self._queue(name)) > 0
 
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
-        """How many fairness keys have something ready, and how they stand (the first of them, if they are many)."""
+        """Return how many fairness keys have ready messages, and statistics of the first `KEYS_MAX` of them."""
         with self._lock:
-            queue = self._look_at(name)
+            queue = self._queue_for_read(name)
             found = fairness_keys(queue, self._clock_ns())
-            self._line_up_again(queue)
+            self._wake_after_scan(queue)
             self.damage.settle()
             return found
 
     def throttle_keys(self) -> list[ThrottleKey]:
-        """How throttles stand (the first of them, if they are many)."""
+        """Return the state of the first `KEYS_MAX` throttles."""
         with self._lock:
             return throttle_keys(self._shared.buckets, self._shared.throttles, self._clock_ns())
 
     def script_counters(self, name: str) -> dict[str, HookCounters]:
-        """How the queue's scripts fare."""
+        """Return the counters of the queue's scripts, by event."""
         with self._lock:
-            hooks = self._look_at(name).hooks
+            hooks = self._queue_for_read(name).hooks
             if hooks is None:
                 return {}
             named = {"on_enqueue": hooks.on_enqueue, "on_failure": hooks.on_failure}
             return {event: hook.counters for event, hook in named.items() if hook is not None}
 
     def change(self) -> AbstractContextManager[None]:
-        """Make the operations inside one batch. Nothing of them is seen, by anyone, before the end.
-
-        Other threads wait. If anything inside fails nothing happens at all.
-        """
+        """Merge the operations inside into one batch, visible at the end. If one fails, none takes effect. Other
+        threads wait."""
         return self._changes.change()
 
     def transaction(self) -> QueueTransaction:
-        """Enqueues and acks over any queues that happen together at its commit, or not at all."""
+        """Return a transaction: enqueues and acks over any queues that take effect together at its commit."""
         return QueueTransaction(self, self._changes.commit)
 
     def apply(self, operation: Callable[[Change, Find], T]) -> T:
-        """Run an operation on any queues as one change. It is written on return; whoever promises more syncs."""
+        """Run an operation on any queues as one change, written on return. The caller syncs if it must be durable."""
         with self._lock:
             self._changes.require_alone("a transaction")
             return self._changes.do(lambda change: operation(change, self._queue))
@@ -279,10 +278,10 @@ class QueuePlane:
         durability: Durability | None = None,
         refused: list[int] | None = None,
     ) -> list[bytes]:
-        """Add messages; their ids, when they are as durable as asked (by default as the queue's configuration says).
+        """Add messages and return their ids, when they are as durable as `durability` (default: the queue's) requires.
 
-        A queue that is full and rejects raises QueueFullError and takes nothing of the call. With `refused` it takes
-        what it has room for, appends the indices of the other drafts there, and their ids are empty.
+        A full queue that rejects raises QueueFullError and adds nothing. With `refused` it adds what fits, appends the
+        indices of the other drafts to `refused`, and returns empty ids for them.
         """
 
         def add(change: Change) -> tuple[list[bytes], Durability]:
@@ -298,7 +297,7 @@ class QueuePlane:
     def publish(
         self, names: Sequence[str], draft: Draft | bytes, *, durability: Durability | None = None
     ) -> list[bytes]:
-        """Add one message to several queues, all or none; its id in each. A body of some size is stored once."""
+        """Add one message to several queues, all or none. Return its id in each. Large bodies are stored once."""
 
         def add(change: Change) -> tuple[list[bytes], bool]:
             queues = [self._queue(name) for name in names]
@@ -314,7 +313,7 @@ class QueuePlane:
     def publish_many(
         self, names: Sequence[str], drafts: Sequence[Draft], *, durability: Durability | None = None
     ) -> None:
-        """Add messages to several queues, all or none. Bodies of some size are stored once each."""
+        """Add messages to several queues, all or none. Large bodies are stored once."""
 
         def add(change: Change) -> bool:
             queues = [self._queue(name) for name in names]
@@ -334,9 +333,11 @@ class QueuePlane:
         wait_ms: int = 0,
         size_bytes_max: int | None = None,
     ) -> list[Delivery]:
-        """Up to `count` ready messages, leased; waits up to `wait_ms` for the first. `visibility_ms` 0 lasts until
-        it is released or the plane is opened again. Of the bodies the first, of whatever size, and those behind it that
-        fit into `size_bytes_max` (portion.py): nothing beyond is read into memory."""
+        """Lease up to `count` ready messages; wait up to `wait_ms` for the first.
+
+        `visibility_ms` 0 means that the lease lasts until it is released or the plane is reopened. The result holds the
+        first body, of any size, and those after it that fit into `size_bytes_max`; no more is read into memory.
+        """
         until_s = time.monotonic() + wait_ms / 1000
         while True:
             with self._lock:
@@ -349,8 +350,8 @@ class QueuePlane:
                 waiter = Waiter()
                 number = self._waiters.add(name, waiter.wake)
             try:
-                # The thread may be interrupted anywhere from here on; it must not stay in the line.
-                self._tell_of_wait()
+                # An interrupt may arrive from here on, and the waiter must still be removed.
+                self._announce_deadline()
                 waiter.wait(left_s)
             finally:
                 with self._lock:
@@ -365,10 +366,9 @@ class QueuePlane:
         visibility_ms: int | None = None,
         size_bytes_max: int | None = None,
     ) -> Sequence[Delivery]:
-        """The same without waiting, as columns where that is what they are: whoever does not look at messages one by
-        one is spared an object for each."""
+        """Like `lease`, without waiting. Plain messages come as columns, which saves one object per message."""
         if count < 1:
-            raise InvalidArgumentError(f"a lease is for 1 message or more, not {count}")
+            raise InvalidArgumentError(f"count of a lease must be 1 or more, not {count}")
         if visibility_ms is not None:
             check_visibility(visibility_ms)
         bytes_max = lease_bytes(size_bytes_max)
@@ -376,23 +376,22 @@ class QueuePlane:
             lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, bytes_max)
         )
 
-    def _tell_of_wait(self) -> None:
+    def _announce_deadline(self) -> None:
         with self._lock:
             self._due.tell_deadline()
 
     def listen(self, callback: Listen) -> Callable[[], None]:
-        """Call `callback` with a queue's name whenever messages became ready in it, once per change and queue.
+        """Call `callback` with a queue's name whenever messages become ready in it, once per change and queue.
 
-        Called from the thread that wrote, with the plane's lock held: it may take a note or hand over to a loop, and
-        must not fail. What was ready before is not told. Returns how to stop listening.
-        """
+        The writing thread calls it with the plane's lock held. It may record the name or hand over to an event loop,
+        and must not fail. Return a function that stops it."""
         with self._lock:
             return self._waiters.listen(callback)
 
     def on_ready(self, name: str, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once when the queue may have something ready, at once if it has; returns how to stop waiting."""
+        """Call `wake` once when the queue may have ready messages, possibly at once. Return a function that cancels."""
         with self._lock:
-            if self._queue(name).may_have_something(self._clock_ns()):
+            if self._queue(name).may_have_ready(self._clock_ns()):
                 wake()
                 return lambda: None
             number = self._waiters.add(name, wake)
@@ -405,18 +404,18 @@ class QueuePlane:
         return stop
 
     def record_events(self, listener: Listener | None) -> None:
-        """Tell a listener (recorder.py) what happens to messages from here on, or nobody."""
+        """Send message events to `listener` (`events/recorder.py`) from now on; None stops them."""
         with self._lock:
-            self._shared.events = listener or Silence()
+            self._shared.events = listener or NoListener()
 
     def deliver(
         self, name: str, drafts: Sequence[Draft | bytes], *, consumer: str = "", visibility_ms: int | None = None
     ) -> list[Delivery]:
-        """Hand messages straight to a consumer that waits. An ack inside the same `change` cancels the write."""
+        """Publish messages and lease them to a waiting consumer. An ack inside the same `change` cancels the write."""
         return self._changes.do(lambda change: self._queue(name).deliver(change, drafts, consumer, visibility_ms))
 
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) are done."""
+        """Acknowledge messages of a lease (all by default)."""
         return self._changes.do(lambda change: self._queue(name).ack(change, token, ids))
 
     def nack(
@@ -429,9 +428,10 @@ class QueuePlane:
         delay_ms: int = 0,
         reject: bool = False,
     ) -> int:
-        """Messages of a lease failed; they are retried (after `delay_ms`), or dead-lettered by limit or `reject`."""
+        """Negatively acknowledge messages of a lease: retry after `delay_ms`, or dead-letter at a limit or with
+        `reject`."""
         if delay_ms < 0:
-            raise InvalidArgumentError(f"a delay is 0 ms or more, not {delay_ms}")
+            raise InvalidArgumentError(f"delay_ms must be 0 or more, not {delay_ms}")
 
         def run(change: Change) -> int:
             queue = self._queue(name)
@@ -442,11 +442,11 @@ class QueuePlane:
         return self._changes.do(run)
 
     def release(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease go back to their places; no attempt is counted."""
+        """Return messages of a lease to their places. No attempt is counted."""
         return self._changes.do(lambda change: self._queue(name).release(change, token, ids))
 
     def release_consumer(self, name: str, consumer: str) -> int:
-        """All that a consumer holds goes back to its place, as when it disconnects."""
+        """Return all messages that a consumer holds, as after a disconnect."""
 
         def run(change: Change) -> int:
             queue = self._queue(name)
@@ -458,32 +458,32 @@ class QueuePlane:
     def extend(
         self, name: str, token: int, visibility_ms: int | None = None, ids: Sequence[bytes] | None = None
     ) -> int:
-        """A lease lasts longer; the token to answer with (another one, if only a part is extended)."""
+        """Extend a lease. Return its token, which is a new one if only a part is extended."""
         return self._changes.do(lambda change: self._queue(name).extend(change, token, visibility_ms, ids))
 
     def browse(self, name: str, count: int = 100, *, after: bytes = b"") -> list[Message]:
-        """Ready messages in key order, nothing changed. Page through a queue with `browse_page`."""
+        """Return ready messages in key order, unchanged. Use `browse_page` to page through a queue."""
         return self.browse_page(name, count, after=after)[0]
 
     def browse_page(self, name: str, count: int = 100, *, after: bytes = b"") -> tuple[list[Message], bytes]:
-        """Ready messages in key order, nothing changed, and what to go on `after`."""
+        """Return ready messages in key order, unchanged, and the `after` value of the next page."""
         with self._lock:
-            queue = self._look_at(name)
+            queue = self._queue_for_read(name)
             found = queue.browse(count, after)
-            self._line_up_again(queue)
+            self._wake_after_scan(queue)
             self.damage.settle()
             return found
 
     def purge(self, name: str) -> int:
-        """Delete everything that is ready; how many that were. Leased and delayed messages stay."""
+        """Delete all ready messages and return their number. Leased and delayed messages stay."""
         return self._long.purge(name)
 
     def purging(self, name: str) -> Iterator[int]:
-        """As `purge`, a page per step; what comes in meanwhile stays. How many messages each page was."""
+        """Like `purge`, one page per step. Yields the number of messages of each page. Later arrivals stay."""
         return self._long.purging(name)
 
     def move(self, source: str, target: str, *, count: int | None = None, wanted: Wanted | None = None) -> int:
-        """Move ready messages to the end of another queue; how many. Each page is a batch."""
+        """Move ready messages to the end of another queue, one batch per page. Return their number."""
         return self._long.move(source, target, count, wanted)
 
     def redrive(
@@ -496,11 +496,14 @@ class QueuePlane:
         rate_per_s: float | None = None,
         stamp: Mapping[str, str] | None = None,
     ) -> int:
-        """Return dead letters to the queues they came from (or `to`), attempts reset, at most so many a second.
-
-        `stamp` is added to their headers.
-        """
+        """Return dead letters to their original queues (or `to`) with attempts reset and `stamp` as headers."""
         return self._long.redrive(name, to, count, wanted, rate_per_s, stamp)
+
+    def redriving(
+        self, name: str, *, to: str | None = None, count: int | None = None, wanted: Wanted | None = None
+    ) -> Iterator[int]:
+        """Like `redrive`, one page per step. Yields the number of messages of each page."""
+        return self._long.redriving(name, to, count, wanted, None)
 
     def redrive_page(
         self,
@@ -512,31 +515,31 @@ class QueuePlane:
         due_ns: DueNs | None = None,
         stamp: Mapping[str, str] | None = None,
     ) -> Page:
-        """As `redrive`, a page of the queue behind a key; for callers who give others their turn between two."""
+        """Redrive one page of the queue after a key."""
         return self._long.redrive_page(name, after, to, wanted, due_ns, stamp)
 
     def run_due(self, now_ns: int | None = None) -> int | None:
-        """Do what is due, a bounded piece of it; when to call again (at or before `now_ns`: at once), None: never."""
+        """Do a bounded amount of due work. Return when to call again (`now_ns` or earlier: at once), or None."""
         with self._lock:
             self._changes.require_alone("run_due")
             return self._due.run(self._clock_ns() if now_ns is None else now_ns)
 
     def deadline_ns(self) -> int | None:
-        """When something is due next."""
+        """Return when the next work is due; None: never."""
         with self._lock:
             return self._due.deadline_ns()
 
     def close(self) -> None:
-        """Refuse further calls and wake everyone who waits. The store stays open."""
+        """Refuse further calls and wake all waiters. The store stays open."""
         with self._lock:
             if not self._changes.is_closed:
                 self._changes.close()
-                self._say_goodbye()
+                self._record_clean_shutdown()
             self._loaded.clear()
             self._waiters.wake_all()
 
-    def _say_goodbye(self) -> None:
-        """Write that this is a clean end. A store that cannot be written any more is opened as after a crash."""
+    def _record_clean_shutdown(self) -> None:
+        """Record a clean shutdown. If the store cannot be written, the next open recovers as after a crash."""
         batch = Batch()
         self._loaded.save_all(batch)
         self._shared.places.close(batch)
@@ -550,46 +553,44 @@ class QueuePlane:
         self.close()
 
     def _queue(self, name: str) -> Queue:
-        """The queue of this name, loaded."""
+        """Return the queue, loading it if necessary."""
         self._changes.require_open()
         return self._loaded.require(name)
 
-    def _look_at(self, name: str) -> Queue:
-        """The same for whoever reads: nothing follows that would make room for it, so there is made some before."""
+    def _queue_for_read(self, name: str) -> Queue:
+        """Like `_queue`, for reads. Reads trigger no eviction afterwards, so evict first."""
         if not self._changes.is_open and self._loaded.peek(name) is None:
-            # What does not go stays for another time; it is no failure of the one who reads.
+            # A failed eviction is retried later and must not fail the read.
             with suppress(BasaltError):
                 self._loaded.evict()
         return self._queue(name)
 
     def _follow_up(self) -> None:
-        """What an operation left to be done: damaged rows to be moved, limits of other queues, memory to be given
-        back, deadlines to tell."""
+        """Finish an operation: quarantine damaged rows, enforce limits of other queues, evict, announce deadlines."""
         self.damage.settle()
         self._due.bring_back_to_limits()
         self._loaded.evict()
         self._due.tell_deadline()
 
     def _failed(self, name: str, error: Exception) -> BasaltError:
-        """An unexpected error hit a queue: it is let go, and those who wait at it look again."""
-        told = self._loaded.fail(name, error)
-        self._waiters.tell(name)
+        """Unload a queue after an unexpected error, and wake its waiters so that they retry."""
+        failure = self._loaded.fail(name, error)
+        self._waiters.notify(name)
         self._waiters.wake_queue(name)
-        return told
+        return failure
 
-    def _line_up_again(self, queue: Queue) -> None:
-        """Whoever looked at the whole of a queue took its parked messages out of the line for tokens; a consumer that
-        waits tries again, and they are parked again."""
+    def _wake_after_scan(self, queue: Queue) -> None:
+        """Wake consumers after a full scan, which unparked throttled messages. The next lease parks them again."""
         if queue.throttling is not None:
             self._wake(queue.name)
 
     def _written(self, change: Change) -> None:
-        """Tell those who wait for the queues in which the change made messages ready."""
+        """Wake waiters of the queues in which the change made messages ready."""
         for name in change.ready:
             self._wake(name)
 
     def _wake(self, name: str) -> None:
-        self._waiters.tell(name)
+        self._waiters.notify(name)
         if name in self._waiters:
             queue = self._loaded.peek(name)
             if queue is None:

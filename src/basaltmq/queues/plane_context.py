@@ -1,4 +1,4 @@
-"""What the queues of a plane have in common: the store, the givers of ids, places and tokens, timers, memory."""
+"""Context of a queue plane that its queues share: store, id, place and token generators, timers, memory budgets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from basaltmq.ids import Ids
 from basaltmq.queues.boot import Places
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
-from basaltmq.queues.events.recorder import Listener, Silence
+from basaltmq.queues.events.recorder import Listener, NoListener
 from basaltmq.queues.leases.expiry import LeaseExpiry
 from basaltmq.queues.leases.table import LeaseCall, Tokens
 from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Shared:
-    """What the queues of a plane have in common."""
+class PlaneContext:
+    """State and services that all queues of a plane share."""
 
     store: Store
     ids: Ids
@@ -40,24 +40,24 @@ class Shared:
     lease_expiry: LeaseExpiry
     timers: Timers
     find: Callable[[Change, str], Queue]
-    """The queue of this name, made in the change if it is missing: where dead letters go."""
+    """Return the queue with this name, created in the change if missing. Used for dead letters."""
     exists: Callable[[str], bool]
-    """Whether there is a queue of this name."""
+    """Whether a queue with this name exists."""
     check_limits: Callable[[str], None]
-    """The queue of this name got messages that its limits were not asked about."""
+    """Schedule a limit check of a queue that received messages without one."""
     buckets: TokenBuckets = field(default_factory=TokenBuckets)
     throttles: set[str] = field(default_factory=set)
-    """Throttle keys that have a limit."""
+    """Throttle keys with a limit."""
     parked: dict[str, None] = field(default_factory=dict)
-    """Queues with messages that wait for tokens, of which those who listen are to be told."""
+    """Queues with parked messages, whose listeners must be notified when tokens arrive."""
     holders: Callable[[str], Sequence[object]] = lambda name: ()
-    """Prepared branches that have messages in the queue of this name, or for it."""
+    """Return the prepared branches with messages in, or for, the queue with this name."""
     is_orphan: Callable[[LeaseCall], bool] = lambda call: False
-    """Whether a lease is held for a prepared branch that is not known."""
+    """Whether a lease belongs to an unknown prepared branch."""
     route_dead: DeadLetterRouter | None = None
-    """Where dead letters go, if the layer above has a say in it."""
-    events: Listener = field(default_factory=Silence)
-    """Who is told what happens to messages."""
+    """Chooses the targets of dead letters if the layer above routes them."""
+    events: Listener = field(default_factory=NoListener)
+    """Receives message events."""
     budget: MemoryBudget = field(default_factory=MemoryBudget)
     script_budget: ScriptBudget = field(default_factory=ScriptBudget)
     paging: PagingLimits = field(default_factory=PagingLimits)

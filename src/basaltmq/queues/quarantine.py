@@ -1,15 +1,14 @@
-"""Rows of the queue plane that cannot be read: kept as they were found until an operator decides (SPEC A12, P7).
+"""Quarantine of unreadable rows of the queue plane. They stay unchanged until an operator decides (SPEC A12, P7).
 
     queue quarantine   key     | lp(queue, empty if unknown) | found ns u64 | number u64 |
                        value   | layout u8 | flags u8 | lp(family label) | lp(reason) | key bytes u32 | key | value |
 
-A reader that meets a damaged row calls `note` and goes on without it. The next change of the plane moves it: the batch
-that puts the record deletes the row, so the row is in one place or in the other. A row that must exist (a queue's
-configuration, its counts) is replaced instead of deleted. If a crash comes first, the row is met again.
+A reader that finds a damaged row calls `note` and continues without it. The next change of the plane moves the row: one
+batch puts the record and deletes the row. A mandatory row (a queue's configuration, its counts) is replaced instead of
+deleted. After a crash before the move, the row is simply found again.
 
-A row that was overwritten after it was noted stays; the bytes that were noted go to quarantine. A row that is gone by
-then was quarantined or deleted, and nothing is written. What a message row refers to (its body) stays where it is until
-the record is deleted.
+If the row was overwritten after `note`, the new row stays and the noted bytes are quarantined. If the row is gone by
+then, nothing is written. The body of a quarantined message row stays until the record is deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from struct import Struct
 from struct import error as struct_error
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.queues.change import Change
@@ -29,28 +28,21 @@ from basaltmq.queues.ready.rows import read_entry, unwrap
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import (
-    decode_queue_quarantine_key,
-    lp,
-    message_of,
-    prefix_range,
-    queue_quarantine_key,
-    queue_quarantine_prefix,
-    take_lp,
-)
+from basaltmq.store.keys.parts import lp, prefix_range, take_lp
+from basaltmq.store.keys.queues import decode_quarantine_key, message_of, quarantine_key, quarantine_prefix
 
 LAYOUT: Final = 1
 MISSING: Final = 1
-"""Flag of a record: there was no row, although another one says that there is."""
+"""Record flag: the row is missing although another row refers to it."""
 
 PENDING_MAX: Final = 1024
-"""Rows noted before they are moved in a batch of their own. With rows of 2 MiB at most this bounds the memory."""
+"""Rows to note before they are moved in a batch of their own. Bounds memory, with rows of 2 MiB at most."""
 
 PENDING_BYTES_MAX: Final = 16 << 20
-"""Bytes of rows noted before they are moved in a batch of their own."""
+"""Bytes of rows to note before they are moved in a batch of their own."""
 
 LINES_MAX: Final = 20
-"""Log lines of one batch; thousands of damaged rows must not flood the log."""
+"""Log lines per batch, so that thousands of damaged rows do not flood the log."""
 
 REASON_BYTES_MAX: Final = 1024
 
@@ -60,15 +52,14 @@ _BY_QUEUE_AT: Final = {
     Family.MESSAGES: 0,
     Family.TRANSIENT: 0,
     Family.LEASES: 0,
-    Family.LEASE_CALLS: 0,
     Family.DELAYED: 0,
     Family.MESSAGE_EXPIRY: 0,
     Family.DEDUP: 0,
     Family.DEDUP_EXPIRY: 0,
-    Family.LEASE_CALL_EXPIRY: 8,
+    Family.LEASE_EXPIRY: 8,
     Family.TIMERS: 9,
 }
-"""Where lp(queue) begins in the keys of a family."""
+"""Offset of lp(queue) in the keys of a family."""
 
 _NAMED: Final = (Family.QUEUES, Family.QUEUE_STATS, Family.DELETED_QUEUES)
 """Families whose keys are the queue's name."""
@@ -80,27 +71,27 @@ _log: Final = logging.getLogger("basaltmq")
 
 
 class Suspects(Protocol):
-    """Who takes a note of rows that cannot be read."""
+    """Receives unreadable rows."""
 
     def note(self, family: Family, key: bytes, value: bytes | None, reason: str) -> None: ...
 
 
 class Suspect(NamedTuple):
-    """A row that was met and cannot be read. `value` is None if it is missing."""
+    """An unreadable row. `value` is None if the row is missing."""
 
     family: Family
     key: bytes
     value: bytes | None
     reason: str
     replacement: bytes | None
-    """What takes its place; None if nothing does."""
+    """Row to write in its place; None to delete it."""
     queue: str
     is_counted: bool
-    """Whether the counts of its queue include it."""
+    """Whether the queue's counts include it."""
 
 
 class Record(NamedTuple):
-    """A row in quarantine."""
+    """A quarantined row."""
 
     queue: str
     found_ns: int
@@ -113,23 +104,36 @@ class Record(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What an operator names it by."""
+        """The id that operators use."""
         return f"{self.found_ns}-{self.number}"
 
     @property
     def message_id(self) -> str:
-        """The id of the message, in hex; empty if the row is not one of a message."""
+        """The id of the message in hex; empty if the row does not belong to a message."""
         return self.key[-16:].hex() if self.family in {family.label for family in _WITH_ID} else ""
 
+    def summary(self) -> dict[str, Any]:
+        """The row for JSON, without its bytes."""
+        return {
+            "id": self.id,
+            "queue": self.queue or None,
+            "family": self.family,
+            "message_id": self.message_id or None,
+            "reason": self.reason,
+            "found_ns": self.found_ns,
+            "missing": self.is_missing,
+            "value_bytes": len(self.value),
+        }
+
     def line(self) -> str:
-        """What a report says of it."""
+        """The line of a report."""
         message = f" of message {self.message_id}" if self.message_id else ""
         where = f"queue {self.queue!r}: " if self.queue else ""
         return f"{where}row{message} in family {self.family} is in quarantine as {self.id}: {self.reason}"
 
 
 class Loss:
-    """What quarantined rows took out of the counts of a queue."""
+    """What quarantined rows remove from the counts of a queue."""
 
     __slots__ = ("apart", "delayed", "delayed_bytes", "messages", "size_bytes")
 
@@ -151,7 +155,7 @@ class Loss:
 
 
 class Quarantine:
-    """What was noted and what is in quarantine. Not thread-safe: the plane's lock is around every call."""
+    """Noted rows and quarantined rows. Not thread-safe: callers hold the plane's lock."""
 
     def __init__(self, store: Store, clock_ns: Callable[[], int]) -> None:
         self._store = store
@@ -161,9 +165,9 @@ class Quarantine:
         self._losses: dict[str, Loss] = {}
         self._counts: dict[str, int] = {}
         self._next = 0
-        for key, _ in store.scan(Family.QUEUE_QUARANTINE):
+        for key, _ in store.scan(Family.QUARANTINE):
             try:
-                queue, _, number = decode_queue_quarantine_key(key)
+                queue, _, number = decode_quarantine_key(key)
             except CorruptionError:
                 queue, number = "", 0
             self._counts[queue] = self._counts.get(queue, 0) + 1
@@ -171,7 +175,7 @@ class Quarantine:
 
     @property
     def is_pending(self) -> bool:
-        """Whether rows were noted that are still in their families."""
+        """Whether noted rows still have to be moved."""
         return bool(self._pending or self._losses)
 
     @property
@@ -179,7 +183,7 @@ class Quarantine:
         return sum(self._counts.values())
 
     def count(self, queue: str) -> int:
-        """Rows of a queue in quarantine; those of no known queue are under the empty name."""
+        """Return the number of quarantined rows of a queue. Rows of unknown queues count under the empty name."""
         return self._counts.get(queue, 0)
 
     def note(
@@ -192,7 +196,7 @@ class Quarantine:
         replacement: bytes | None = None,
         is_counted: bool = True,
     ) -> None:
-        """A row cannot be read (None: it is missing) and is to be moved, with `replacement` in its place."""
+        """Note an unreadable row (None: missing) for quarantine, with `replacement` to be written in its place."""
         at = (family, key)
         if at in self._pending:
             return
@@ -206,7 +210,7 @@ class Quarantine:
             self._moved(noted, moved, is_counted=False)
 
     def move(self, change: Change) -> dict[str, Loss]:
-        """Move what was noted with a change; by queue, what that takes out of its counts."""
+        """Move the noted rows within a change. Return what that removes from the counts, by queue."""
         noted = list(self._pending)
         moved = self._move(change.batch)
         losses = dict(self._losses)
@@ -243,9 +247,9 @@ class Quarantine:
 
     def put(self, batch: Batch, suspect: Suspect) -> None:
         """Add the record of a row to a batch."""
-        key = queue_quarantine_key(suspect.queue, self._clock_ns(), self._next)
+        key = quarantine_key(suspect.queue, self._clock_ns(), self._next)
         self._next += 1
-        batch.put(Family.QUEUE_QUARANTINE, key, encode_record(suspect))
+        batch.put(Family.QUARANTINE, key, encode_record(suspect))
 
     def _moved(self, noted: list[tuple[Family, bytes]], moved: list[Suspect], *, is_counted: bool) -> None:
         for at_key in noted:
@@ -259,7 +263,7 @@ class Quarantine:
                 self._losses.setdefault(suspect.queue, Loss()).add(suspect)
             if at < LINES_MAX:
                 _log.error(
-                    "queue %r: a row of family %s%s was moved to quarantine: %s",
+                    "queue %r: moved a row of family %s%s to quarantine: %s",
                     suspect.queue,
                     suspect.family.label,
                     f", message {suspect.key[-16:].hex()}," if suspect.family in _WITH_ID else "",
@@ -267,11 +271,11 @@ class Quarantine:
                 )
         if len(moved) > LINES_MAX:
             more = len(moved) - LINES_MAX
-            _log.error("%d more rows were moved to quarantine; list them with: basalt queue quarantine list", more)
+            _log.error("moved %d more rows to quarantine; list them with: basalt queue quarantine list", more)
 
     def delete(self, change: Change, record: Record, release: Callable[[Change, bytes, bytes], None]) -> None:
-        """Delete a record for good; `release` deletes what a message row refers to."""
-        change.batch.delete(Family.QUEUE_QUARANTINE, queue_quarantine_key(record.queue, record.found_ns, record.number))
+        """Delete a record for good. `release` deletes what a message row refers to."""
+        change.batch.delete(Family.QUARANTINE, quarantine_key(record.queue, record.found_ns, record.number))
         if record.family in (Family.MESSAGES.label, Family.DELAYED.label):
             key = message_of(record.key)[0] if record.family == Family.DELAYED.label else record.key
             release(change, key, record.value)
@@ -293,11 +297,11 @@ def encode_record(suspect: Suspect) -> bytes:
 
 
 def decode_record(key: bytes, raw: bytes) -> Record:
-    """A record; one that is itself damaged is shown as it is."""
+    """Decode a record. A damaged record is returned as far as it can be read."""
     try:
-        queue, found_ns, number = decode_queue_quarantine_key(key)
+        queue, found_ns, number = decode_quarantine_key(key)
     except CorruptionError:
-        return Record("", 0, 0, Family.QUEUE_QUARANTINE.label, "the key of the record is damaged", key, raw, False)
+        return Record("", 0, 0, Family.QUARANTINE.label, "the key of the record is damaged", key, raw, False)
     try:
         layout, flags = _HEAD.unpack_from(raw)
         if layout != LAYOUT:
@@ -309,7 +313,7 @@ def decode_record(key: bytes, raw: bytes) -> Record:
         if at + key_bytes > len(raw):
             raise ValueError
     except (struct_error, ValueError, CorruptionError):
-        label_text = Family.QUEUE_QUARANTINE.label
+        label_text = Family.QUARANTINE.label
         return Record(queue, found_ns, number, label_text, "the record itself is damaged", b"", raw, False)
     own_key, value = raw[at : at + key_bytes], raw[at + key_bytes :]
     text = reason.decode(errors="replace")
@@ -317,25 +321,27 @@ def decode_record(key: bytes, raw: bytes) -> Record:
 
 
 def records(store: Reader, queue: str | None = None) -> Iterator[Record]:
-    """Rows in quarantine, of one queue or of all, by queue and time."""
-    start, end = (b"", None) if queue is None else prefix_range(queue_quarantine_prefix(queue))
-    for key, raw in store.scan(Family.QUEUE_QUARANTINE, start, end):
+    """Yield quarantined rows, of one queue or of all, ordered by queue and time."""
+    start, end = (b"", None) if queue is None else prefix_range(quarantine_prefix(queue))
+    for key, raw in store.scan(Family.QUARANTINE, start, end):
         yield decode_record(key, raw)
 
 
 def find_record(store: Reader, record_id: str) -> Record:
-    """The record of an id as `Record.id` gives it."""
+    """Return the record with this id (`Record.id`)."""
     found_ns, dash, number = record_id.partition("-")
     if not (dash and found_ns.isdecimal() and number.isdecimal()):
-        raise InvalidArgumentError(f"{record_id!r:.80} is not the id of a quarantined row; list them to see the ids")
+        raise InvalidArgumentError(
+            f"{record_id!r:.80} is not the id of a quarantined row; list the ids with: basalt queue quarantine list"
+        )
     for record in records(store):
         if record.id == record_id:
             return record
-    raise NotFoundError(f"no row {record_id} is in quarantine; list what is: basalt queue quarantine list")
+    raise NotFoundError(f"no quarantined row has the id {record_id}; list the ids with: basalt queue quarantine list")
 
 
 def queue_of(family: Family, key: bytes) -> str:
-    """The queue in a key, as far as that can be read; empty if it cannot."""
+    """Return the queue in a key; empty if the key cannot be read."""
     try:
         if family in _NAMED:
             return key.decode()
@@ -347,13 +353,13 @@ def queue_of(family: Family, key: bytes) -> str:
 
 
 def _size_of(suspect: Suspect) -> tuple[int, bool]:
-    """What a message row counted for in its queue: exact if it can be read, else a guess from its length."""
+    """Return a message row's body size and whether the body is outside the row; a guess if it is unreadable."""
     row = suspect.value or b""
     try:
         entry = read_entry(suspect.key, row)
         return entry.size_bytes, bool(entry.flags & APART)
     except CorruptionError:
-        # The length of its payload is what can be guessed.
+        # Guess the size from the length of the row.
         pass
     with suppress(CorruptionError):
         row = unwrap(row)[0]

@@ -1,11 +1,11 @@
-"""One queue: messages in, leased, settled. Everything a change touches is in the batch of the change.
+"""One loaded queue: enqueue, lease and settle messages. All rows that an operation touches go into its change's batch.
 
-The order of ready messages and what of them is in memory is the backing queue's (backing.py); bodies are content.py's,
-leases leases.py's, what happens to a message that failed failures.py's, delays delays.py's, TTL expiry.py's, limits
-limits.py's. Waiting, locking and writing are the plane's. Not thread-safe: the plane's lock is around every call.
+Parts: backing queue (order of ready messages, what is in memory), `Content` (bodies), `Leases`, and the modules of
+`lifecycle` (failures, delays, TTL, limits). The plane does waiting, locking and writing. Not thread-safe: callers hold
+the plane's lock.
 
-A queue in memory is a cache of its rows. It is loaded when somebody uses it and let go when nobody does; only leases
-that are in memory alone and waiting consumers tie it down.
+A queue in memory is a cache of its rows. It is loaded on use and evicted when idle. Leases that exist in memory only
+and waiting consumers prevent eviction.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.queues import entry_builder as making
+from basaltmq.queues import entry_builder
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
-from basaltmq.queues.entry_builder import ENQUEUE_MAX, MS, Made
+from basaltmq.queues.entry_builder import ENQUEUE_MAX, MS, NewEntries
 from basaltmq.queues.events.event import ACKED, ENQUEUED
-from basaltmq.queues.leases import granting as lending
+from basaltmq.queues.leases import granting
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.table import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
 from basaltmq.queues.lifecycle import dedup, failures, limits
 from basaltmq.queues.lifecycle.delays import delay
 from basaltmq.queues.lifecycle.ttl import expire
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.plane_context import Shared
+from basaltmq.queues.plane_context import PlaneContext
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
 from basaltmq.queues.ready.budget import MemoryBudget
@@ -38,20 +39,21 @@ from basaltmq.queues.ready.plain import Plain
 from basaltmq.queues.scripts import advice
 from basaltmq.queues.scripts.hooks import QueueHooks
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
-from basaltmq.queues.throttle.queue_throttle import Throttling
+from basaltmq.queues.throttle.queue_throttle import QueueThrottle
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp, queue_stats_key, timed_of, transient_counts_key
+from basaltmq.store.keys.parts import lp
+from basaltmq.store.keys.queues import queue_stats_key, timed_of, transient_counts_key
 
 FLOOR_EVERY: Final = 10_000
-"""Acks between two looks at where the queue begins: at most so many tombstones are read when it is loaded."""
+"""Acks between two updates of the floor. At most this many tombstones are read when the queue is loaded."""
 
 
-__all__ = ["ENQUEUE_MAX", "MS", "Queue", "Shared"]
+__all__ = ["ENQUEUE_MAX", "MS", "Queue", "PlaneContext"]
 
 
 class Queue:
-    """A queue that is loaded."""
+    """A loaded queue."""
 
     __slots__ = (
         "_raise_floor_at",
@@ -77,7 +79,7 @@ class Queue:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: PlaneContext,
         config: QueueConfig,
         stats: QueueStats,
         leases: Leases,
@@ -95,7 +97,7 @@ class Queue:
         self.prefix_bytes = len(lp(config.name))
         self.used_ns = now_ns
         self.hooks: QueueHooks | None = None
-        self.throttling: Throttling | None = None
+        self.throttling: QueueThrottle | None = None
         self.delayed_from = b""
         self.expiry_from = b""
         self._raise_floor_at = stats.acked + FLOOR_EVERY
@@ -107,19 +109,19 @@ class Queue:
         self._stats_key = queue_stats_key(self.name)
 
     def configure(self, config: QueueConfig, hooks: QueueHooks | None) -> None:
-        """Behave differently from here on."""
+        """Replace the configuration and scripts."""
         self.config = config
         self.hooks = hooks
 
     def __len__(self) -> int:
-        """Messages that are ready."""
+        """Number of ready messages."""
         return self.stats.depth() - len(self.leases)
 
     def ready_bytes(self) -> int:
         return self.stats.depth_bytes() - self.leases.size_bytes
 
     def touch(self, change: Change) -> None:
-        """The change is about this queue: its counts are put back if it fails, and written with it if it does not."""
+        """Register with the change, so that the counts are written with it, or restored if it fails."""
         change.at = self.name
         if not change.has_before(self):
             values = self.stats.values()
@@ -132,14 +134,14 @@ class Queue:
             change.batch.delete(Family.TRANSIENT, transient_counts_key(self.name))
             change.after(lambda: setattr(self, "has_transient_row", False))
         if not change.batch and self.stats.values()[:DURABLE_FIELDS] == before[:DURABLE_FIELDS]:
-            # Only what is lost at a crash has changed: its totals wait for something that is worth a write.
+            # Only totals that may be lost in a crash have changed, so they wait for the next write.
             self.has_unsaved = True
             return
         self.has_unsaved = False
         change.batch.put(Family.QUEUE_STATS, self._stats_key, self.stats.encode())
 
     def save(self, batch: Batch) -> None:
-        """Memory is about to be lost: write what it has and the row has not."""
+        """Add everything to the batch that memory holds and the rows do not."""
         if self.has_returned:
             self.backing.forget_returned()
         if self.has_unsaved or self.stats.returned_ns != self.leases.returned_ns:
@@ -157,14 +159,14 @@ class Queue:
         memory: bool | None = None,
         refused: list[int] | None = None,
     ) -> list[bytes]:
-        """Add messages; their ids. A draft that repeats one of the deduplication window has the id of that one.
+        """Add messages and return their ids. A duplicate within the deduplication window gets the id of the first.
 
-        With `body_id` the drafts' payload is in that shared body. What was `promised` at an earlier time asked scripts
-        and limits then, and is not refused. `memory` says whether they are all transient, by default as the queue's
-        durability says. With `refused` the drafts a full queue does not take are told there by their index, and their
-        ids are empty; without it one of them refuses the call.
+        With `body_id` the drafts' payload is in that shared body. `promised` skips scripts and limits, which were
+        applied when the message was promised. `memory` makes all messages transient; by default the queue's durability
+        decides. With `refused`, a full queue appends the indices of rejected drafts to it and returns empty ids for
+        them. Without it, one rejected draft fails the call.
         """
-        making.check_count(drafts)
+        entry_builder.check_count(drafts)
         self.touch(change)
         partly = refused is not None
         if self.config.dedup_window_ms is None:
@@ -204,12 +206,12 @@ class Queue:
     ) -> list[bytes]:
         if self.config.on_enqueue_script is not None and not promised:
             drafts = advice.on_enqueue(self, drafts)
-        ids, entries, delayed, sub = self.make(change, drafts, body_id, memory=memory)
+        ids, entries, delayed, sub = self.build_entries(change, drafts, body_id, memory=memory)
         self.stats.enqueued += len(ids)
         if sub is None and not promised and not self.backing.has_room_for(entries):
             raise LimitExceededError(
-                f"queue {self.name!r} has messages of as many fairness keys as it keeps apart ({SUB_QUEUES_MAX}); "
-                "consume, or use fewer keys"
+                f"queue {self.name!r} has reached the limit of {SUB_QUEUES_MAX} fairness keys; "
+                "consume messages or use fewer keys"
             )
         if self.config.length_max is not None or self.config.bytes_max is not None:
             turned_away: set[bytes] | None = set() if partly else None
@@ -226,9 +228,9 @@ class Queue:
     def deliver(
         self, change: Change, drafts: Sequence[Draft | bytes], consumer: str, visibility_ms: int | None = None
     ) -> list[Delivery]:
-        """Hand messages straight to a consumer: they are leased in the change that brings them in."""
+        """Add messages and lease them to a consumer in the same change."""
         self.touch(change)
-        _, entries, delayed, _ = self.make(change, drafts)
+        _, entries, delayed, _ = self.build_entries(change, drafts)
         if delayed:
             raise InvalidArgumentError("a delayed message cannot be delivered at once")
         self.stats.enqueued += len(entries)
@@ -237,31 +239,31 @@ class Queue:
         change.fresh.update(e.key for e in entries)
         self.shared.events.note(change, ENQUEUED, self, entries)
         bodies = self.bodies(change, [e for e in entries if e.flags & APART])
-        return lending.lend(self, change, [*entries], consumer, visibility_ms, bodies)
+        return granting.grant(self, change, [*entries], consumer, visibility_ms, bodies)
 
     def admit(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
-        """Let messages in that are complete: published, returned from a delay, dead-lettered, moved."""
+        """Admit complete entries: published, returned from a delay, dead-lettered or moved."""
         self.count(entries, 1)
         if sub is None and self.stats.floor_ns and entries:
-            # What was delayed comes back to its old place.
+            # A delayed message returns to its old place, which may be below the floor.
             lowest_ns = int.from_bytes(min([e.key[-24:-16] for e in entries]), "big")
             self.stats.floor_ns = min(self.stats.floor_ns, lowest_ns)
         self.backing.publish(change, entries, sub)
         if entries:
             change.ready[self.name] = None
 
-    def make(
+    def build_entries(
         self,
         change: Change,
         drafts: Sequence[Draft | bytes],
         body_id: bytes = rows.NO_BODY,
         *,
         memory: bool | None = None,
-    ) -> Made:
-        """Messages of drafts with all their rows but the message's own."""
+    ) -> NewEntries:
+        """Build the entries of drafts and all their rows except the message rows."""
         if memory is None:
             memory = self.config.durability is Durability.MEMORY
-        return making.make(self, change, drafts, body_id, memory)
+        return entry_builder.build(self, change, drafts, body_id, memory)
 
     def entry_of(
         self,
@@ -273,8 +275,8 @@ class Queue:
         shared_body: bool = False,
         transient: bool = False,
     ) -> Entry:
-        """The entry of a message at its place in this queue, with its row in the expiry index where it needs one."""
-        return making.entry_of(
+        """Return the entry of a message at its place in this queue, and put its expiry index row if it needs one."""
+        return entry_builder.entry_of(
             self,
             change,
             message,
@@ -292,27 +294,27 @@ class Queue:
         visibility_ms: int | None = None,
         size_bytes_max: int | None = None,
     ) -> Sequence[Delivery]:
-        """Hand out up to `count` ready messages, the first and what fits beside it into `size_bytes_max`."""
+        """Lease up to `count` ready messages: the first, and those after it that fit into `size_bytes_max`."""
         change.at = self.name
         count = min(count, LEASE_MAX, self.leases.room())
-        plain = lending.take_plain(self, change, count, size_bytes_max)
+        plain = granting.take_plain(self, change, count, size_bytes_max)
         if plain is not None:
-            return lending.lend_plain(self, change, plain, consumer, visibility_ms)
+            return granting.grant_plain(self, change, plain, consumer, visibility_ms)
         while entries := self.take_ready(change, count, size_bytes_max):
             apart = [e for e in entries if e.flags & APART]
             bodies = self.bodies(change, apart)
             if len(bodies) < len(apart):
                 entries = [e for e in entries if not e.flags & APART or e.key in bodies]
             if entries:
-                return lending.lend(self, change, entries, consumer, visibility_ms, bodies)
+                return granting.grant(self, change, entries, consumer, visibility_ms, bodies)
         return []
 
     def take_ready(self, change: Change, count: int, size_bytes_max: int | None = None) -> list[Entry]:
-        """Take up to `count` messages off the head that have not expired; they go back if the change fails."""
+        """Take up to `count` unexpired messages off the head. They go back if the change fails."""
         ready: list[Entry] = []
         throttling = self._throttling()
         if throttling is not None:
-            # Those that come back are older than those parked in this change: all line up again.
+            # Returned messages are older than those parked in this change, so unpark all to restore the order.
             change.undo(lambda: self.settle_down(change.now_ns))
             woken, size_bytes_max = throttling.woken(change, count, size_bytes_max)
             ready = self._without_expired(change, woken)
@@ -330,12 +332,12 @@ class Queue:
             if room_bytes == 0 and len(going) == len(fetched):
                 break
             if size_bytes_max is not None:
-                # What is parked or has expired took no room.
+                # Parked and expired messages use no room.
                 size_bytes_max = max(0, size_bytes_max - sum([e.size_bytes for e in going]))
         return ready
 
     def _without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:
-        """Let those of the fetched messages go that have expired; the others."""
+        """Expire those fetched messages whose time is up. Return the others."""
         if not [e for e in entries if e.expires_ns]:
             return entries
         now_ns = change.now_ns
@@ -345,14 +347,14 @@ class Queue:
         expire(self, change, expired)
         return [e for e in entries if not e.expires_ns or e.expires_ns > now_ns]
 
-    def _throttling(self) -> Throttling | None:
-        """What holds throttled messages; there is none before the first throttle is set."""
+    def _throttling(self) -> QueueThrottle | None:
+        """Return the holder of throttled messages; None until the first throttle is set."""
         if self.throttling is None and self.shared.throttles:
-            self.throttling = Throttling(self, self.shared.buckets)
+            self.throttling = QueueThrottle(self, self.shared.buckets)
         return self.throttling
 
-    def may_have_something(self, now_ns: int) -> bool:
-        """Whether it is worth trying a lease: messages are ready, and those seen do not all wait for tokens."""
+    def may_have_ready(self, now_ns: int) -> bool:
+        """Whether a lease may succeed: messages are ready and not all known ones wait for tokens."""
         if len(self) == 0:
             return False
         if self.throttling is None or not len(self.throttling):
@@ -361,18 +363,18 @@ class Queue:
         return token_ns is not None and token_ns <= now_ns
 
     def settle_down(self, now_ns: int) -> None:
-        """Have every waiting message in the backing queue, for whoever looks at the whole of it."""
+        """Return all parked messages to the backing queue before a full scan."""
         if self.throttling is not None:
             self.throttling.unpark(now_ns)
 
     def bodies(self, change: Change | None, entries: list[Entry]) -> dict[bytes, bytes]:
-        """By key, the bodies of messages that have theirs apart, also those that this change brings in. A message whose
-        body is missing or cut is noted for the quarantine and left out."""
+        """Return the bodies stored outside the rows, by message key, including bodies that this change adds. Messages
+        with a missing or truncated body are noted for quarantine and left out."""
         if not entries:
             return {}
         found: dict[bytes, bytes] = {}
         ops = () if change is None else change.batch.ops
-        written = {key: value for _, family, key, value in ops if family is Family.BODIES and value}
+        written = {key: value for _, family, key, value in ops if family is Family.MESSAGE_CONTENT and value}
         if written:
             found = {e.key: written[body_id] for e in entries if (body_id := rows.body_of(e.row)) in written}
             entries = [e for e in entries if e.key not in found]
@@ -390,7 +392,7 @@ class Queue:
         return now_ns + visibility_ms * MS if visibility_ms else FOREVER
 
     def ack(self, change: Change, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) are done; how many that were."""
+        """Acknowledge messages of a lease (all by default). Return their number."""
         call, entries = self._settle(change, token, ids)
         self.touch(change)
         self.used_ns = change.now_ns
@@ -405,7 +407,7 @@ class Queue:
         return len(entries)
 
     def raise_floor(self) -> None:
-        """Note from which place on there are messages, for whoever loads the queue: below are tombstones only."""
+        """Record the lowest place with a message, so that loading the queue skips the tombstones below it."""
         self._raise_floor_at = self.stats.acked + FLOOR_EVERY
         if len(self.leases) > FLOOR_EVERY or (self.throttling is not None and len(self.throttling)):
             return
@@ -416,7 +418,8 @@ class Queue:
         self.stats.floor_ns = max(self.stats.floor_ns, int.from_bytes(low, "big"))
 
     def take(self, change: Change, token: int, ids: Sequence[bytes] | None) -> list[Entry]:
-        """Messages of a lease leave it without being done; the lease row says so. Their rows may not be in memory."""
+        """Remove messages from a lease without acknowledging them, and update the lease row. Their rows may not be in
+        memory."""
         call, entries = self._settle(change, token, ids)
         self.touch(change)
         self.leases.settled(change.batch, call, rewrite=True)
@@ -438,13 +441,13 @@ class Queue:
         return call, list(taken.values())
 
     def release(self, change: Change, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) go back to their places; no attempt is counted."""
+        """Return messages of a lease (all by default) to their places. No attempt is counted. Return their number."""
         entries = self.take(change, token, ids)
         self.return_ready(change, entries)
         return len(entries)
 
     def return_ready(self, change: Change, entries: list[Entry]) -> None:
-        """Put messages back that are neither expired nor changed."""
+        """Return unmodified messages to their places; expire those whose time is up."""
         now_ns = change.now_ns
         expired = [e for e in entries if e.expires_ns and e.expires_ns <= now_ns]
         if expired:
@@ -463,9 +466,9 @@ class Queue:
     def extend(
         self, change: Change, token: int, visibility_ms: int | None = None, ids: Sequence[bytes] | None = None
     ) -> int:
-        """A lease lasts until `visibility_ms` from here; the token to answer with.
+        """Extend a lease to `visibility_ms` from now. Return its token.
 
-        For a part of its messages the lease is split, and the part has a token of its own.
+        Extending a part of the messages splits the lease, and the part gets a new token.
         """
         call = self.leases.require(token)
         self.touch(change)
@@ -494,12 +497,12 @@ class Queue:
             self.leases.take(call.token, [message_id])
 
     def set_aside(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Messages that were fetched leave for a while and come back to their places: only their rows go."""
+        """Remove the rows of fetched messages that return to their places after a retry delay."""
         self.count(entries, -1)
         self.backing.ack(change, entries)
 
     def delete(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Messages that were fetched are gone for good, with everything that is theirs."""
+        """Delete fetched messages for good, with all their rows and bodies."""
         self.count(entries, -1)
         self._clear_rows(change, entries, keep_bodies=False)
         if change.fresh:
@@ -510,24 +513,24 @@ class Queue:
         self.backing.ack(change, entries)
 
     def leave(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Messages that were fetched leave for another place and take their bodies along."""
+        """Remove fetched messages that move to another queue. Their bodies stay."""
         self.count(entries, -1)
         self._clear_rows(change, entries, keep_bodies=True)
         self.backing.ack(change, entries)
 
     def unmake(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Messages that were made in this change and are not let in leave nothing behind."""
+        """Remove the rows of messages that were built in this change and not admitted."""
         self.stats.enqueued -= len(entries)
         self._clear_rows(change, entries, keep_bodies=False)
 
     def remove(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
-        """Messages that wait somewhere in the queue are gone, or leave with their bodies."""
+        """Remove messages from anywhere in the queue; `keep_bodies` if they move elsewhere."""
         self.count(entries, -1)
         self._clear_rows(change, entries, keep_bodies=keep_bodies)
         self.backing.remove(change, entries)
 
     def _clear_rows(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
-        """Delete what a message has beside its row."""
+        """Delete the expiry index rows and, unless `keep_bodies`, the bodies of messages."""
         if isinstance(entries, Plain) and not entries.flags:
             return
         if not [e for e in entries if e.flags]:
@@ -544,9 +547,9 @@ class Queue:
     def load_rows(
         self, entries: Sequence[Entry], change: Change | None = None, *, leaving: bool = False
     ) -> list[Entry]:
-        """Read the rows of entries that were handed out and lost theirs; the entries that have one.
+        """Read the rows of entries whose row is not in memory. Return the entries that have a row.
 
-        The others are noted for the quarantine, unless they are `leaving` for good.
+        The others are noted for quarantine, unless they are `leaving` for good.
         """
         without = [e for e in entries if not e.row]
         if change is not None and change.fresh:
@@ -570,18 +573,18 @@ class Queue:
         self.stats.count(entries, sign)
 
     def open(self, entry: Entry, body: bytes | None = None) -> Message:
-        """The message of an entry whose row is in memory."""
+        """Decode the message of an entry whose row is in memory."""
         message = rows.open_row(entry.key, entry.row, body)
         if self.config.priorities_max:
             message.fairness_key = rows.split_sub_queue(message.fairness_key)[1]
         return message
 
     def reseal(self, entry: Entry, message: Message) -> bytes:
-        """The row of an entry whose message has changed."""
+        """Encode the row of an entry after its message has changed."""
         return rows.rewrap(entry.row, encode_row(message))
 
     def browse(self, count: int, after: bytes = b"") -> tuple[list[Message], bytes]:
-        """Ready messages in key order without changing anything, and the key to go on behind."""
+        """Return ready messages in key order, unchanged, and the key to continue after."""
         self.settle_down(self.used_ns)
         while entries := self.backing.browse(after, count):
             after = entries[-1].key

@@ -1,13 +1,12 @@
-"""Settings that change while the broker runs: a key-value table that never shows secrets (SPEC C14).
+"""Runtime settings: a key-value table that never shows secrets (SPEC C14).
 
-Throttles (`throttle.<key>` = rate,burst) live here, and whatever operators want scripts to read with `fila.get`. The
-rows are kept by somebody else, behind `StateStore`; this module checks what goes in, masks what comes out, and tells
-watchers.
+It holds throttles (`throttle.<key>` = rate,burst) and values that scripts read with `fila.get`. The rows are in the
+family `state`. This module validates input, masks output and notifies watchers.
 
-Secrets: a value is secret when it was set as secret, or when its key has a word such as password, secret, token or key
-in it. What people see (`get`, `list`, errors) has a mask in place of such a value; passwords inside URLs are masked in
-every value. Scripts do not get secrets at all: what they return ends up in messages. `reveal` is for code that needs
-the value to do its work, and is the only way to it. Throttles are numbers, and secret only when marked so.
+A value is secret if it was set as secret, or if its key contains a word such as password, secret, token or key. `get`,
+`list` and errors show a mask instead. Passwords inside URLs are masked in every value. Scripts cannot read secrets,
+because their results end up in messages. Only `reveal` returns a secret, for code that needs it to work. Throttles are
+numbers, and secret only if marked so.
 
 Row:
 
@@ -18,18 +17,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, InvalidConfigError, LimitExceededError
 from basaltmq.queues.throttle.token_buckets import Limit
+from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import queues as queue_keys
 
 KEY_BYTES_MAX: Final = 1024
 VALUE_BYTES_MAX: Final = 64 << 10
-"""What a script can be given in one piece."""
+"""The largest value that a script can receive."""
 
 LIST_MAX: Final = 10_000
-"""Entries in one answer; ask with `after` for more."""
+"""Entries per answer; use `after` for the next ones."""
 
 THROTTLE_PREFIX: Final = "throttle."
 MASK: Final = "********"
@@ -46,21 +51,9 @@ _URL_PASSWORD: Final = re.compile(
 )
 
 
-class StateStore(Protocol):
-    """Where the rows are; ordered by key."""
-
-    def get_state(self, name: str) -> bytes | None: ...
-
-    def put_state(self, name: str, value: bytes) -> None: ...
-
-    def delete_state(self, name: str) -> None: ...
-
-    def list_state(self, prefix: str = "") -> Iterator[tuple[str, bytes]]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as it may be shown."""
+    """A setting with secrets masked."""
 
     key: str
     value: str
@@ -69,81 +62,85 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class SettingsPage:
-    """Some settings of a prefix, and how many there are of it in all."""
+    """Settings of a prefix, and the total number with that prefix."""
 
     settings: tuple[Setting, ...]
     total: int
 
 
 Watcher = Callable[[str, str | None], None]
-"""Called with the key and its value (unmasked; None: deleted) after the change is written."""
+"""Called with the key and the unmasked value (None: deleted) after the change is written."""
 
 
 class RuntimeConfig:
-    """The settings of a store. Not thread-safe: the caller holds its plane's lock."""
+    """The settings of a store. Not thread-safe: callers hold the plane's lock."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._watchers: list[tuple[str, Watcher]] = []
 
     def set(self, key: str, value: str, *, secret: bool = False) -> Setting:
-        """Write a setting; what may be shown of it. `secret` marks the value for as long as it is there."""
+        """Write a setting and return it masked. `secret` marks the key until it is deleted."""
         _check_key(key)
         raw = _checked_value(key, value)
-        before = self._store.get_state(key)
+        before = self._get(key)
         marked = secret or (before is not None and before[:1] != bytes((0,)))
-        self._store.put_state(key, bytes((_SECRET if marked else 0,)) + raw)
-        self._tell(key, value)
+        batch = Batch()
+        batch.put(Family.STATE, queue_keys.state_key(key), bytes((_SECRET if marked else 0,)) + raw)
+        self._store.write(batch)
+        self._notify(key, value)
         return _shown(key, value, marked)
 
     def delete(self, key: str) -> bool:
-        """Whether there was such a setting."""
+        """Delete a setting. Return whether it existed."""
         _check_key(key)
-        if self._store.get_state(key) is None:
+        if self._get(key) is None:
             return False
-        self._store.delete_state(key)
-        self._tell(key, None)
+        batch = Batch()
+        batch.delete(Family.STATE, queue_keys.state_key(key))
+        self._store.write(batch)
+        self._notify(key, None)
         return True
 
     def get(self, key: str) -> Setting | None:
-        """A setting as it may be shown."""
+        """Return a setting with secrets masked; None if it does not exist."""
         _check_key(key)
-        row = self._store.get_state(key)
+        row = self._get(key)
         if row is None:
             return None
         marked, value = _decode(key, row)
         return _shown(key, value, marked)
 
     def reveal(self, key: str) -> str | None:
-        """The value itself, for code that works with it. Never log, list or return it to a client."""
-        row = self._store.get_state(key)
+        """Return the unmasked value for internal use. Never log, list or return it to a client."""
+        row = self._get(key)
         return None if row is None else _decode(key, row)[1]
 
     def for_scripts(self, key: str) -> str | None:
-        """The value for `fila.get`: none of a secret one, which has no place in a message."""
-        row = self._store.get_state(key)
+        """Return the value for `fila.get`; None if it is secret, because script results end up in messages."""
+        row = self._get(key)
         if row is None:
             return None
         marked, value = _decode(key, row)
         return None if marked or is_secret_key(key) else value
 
     def list(self, prefix: str = "", *, limit: int = 1000, after: str | None = None) -> SettingsPage:
-        """Settings whose key begins with `prefix`, in key order, beginning behind `after`; the total is of all."""
+        """Return settings whose key starts with `prefix`, in key order after `after`. The total counts all of them."""
         if not isinstance(prefix, str):
-            raise InvalidArgumentError(f"a prefix is text, not {type(prefix).__name__}")
+            raise InvalidArgumentError(f"prefix must be text, not {type(prefix).__name__}")
         if type(limit) is not int or not 0 <= limit <= LIST_MAX:
-            raise InvalidArgumentError(f"the limit of a list is 0 to {LIST_MAX}, not {limit!r:.80}")
+            raise InvalidArgumentError(f"limit must be 0 to {LIST_MAX}, not {limit!r:.80}")
         settings: list[Setting] = []
         total = 0
-        for key, row in self._store.list_state(prefix):
+        for key, row in self._rows(prefix):
             total += 1
             if len(settings) < limit and (after is None or key > after):
                 settings.append(_shown_row(key, row))
         return SettingsPage(tuple(settings), total)
 
     def throttles(self, report: Callable[[str], None]) -> Iterator[tuple[str, Limit]]:
-        """All throttles as (throttle key, limit). One that cannot be read is reported by name and left out."""
-        for key, row in self._store.list_state(THROTTLE_PREFIX):
+        """Yield all throttles as (throttle key, limit). Unreadable ones are passed to `report` and left out."""
+        for key, row in self._rows(THROTTLE_PREFIX):
             try:
                 limit = _limit(key, _decode(key, row)[1])
             except (CorruptionError, InvalidConfigError) as error:
@@ -152,21 +149,31 @@ class RuntimeConfig:
                 yield key[len(THROTTLE_PREFIX) :], limit
 
     def watch(self, prefix: str, watcher: Watcher) -> Callable[[], None]:
-        """Call `watcher` after each change of a setting whose key begins with `prefix`; the answer ends it.
+        """Call `watcher` after each change of a setting whose key starts with `prefix`. Return a function that stops
+        it.
 
-        All watchers are told of a change even when one of them fails; the first failure is then raised. The change is
-        written by then.
+        If a watcher fails, the others are still called, and the first error is raised. The change is written by then.
         """
         entry = (prefix, watcher)
         self._watchers.append(entry)
 
         def unwatch() -> None:
-            # By identity: the same watcher may watch twice.
+            # Compare by identity, because the same watcher may be registered twice.
             self._watchers = [kept for kept in self._watchers if kept is not entry]
 
         return unwatch
 
-    def _tell(self, key: str, value: str | None) -> None:
+    def _get(self, key: str) -> bytes | None:
+        return self._store.get(Family.STATE, queue_keys.state_key(key))
+
+    def _rows(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        start, end = key_parts.prefix_range(queue_keys.state_key(prefix))
+        for key, row in self._store.scan(Family.STATE, start, end):
+            # A key that is not text cannot have been set; it must not hide the other settings.
+            with suppress(CorruptionError):
+                yield queue_keys.decode_state_key(key), row
+
+    def _notify(self, key: str, value: str | None) -> None:
         failure: Exception | None = None
         for prefix, watcher in list(self._watchers):
             if key.startswith(prefix):
@@ -179,7 +186,7 @@ class RuntimeConfig:
 
 
 def is_secret_key(key: str) -> bool:
-    """Whether the name alone makes a value secret."""
+    """Whether the key alone makes a value secret."""
     if key.startswith(THROTTLE_PREFIX):
         return False
     flat = re.sub(r"[^a-z]", "", key.lower())
@@ -189,7 +196,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def mask_urls(text: str) -> str:
-    """The text with the passwords of URLs in it masked."""
+    """Return the text with passwords in URLs masked."""
     return _URL_PASSWORD.sub(rf"\g<scheme>\g<user>:{MASK}@", text)
 
 
@@ -200,7 +207,7 @@ def _shown(key: str, value: str, marked: bool) -> Setting:
 
 
 def _shown_row(key: str, row: bytes) -> Setting:
-    """One damaged row does not hide the others."""
+    """Decode a row for display. A damaged row is shown as damaged and does not hide the others."""
     try:
         marked, value = _decode(key, row)
     except CorruptionError:
@@ -221,26 +228,26 @@ def _check_key(key: str) -> None:
     try:
         size = len(key.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgumentError(f"the key of a setting is Unicode text, not {key!r:.80}") from None
+        raise InvalidArgumentError(f"the key of a setting must be Unicode text, not {key!r:.80}") from None
     if not 1 <= size <= KEY_BYTES_MAX:
-        raise LimitExceededError(f"the key of a setting has 1 to {KEY_BYTES_MAX} bytes of UTF-8, not {size}")
+        raise LimitExceededError(f"the key of a setting must have 1 to {KEY_BYTES_MAX} bytes of UTF-8, not {size}")
     if not key.isprintable():
-        raise InvalidArgumentError(f"the key of a setting has no control characters: {key!r:.80}")
+        raise InvalidArgumentError(f"the key of a setting must not contain control characters: {key!r:.80}")
     if key == THROTTLE_PREFIX:
-        raise InvalidArgumentError(f"name the throttle behind {THROTTLE_PREFIX!r}, as in 'throttle.tenant-7'")
+        raise InvalidArgumentError(f"add the name of the throttle after {THROTTLE_PREFIX!r}, as in 'throttle.tenant-7'")
 
 
 def _checked_value(key: str, value: str) -> bytes:
-    """The value as bytes. Errors name the key and never the value, which may be a secret."""
+    """Return the value as bytes. Errors name the key but never the value, which may be secret."""
     if not isinstance(value, str):
-        raise InvalidArgumentError(f"the value of setting {key!r:.80} is text, not {type(value).__name__}")
+        raise InvalidArgumentError(f"the value of setting {key!r:.80} must be text, not {type(value).__name__}")
     try:
         raw = value.encode()
     except UnicodeEncodeError:
         raise InvalidArgumentError(f"the value of setting {key!r:.80} is not Unicode text") from None
     if len(raw) > VALUE_BYTES_MAX:
         raise LimitExceededError(
-            f"the value of setting {key!r:.80} has {len(raw)} bytes, over the limit of {VALUE_BYTES_MAX}"
+            f"the value of setting {key!r:.80} has {len(raw)} bytes and exceeds the limit of {VALUE_BYTES_MAX}"
         )
     if key.startswith(THROTTLE_PREFIX):
         _limit(key, value)

@@ -3,13 +3,16 @@
     | layout u8 | messages | bytes | delayed | delayed bytes | apart | enqueued | acked | failed | expired |
     | dead-lettered | dropped | cycles | duplicates | returned ns | floor ns   (u64 each) | CRC-32 of the rest u32 |
 
-`messages` and `bytes` are what is in the queue, ready or leased, and persistent; `apart` counts the bodies kept apart,
-delayed ones included; the rest are totals since the queue was made. What is leased is known from the leases, so a
-lease changes nothing here. Messages up to the place `returned ns` may have been delivered before; the queue has no
-message with a place below `floor ns`, and rows that are found there are no longer its. Layout 1 is without these two,
-layout 2 without the checksum: counts that are wrong but plausible would hide the messages of a queue.
-Transient messages are counted beside, in memory, like the messages themselves; of a queue that is let go they are
-paged to a family that is wiped at open, and so is their count:
+`messages` and `bytes` count the persistent messages in the queue, ready or leased. `apart` counts bodies stored outside
+the rows, including those of delayed messages. `enqueued` to `duplicates` are totals since the queue was created. The
+number of leased messages comes from the leases, so a lease does not change this row.
+
+Messages up to the place `returned ns` may have been delivered before. The queue has no message below the place `floor
+ns`; rows found there do not belong to it. Layout 1 lacks these two fields. Layout 2 lacks the checksum, which detects
+wrong but plausible counts: they would hide the messages of a queue.
+
+Transient messages and their counts are in memory. Eviction of a queue writes both to the transient family, which is
+wiped at open:
 
     transient counts   | transient | transient bytes   (u64 each) |
 """
@@ -46,7 +49,7 @@ FIELDS: Final = (
     "floor_ns",
 )
 DURABLE_FIELDS: Final = 5
-"""The first of them are about what is on disk and change with it; the others are totals."""
+"""The first five fields describe what is on disk and change with it. The others are totals."""
 
 _TRANSIENT: Final = Struct(">QQ")
 _ROW: Final = Struct(f">B{len(FIELDS)}Q")
@@ -55,7 +58,7 @@ _ROW_1: Final = Struct(f">B{len(FIELDS) - 2}Q")
 
 
 class QueueStats:
-    """Counts of one queue."""
+    """The counts of one queue."""
 
     __slots__ = (*FIELDS, "transient", "transient_bytes")
 
@@ -79,13 +82,13 @@ class QueueStats:
         self.transient_bytes = 0
 
     def shown(self, leased: int, leased_bytes: int) -> dict[str, int]:
-        """The counts by name, with what is ready of them."""
+        """Return the counts by name, including ready and leased messages."""
         counts = dict(zip(QueueStats.__slots__, self.values(), strict=True))
         ready = {"ready": self.depth() - leased, "ready_bytes": self.depth_bytes() - leased_bytes}
         return counts | ready | {"leased": leased}
 
     def values(self) -> tuple[int, ...]:
-        """Everything, to be put back by `restore`."""
+        """Return all fields, for `restore`."""
         return (
             self.messages,
             self.size_bytes,
@@ -111,7 +114,7 @@ class QueueStats:
             setattr(self, name, value)
 
     def count(self, entries: Sequence[Entry], sign: int) -> None:
-        """Messages come in (1), or leave (-1)."""
+        """Add (1) or subtract (-1) messages."""
         if isinstance(entries, Plain) and not entries.flags & TRANSIENT:
             self.messages += sign * len(entries)
             self.size_bytes += sign * entries.size_bytes
@@ -126,8 +129,15 @@ class QueueStats:
         self.messages += sign * len(entries)
         self.size_bytes += sign * sum([e.size_bytes for e in entries])
 
+    def add(self, count: int, size_bytes: int, *, apart: int) -> None:
+        """Add persistent messages of `size_bytes` in total, `apart` of them with their body outside the row."""
+        self.enqueued += count
+        self.messages += count
+        self.size_bytes += size_bytes
+        self.apart += apart
+
     def lose(self, loss: Loss) -> None:
-        """Messages went to quarantine. The size of a row that cannot be read is a guess; an empty queue has none."""
+        """Subtract quarantined messages. The size of an unreadable row is a guess; an empty queue has size 0."""
         self.messages = max(0, self.messages - loss.messages)
         self.size_bytes = max(0, self.size_bytes - loss.size_bytes) if self.messages else 0
         self.delayed = max(0, self.delayed - loss.delayed)
@@ -135,7 +145,7 @@ class QueueStats:
         self.apart = max(0, self.apart - loss.apart)
 
     def depth(self) -> int:
-        """Messages in the queue, ready or leased."""
+        """Number of messages in the queue, ready or leased."""
         return self.messages + self.transient
 
     def depth_bytes(self) -> int:
@@ -145,7 +155,7 @@ class QueueStats:
         try:
             row = _ROW.pack(LAYOUT, *self.values()[: len(FIELDS)])
         except struct_error:
-            # Rows that vanished below the queue made a count negative. A recount (`restart`) makes it exact.
+            # Rows that were lost outside of Basalt can make a count negative. A recount (`restart`) corrects it.
             row = _ROW.pack(LAYOUT, *(max(0, value) for value in self.values()[: len(FIELDS)]))
         return row + _CRC.pack(crc32(row))
 

@@ -1,8 +1,8 @@
-"""Who waits for a queue to have something. Woken by events; nobody polls.
+"""Consumers that wait for ready messages. They are notified by events and do not poll.
 
-A waiter is a callback that is called once, from whichever thread made a message ready, with the plane's lock held: it
-may set an event or hand over to a loop, nothing more. A waiter that was woken and finds nothing (somebody was faster)
-waits again. A listener hears of every queue, as long as it listens.
+A waiter is a callback that is called once, from the thread that made a message ready, with the plane's lock held. It
+may only set an event or hand over to an event loop. If another consumer was faster, the waiter registers again. A
+listener is called for every queue until it is removed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Listen: TypeAlias = Callable[[str], None]
 
 
 class Waiter:
-    """A thread that waits."""
+    """A waiting thread."""
 
     __slots__ = ("_event",)
 
@@ -31,7 +31,7 @@ class Waiter:
 
 
 class Waiters:
-    """The waiters of all queues, served in the order they came."""
+    """The waiters of all queues, notified in order of arrival."""
 
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[int, Wake]] = {}
@@ -39,7 +39,7 @@ class Waiters:
         self._listeners: dict[object, Listen] = {}
 
     def listen(self, callback: Listen) -> Callable[[], None]:
-        """Hear of every queue that may have something; returns how to stop."""
+        """Call `callback` for every queue that may have ready messages. Return a function that stops it."""
         mark = object()
         self._listeners[mark] = callback
 
@@ -52,13 +52,13 @@ class Waiters:
     def has_listeners(self) -> bool:
         return bool(self._listeners)
 
-    def tell(self, queue: str) -> None:
-        """Tell those who listen that a queue may have something."""
+    def notify(self, queue: str) -> None:
+        """Notify listeners that a queue may have ready messages."""
         for callback in list(self._listeners.values()):
             callback(queue)
 
     def add(self, queue: str, wake: Wake) -> int:
-        """Wait; the number to stop waiting by."""
+        """Add a waiter. Return the number for `remove`."""
         self._last += 1
         self._by_queue.setdefault(queue, {})[self._last] = wake
         return self._last
@@ -71,14 +71,14 @@ class Waiters:
                 del self._by_queue[queue]
 
     def queues(self) -> list[str]:
-        """Queues somebody waits at."""
+        """Queues with waiters."""
         return list(self._by_queue)
 
     def __contains__(self, queue: str) -> bool:
         return queue in self._by_queue
 
     def wake(self, queue: str, count: int) -> None:
-        """Wake up to `count`, those who waited longest first."""
+        """Wake up to `count` waiters, longest waiting first."""
         waiting = self._by_queue.get(queue)
         while waiting and count > 0:
             number = next(iter(waiting))
@@ -88,7 +88,7 @@ class Waiters:
             del self._by_queue[queue]
 
     def wake_queue(self, queue: str) -> None:
-        """Wake everyone who waits at a queue."""
+        """Wake all waiters of a queue."""
         self.wake(queue, len(self._by_queue.get(queue, ())))
 
     def wake_all(self) -> None:

@@ -1,1 +1,1 @@
-"""The bottom: an ordered key-value store with families, atomic batches, snapshots and group commit."""
+"""An ordered key-value store with column families, atomic batches, snapshots and group commit."""

@@ -1,14 +1,14 @@
-"""What a store is: an ordered key-value store with families, atomic batches, snapshots.
+"""The store interface: an ordered key-value store with column families, atomic batches and snapshots.
 
-Two implementations (`rocks`, `memory`), one conformance suite. Reads see every write that returned, durable or not;
-`sync` makes all of them durable. A scan and a snapshot see the moment they were made, whatever is written meanwhile.
-Safe to share between threads; one scan belongs to one thread. After a failed write or sync the store is poisoned:
-every call raises until it is opened again, because what memory shows may not be what the disk has. Scans and snapshots
-made before end with that error too, a scan at the latest when the rows it read ahead are used up.
+`rocks` and `memory` implement it; both pass one conformance suite. Reads see every write that returned, durable or not.
+`sync` makes all of them durable. A scan or snapshot sees the state at its creation, regardless of later writes.
 
-Not errors of the disk, and therefore without effect and without poison: a batch with something other than bytes
-(InvalidArgumentError), one over the limit (LimitExceededError), one the store has no room for right away
-(StoreStalledError).
+A store may be shared between threads; a scan belongs to one thread. A failed write or sync poisons the store: every
+call raises until the store is reopened, because memory and disk may differ. Open scans and snapshots fail with the same
+error. A scan may first return the rows it has read ahead.
+
+Three errors mean that the batch was not applied and do not poison the store: a batch with values that are not bytes
+(InvalidArgumentError), a batch over the size limit (LimitExceededError), and a write stall (StoreStalledError).
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from basaltmq.store.families import Family
 
 
 class Reader(Protocol):
-    """Reads of one moment."""
+    """Read operations on a consistent state."""
 
     def get(self, family: Family, key: bytes) -> bytes | None: ...
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values in the order of the keys, None for a key that is missing."""
+        """Return the values in key order of the request, with None for each missing key."""
         ...
 
     def scan(
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Rows with start <= key < end in key order, or from the last to the first when `reverse`.
+        """Yield rows with start <= key < end in key order, or in reverse key order when `reverse`.
 
-        None as `end` is no bound. A range whose end does not come after its start holds nothing.
+        An `end` of None means no upper bound. The range is empty unless start < end.
         """
         ...
 
 
 class Snapshot(Reader, Protocol):
-    """Reads of the families it was made for, all of one moment. Close it: it holds memory and files."""
+    """Reads of the given families as of one point in time. Close it: it pins memory and files."""
 
     def close(self) -> None: ...
 
@@ -54,17 +54,17 @@ class Snapshot(Reader, Protocol):
 
 
 class Store(Reader, Protocol):
-    """The interface everything above stands on."""
+    """The store that the queue plane, the stream plane and the catalog use."""
 
     def snapshot(self, *families: Family) -> Snapshot: ...
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
-        """Apply a batch as one, its operations in their order.
+        """Apply the operations of a batch atomically and in order.
 
-        Survives a process crash on return (with `wal`), a power loss after `sync`.
+        The write survives a process crash on return (with `wal`) and a power loss after `sync`.
 
-        When the store is behind, waits up to `wait_ms` (None: the store's own limit), then raises StoreStalledError
-        and has applied nothing.
+        If the store stalls, wait up to `wait_ms` (None: the store's own limit), then raise StoreStalledError. Nothing
+        is applied in that case.
         """
         ...
 
@@ -73,27 +73,27 @@ class Store(Reader, Protocol):
         ...
 
     def size_bytes(self) -> int:
-        """What all families hold, in memory tables and files."""
+        """Return the size of all families in memtables and files."""
         ...
 
     def poison(self, error: BaseException) -> None:
-        """Refuse every further call, naming `error` as the cause."""
+        """Make every further call fail with `error` as the cause."""
         ...
 
     def close(self) -> None:
-        """Flush, sync and close. Closing twice is fine."""
+        """Flush, sync and close. Idempotent."""
         ...
 
 
 class ManagedStore(Store, Protocol):
-    """A store with the operator's tools (SPEC A10). An operation without a family covers all families."""
+    """A store with operator functions (SPEC A10). An operation without a family covers all families."""
 
     def on_write(self, listener: Callable[[int], None]) -> None:
-        """Call `listener` with the bytes of every batch once it is applied; there is one listener, the size guard."""
+        """Set the one write listener (the size guard). It receives the byte size of every applied batch."""
         ...
 
     def writes(self) -> int:
-        """How many writes there were, failed ones included; while it is the same, what was read is still so."""
+        """Return the number of writes, including failed ones. Rows read earlier are current while it is unchanged."""
         ...
 
     def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None: ...
@@ -103,18 +103,18 @@ class ManagedStore(Store, Protocol):
     def compact(self, family: Family | None = None) -> None: ...
 
     def properties(self, family: Family | None = None) -> dict[str, int]:
-        """Figures of one family; without one, the sums over all families and the figures of the database itself."""
+        """Return the figures of one family, or the sums over all families plus database-wide figures."""
         ...
 
     def statistics(self) -> dict[str, str]: ...
 
     def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
-        """An openable copy of this moment at `target`, which must not exist.
+        """Create an openable copy of the current state at `target`, which must not exist.
 
-        `beside` is called with the directory in the making, to add what lies beside the database.
+        `beside` is called with the unfinished directory so that the caller can add files next to the database.
         """
         ...
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
-        """Read everything back; one line per fault, naming the file. `progress(done, total)` in bytes."""
+        """Read all data back and return one line per fault, naming the file. `progress(done, total)` counts bytes."""
         ...

@@ -1,11 +1,10 @@
-"""A batch: the typed operations of one change, applied together or not at all.
+"""A batch: row operations that the store applies atomically.
 
-A batch is a list of plain tuples, not of objects: building one costs an append per row, and both stores, the XA
-records and the tests read the same list. Order counts: a later operation on a key wins.
+A batch is a list of plain tuples, so adding a row costs one list append. Both stores, the XA records and the tests read
+the same list. Order matters: the last operation on a key wins.
 
-Rows that come by the hundred can be handed over as columns (`put_many`, `delete_many`), without a tuple each. They are
-kept beside the list, with their place in it, for the store that writes them straight from there; whoever asks for
-`ops` has them in the list.
+`put_many` and `delete_many` take hundreds of rows as columns, without a tuple per row. Columns are stored next to the
+list with their position in it, and RocksStore writes them directly. Reading `ops` merges them into the list.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ DELETE: Final = 1
 DELETE_RANGE: Final = 2
 
 Operation: TypeAlias = tuple[int, Family, bytes, bytes]
-"""(kind, family, key, value); DELETE has an empty value, DELETE_RANGE has the range's end (exclusive) there."""
+"""(kind, family, key, value). The value is empty for DELETE and the exclusive end of the range for DELETE_RANGE."""
 
 BATCH_BYTES_MAX: Final = 256 << 20
-"""One batch at most: a 64 MiB message with its index rows fits four times; RocksDB holds a batch in memory twice."""
+"""Size limit of one batch: four 64 MiB messages with their index rows. RocksDB holds a batch twice in memory."""
 
 
 class Columns(NamedTuple):
-    """Rows of one family that are put, or deleted."""
+    """Rows of one family to put or delete."""
 
     at: int
-    """How many operations of the batch's list come before them."""
+    """The number of list operations that precede these rows."""
     family: Family
     keys: Sequence[bytes]
     values: Sequence[bytes] | None
-    """None: the rows are deleted."""
+    """None deletes the rows."""
 
 
 class Batch:
-    """Operations over any families, to be written as one."""
+    """Operations over any families, written atomically."""
 
     __slots__ = ("_columns", "_ops")
 
@@ -48,7 +47,7 @@ class Batch:
 
     @property
     def ops(self) -> list[Operation]:
-        """All operations in their order, one by one."""
+        """All operations in order, one tuple per row."""
         if self._columns:
             self._ops = self._unfolded()
             self._columns = []
@@ -60,7 +59,7 @@ class Batch:
         self._columns = []
 
     def parts(self) -> tuple[list[Operation], list[Columns]]:
-        """The operations as they were handed over: single ones, and columns with their places among them."""
+        """Return the list operations and the columns, without merging them."""
         return self._ops, self._columns
 
     def __len__(self) -> int:
@@ -73,7 +72,7 @@ class Batch:
         self._ops.append((PUT, family, key, value))
 
     def put_many(self, family: Family, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Put rows; neither of the two, which are of one length, may be changed afterwards."""
+        """Put rows. `keys` and `values` have the same length and must not change afterwards."""
         assert len(keys) == len(values), "every row has a key and a value"
         if keys:
             self._columns.append(Columns(len(self._ops), family, keys, values))
@@ -82,19 +81,19 @@ class Batch:
         self._ops.append((DELETE, family, key, b""))
 
     def delete_many(self, family: Family, keys: Sequence[bytes]) -> None:
-        """Delete rows; the keys may not be changed afterwards."""
+        """Delete rows. `keys` must not change afterwards."""
         if keys:
             self._columns.append(Columns(len(self._ops), family, keys, None))
 
     def delete_range(self, family: Family, start: bytes, end: bytes) -> None:
-        """Delete every key in [start, end); none if the end does not come after the start."""
+        """Delete every key in [start, end). The range is empty unless start < end."""
         self._ops.append((DELETE_RANGE, family, start, end))
 
     def extend(self, other: Batch) -> None:
         self.ops.extend(other.ops)
 
     def size_bytes(self) -> int:
-        """Keys and values, without the store's own overhead."""
+        """Return the size of keys and values, without the store's overhead."""
         return sum(len(key) + len(value) for _, _, key, value in self.ops)
 
     def _unfolded(self) -> list[Operation]:

@@ -1,19 +1,18 @@
-"""Online backups: a checkpoint, and the way back from it.
+"""Online backups: creates and restores checkpoints.
 
     checkpoint/
-      STORE        the marker of the store it was taken from
+      STORE        the marker of the source store
       CHECKSUMS    one sealed line: {"format", "version", "store_id", "files": {"kv/000009.sst": [size, crc], ...}}
-      kv/          a RocksDB checkpoint: tables are hard links where the file system allows, logs are copies
-      log/         if there are streams: sealed segments are hard links, the one being written is a copy
+      kv/          a RocksDB checkpoint: SST files are hard links where the file system allows, WAL files are copies
+      log/         if there are streams: sealed segments are hard links, the active one is a copy
 
-Both ways the directory is built as `{target}.partial-{pid}` beside the target and renamed at the end, with every file
-and name durable before: a crash or a full disk leaves no half backup under the name asked for. A partial directory
-that nobody holds is removed by the next checkpoint or restore to the same target; one that is held is left alone.
+Both operations build `{target}.partial-{pid}` next to the target and rename it at the end, after every file and
+directory entry is durable. So a crash or a full disk never leaves a partial backup under the target's name. The next
+checkpoint or restore to the same target removes partial directories that are not locked and leaves locked ones alone.
 
-A checkpoint opens with `open_view`. Opened for writing it becomes a store, and CHECKSUMS goes, as it would not hold
-any longer. The store it came from is not disturbed, although tables are shared by hard links: RocksDB never writes
-into a finished table. But a bad sector under a shared table is one for both; `restore` copies, and so does whoever
-takes a backup to another disk.
+A checkpoint opens with `open_view`. Opening it for writing turns it into a store and deletes CHECKSUMS, which would no
+longer match. The source store is not affected although hard links share SST files, because RocksDB never modifies a
+finished SST file. But a bad sector under a shared file damages both. `restore` copies files.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ def write_checkpoint(
     marker: Marker,
     beside: Callable[[Path], None] | None = None,
 ) -> None:
-    """Build a checkpoint of the open store at `source`; `create` makes RocksDB's own at the path it is given.
+    """Create a checkpoint of the open store at `source`. `create` makes the RocksDB checkpoint at a given path.
 
-    `beside` then adds what lies beside the database, a log that is at least as far, into the directory it is given.
+    `beside` then adds the files next to the database: a log that is at least as recent, in the given directory.
     """
     with _building(source, target) as draft:
         database = draft / DATABASE
@@ -87,11 +86,11 @@ def write_checkpoint(
 
 
 def restore(checkpoint: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a checkpoint to a directory of its own, ready to be opened as a store. Refuses a damaged checkpoint."""
+    """Copy a checkpoint to a new directory, ready to be opened as a store. Refuses a damaged checkpoint."""
     checkpoint, target = Path(checkpoint), Path(target)
     marker = read_marker(checkpoint)
     if marker is None:
-        raise NotAStoreError(f"there is no checkpoint at {checkpoint}")
+        raise NotAStoreError(f"there is no checkpoint at {checkpoint}; check the path")
     sums = read_checksums(checkpoint)
     faults = list(check_sums(checkpoint, sums))
     if faults:
@@ -105,26 +104,30 @@ def restore(checkpoint: str | os.PathLike[str], target: str | os.PathLike[str]) 
             make_directory(destination.parent)
             found = _copy(checkpoint / name, destination)
             if found != expected:
-                raise CorruptionError(f"{checkpoint / name} changed while it was copied: {mismatch(found, expected)}")
+                raise CorruptionError(f"{checkpoint / name} changed during the copy: {mismatch(found, expected)}")
         _sync_directories(draft)
 
 
 def read_checksums(checkpoint: Path) -> dict[str, Sum]:
-    """What CHECKSUMS says, by path inside the checkpoint."""
+    """Return the checksums in CHECKSUMS, by path inside the checkpoint."""
     path = checkpoint / CHECKSUMS
-    remedy = "the files it speaks of may be sound, but nothing vouches for them: use another backup"
+    remedy = "the files it lists may be intact, but cannot be checked: use another backup"
     try:
-        said = read_line(path, remedy)
+        content = read_line(path, remedy)
     except FileNotFoundError:
-        raise NotAStoreError(f"{checkpoint} has no {CHECKSUMS}: it is not a checkpoint, or was opened since") from None
+        raise NotAStoreError(
+            f"{checkpoint} has no {CHECKSUMS}: it is not a checkpoint, or it was opened for writing"
+        ) from None
     except OSError as error:
         raise os_error(error, path) from error
-    if said.get("format") != FORMAT or said.get("version") != VERSION:
-        raise NotAStoreError(f"{path} says {said.get('format')!r} version {said.get('version')!r}, not {FORMAT!r} 1")
+    if content.get("format") != FORMAT or content.get("version") != VERSION:
+        raise NotAStoreError(
+            f"{path} has {content.get('format')!r} version {content.get('version')!r}, not {FORMAT!r} 1"
+        )
     try:
-        sums = {str(name): (int(size), int(crc)) for name, (size, crc) in said["files"].items()}
+        sums = {str(name): (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
     except (KeyError, ValueError, TypeError, AttributeError):
-        raise CorruptionError(f"{path} has an unknown form; {remedy}") from None
+        raise CorruptionError(f"{path} has an unknown structure; {remedy}") from None
     for name in sums:
         if os.path.isabs(name) or ".." in Path(name).parts:
             raise CorruptionError(f"{path} names {name!r}, outside the checkpoint; {remedy}")
@@ -134,7 +137,7 @@ def read_checksums(checkpoint: Path) -> dict[str, Sum]:
 def check_sums(
     checkpoint: Path, sums: dict[str, Sum], progress: Callable[[int], None] | None = None
 ) -> Iterator[tuple[str, str]]:
-    """(name, what is wrong) for every file that is not as CHECKSUMS says, and for files it does not know."""
+    """Yield (name, fault) for every file that differs from CHECKSUMS or is not listed in it."""
     for name, expected in sums.items():
         try:
             found = file_sum(checkpoint / name, progress)
@@ -152,7 +155,7 @@ def check_sums(
 
 
 def end_checkpoint(directory: Path) -> None:
-    """A checkpoint that is opened for writing is a store from here on."""
+    """Delete CHECKSUMS: a checkpoint opened for writing becomes a store."""
     path = directory / CHECKSUMS
     try:
         if path.exists():
@@ -164,19 +167,19 @@ def end_checkpoint(directory: Path) -> None:
 
 @contextmanager
 def _building(source: Path, target: Path) -> Iterator[Path]:
-    """A draft beside `target`, renamed to it when all went well and removed otherwise."""
+    """Yield a draft directory next to `target`; rename it to `target` on success and remove it on failure."""
     target = Path(os.path.abspath(target))
     if os.path.lexists(target):
-        raise AlreadyExistsError(f"{target} exists; name a path that does not")
+        raise AlreadyExistsError(f"{target} exists; choose a path that does not")
     if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(source)):
-        raise InvalidArgumentError(f"{target} is inside {source}; name a place outside of it")
+        raise InvalidArgumentError(f"{target} is inside {source}; choose a path outside of it")
     draft = target.with_name(f"{target.name}.partial-{os.getpid()}")
     try:
         make_directory(target.parent)
         _remove_abandoned(target)
         draft.mkdir(mode=0o700)
     except OSError as error:
-        # The draft, if there is one, is somebody else's.
+        # An existing draft belongs to another process.
         raise os_error(error, target) from error
     fd = -1
     try:
@@ -204,7 +207,7 @@ def _building(source: Path, target: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(target: Path) -> None:
-    # Only what bears a process id is ours; a name that merely begins alike may be anybody's.
+    # Only names with a process id are drafts; other names with the same prefix may be user files.
     ours = re.compile(re.escape(target.name) + r"\.partial-[0-9]+")
     for path in list(target.parent.iterdir()):
         if not ours.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
@@ -214,7 +217,7 @@ def _remove_abandoned(target: Path) -> None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(path)
         except BlockingIOError:
-            raise AlreadyExistsError(f"{target} is being made already, as {path.name}; wait for it") from None
+            raise AlreadyExistsError(f"{target} is being created as {path.name}; wait until that is done") from None
         finally:
             os.close(fd)
 
@@ -224,7 +227,7 @@ def _require_as_sealed(source: Path, tables: dict[str, Sum], sealer: Sealer) -> 
         sealed = sealer.of(name)
         if sealed is not None and name.endswith((".sst", ".blob")) and found != sealed:
             raise CorruptionError(
-                f"{source / DATABASE / name} {mismatch(found, sealed)}; a backup of it would be damaged too: "
+                f"{source / DATABASE / name} {mismatch(found, sealed)}; a backup of it would be damaged as well: "
                 "run verify, and restore an earlier backup"
             )
 
@@ -243,7 +246,7 @@ def _sync_directories(directory: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> Sum:
-    """Copy a file's bytes, durably; never a link. What was copied is what is summed."""
+    """Copy a file durably, never as a hard link, and return the checksum of the copied bytes."""
     crc = size = 0
     with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
         while chunk := reading.read(_CHUNK_BYTES):

@@ -1,17 +1,17 @@
-"""The directory of a store on disk: who may open it, and what it holds.
+"""The directory of a store on disk: layout, marker, and lock.
 
     STORE         one sealed line (see below): format, version, store id. Written first, so that a directory without
-                  it is either empty or not ours.
-    LOCK          held with flock by the one process that writes; its text names the holder.
-    SEALS         one sealed line: checksums of files RocksDB does not protect itself (`seals`).
+                  it is either empty or not a store.
+    LOCK          locked with flock by the writing process; its text is the owner's process id.
+    SEALS         one sealed line: checksums of files that RocksDB does not protect itself (`seals`).
     CHECKSUMS     only in a checkpoint: size and CRC32C of every file in it (`checkpoint`).
     kv/           the RocksDB database.
-    quarantine/   what could not be read or placed; never deleted by Basalt.
+    quarantine/   data that could not be read or placed; never deleted by Basalt.
 
 A sealed line is `{CRC32C of the JSON, 8 hex digits} {JSON}\\n`.
 
-Nothing here is touched before the checks have passed: a directory that is refused is left as it was found, down to
-the text in LOCK. `claim` ends the checks.
+Nothing is modified before all checks have passed: a refused directory stays as it was, including the text in LOCK.
+`claim` ends the checks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from basaltmq.store.forks import in_child
 
 FORMAT: Final = "basalt-store"
 FORMAT_VERSION: Final = 1
-"""Of the directory itself; every store inside has a version of its own."""
+"""Version of the directory layout. Each store inside has its own version."""
 
 MARKER: Final = "STORE"
 MARKER_DRAFT: Final = "STORE.new"
@@ -56,38 +56,38 @@ QUARANTINE: Final = "quarantine"
 LEFT_BY_OTHERS: Final = frozenset(
     {"lost+found", ".DS_Store", ".directory", ".gitignore", ".gitkeep", ".keep", ".snapshot", ".zfs"}
 )
-"""Names that file systems, desktops and version control leave in a directory that is empty for its user. Other hidden
-files count: a home directory has nothing else at first."""
+"""Names that file systems, desktops and version control create in otherwise empty directories. Other hidden files
+count, because a new home directory contains only hidden files."""
 
 LINE_BYTES_MAX: Final = 256 << 20
-"""A sealed line at most; two million files of 100 bytes each, far more than a store has."""
+"""Size limit of a sealed line. It fits two million files at 100 bytes each, far more than a store has."""
 
 NAMES_SHOWN_MAX: Final = 3
-"""Of what a refused directory holds: enough to recognise it."""
+"""Number of file names in the error for a refused directory."""
 
 
-def encode_line(said: Mapping[str, Any]) -> bytes:
-    body = json.dumps(said)
+def encode_line(content: Mapping[str, Any]) -> bytes:
+    body = json.dumps(content)
     return f"{google_crc32c.value(body.encode()):08x} {body}\n".encode()
 
 
 def decode_line(raw: bytes, path: Path, remedy: str) -> dict[str, Any]:
-    """What a sealed line says; CorruptionError if it is not what was written."""
+    """Return the content of a sealed line. Raises CorruptionError if it does not match its checksum."""
     crc, _, body = raw.removesuffix(b"\n").partition(b" ")
     if crc != b"%08x" % google_crc32c.value(body):
         raise CorruptionError(f"{path} does not match its checksum; {remedy}")
     try:
-        said = json.loads(body)
+        content = json.loads(body)
     except (ValueError, RecursionError):
-        # The checksum of nothing is zero, and anybody can make one.
-        raise CorruptionError(f"{path} holds no JSON; {remedy}") from None
-    if not isinstance(said, dict):
-        raise CorruptionError(f"{path} holds {type(said).__name__}, not an object; {remedy}")
-    return said
+        # The checksum of empty data is zero, so a matching checksum does not imply JSON.
+        raise CorruptionError(f"{path} is not JSON; {remedy}") from None
+    if not isinstance(content, dict):
+        raise CorruptionError(f"{path} holds a JSON {type(content).__name__}, not an object; {remedy}")
+    return content
 
 
 def read_line(path: Path, remedy: str) -> dict[str, Any]:
-    """Read and decode the sealed line at `path`; FileNotFoundError if there is none."""
+    """Read and decode the sealed line at `path`. Raises FileNotFoundError if the file is missing."""
     with open(path, "rb") as file:
         raw = file.read(LINE_BYTES_MAX + 1)
     if len(raw) > LINE_BYTES_MAX:
@@ -97,7 +97,7 @@ def read_line(path: Path, remedy: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What STORE says."""
+    """The content of STORE."""
 
     store_id: UUID
     version: int = FORMAT_VERSION
@@ -107,25 +107,25 @@ class Marker:
 
     @classmethod
     def decode(cls, raw: bytes, path: Path) -> Marker:
-        said = decode_line(raw, path, "restore it from a backup of this store")
-        if said.get("format") != FORMAT:
-            raise NotAStoreError(f"{path} says format {said.get('format')!r}, not {FORMAT!r}")
-        version = said.get("version")
+        content = decode_line(raw, path, "restore it from a backup of this store")
+        if content.get("format") != FORMAT:
+            raise NotAStoreError(f"{path} has format {content.get('format')!r}, not {FORMAT!r}")
+        version = content.get("version")
         if not isinstance(version, int) or version < 1:
-            raise CorruptionError(f"{path} says version {version!r}; restore it from a backup of this store")
+            raise CorruptionError(f"{path} has version {version!r}; restore it from a backup of this store")
         if version > FORMAT_VERSION:
             raise StoreTooNewError(
-                f"{path.parent} has directory version {version}, this Basalt knows up to {FORMAT_VERSION}: "
-                "open it with a newer Basalt"
+                f"{path.parent} has directory version {version}, but this Basalt reads up to version {FORMAT_VERSION}; "
+                "use a newer Basalt"
             )
         try:
-            return cls(UUID(said["store_id"]), version)
+            return cls(UUID(content["store_id"]), version)
         except (KeyError, ValueError, AttributeError, TypeError):
             raise CorruptionError(f"{path} has no store id; restore it from a backup of this store") from None
 
 
 def names_in(path: Path) -> list[str]:
-    """What a directory holds, in order, without `LEFT_BY_OTHERS`; nothing if it is missing."""
+    """Return the sorted names in a directory, without `LEFT_BY_OTHERS`. A missing directory has none."""
     try:
         return sorted(set(os.listdir(path)) - LEFT_BY_OTHERS)
     except FileNotFoundError:
@@ -138,12 +138,12 @@ def names_in(path: Path) -> list[str]:
 
 
 def some(names: Sequence[str]) -> str:
-    """A few names, for an error message."""
+    """Join a few names for an error message."""
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
 
 
 def read_marker(path: Path) -> Marker | None:
-    """The marker of the store at `path`; None if the path is empty or missing, so that a store may begin there."""
+    """Return the marker of the store at `path`, or None if a store may be created there (empty or missing)."""
     present = names_in(path)
     try:
         if MARKER in present:
@@ -151,7 +151,7 @@ def read_marker(path: Path) -> Marker | None:
     except FileNotFoundError:
         return None
     except IsADirectoryError:
-        raise NotAStoreError(f"{path / MARKER} is a directory; in a store it is a file") from None
+        raise NotAStoreError(f"{path / MARKER} is a directory, not a file; {path} is not a Basalt store") from None
     except OSError as error:
         raise os_error(error, path) from error
     if set(present) - {MARKER_DRAFT, LOCK}:
@@ -159,13 +159,13 @@ def read_marker(path: Path) -> Marker | None:
             f"{path} has lost its {MARKER} file: restore it from a backup, or run `basalt store repair`"
             if is_database(path / DATABASE)
             else f"{path} is not a Basalt store: it has no {MARKER} file but holds {some(present)}; "
-            "name an empty or new directory"
+            "choose an empty or new directory"
         )
     return None
 
 
 class StoreDirectory:
-    """A store's directory, held for writing by this process until `release`."""
+    """A store's directory, locked for writing by this process until `release`."""
 
     def __init__(self, path: Path, marker: Marker, lock: _Lock, *, is_new: bool) -> None:
         self.path = path
@@ -183,7 +183,7 @@ class StoreDirectory:
 
     @classmethod
     def hold(cls, path: Path, *, create: bool) -> StoreDirectory:
-        """Check the directory, take its lock and, if it is empty and `create`, make it a store."""
+        """Check the directory and lock it. If it is empty and `create` is set, make it a store."""
         marker = read_marker(path)
         if marker is None and not create:
             raise StoreNotFoundError(f"there is no store at {path}; create one, or check the path")
@@ -194,7 +194,7 @@ class StoreDirectory:
         except OSError as error:
             raise os_error(error, path) from error
         try:
-            # Somebody may have made it, or removed it, before the lock was ours.
+            # Another process may have created or removed it before this process got the lock.
             marker = read_marker(path)
             is_new = marker is None
             if marker is None:
@@ -209,7 +209,7 @@ class StoreDirectory:
         return cls(path, marker, lock, is_new=is_new)
 
     def claim(self) -> None:
-        """The checks have passed: name this process in LOCK."""
+        """Write this process's id to LOCK. Call it after all checks have passed."""
         assert self._lock is not None
         try:
             self._lock.claim()
@@ -223,13 +223,13 @@ class StoreDirectory:
 
 
 def is_database(path: Path) -> bool:
-    """Whether a directory holds files of RocksDB."""
+    """Whether a directory contains RocksDB files."""
     return path.is_dir() and any(each.suffix in (".sst", ".blob", ".log") for each in path.iterdir())
 
 
 @contextmanager
 def lock_directory(path: Path) -> Iterator[None]:
-    """Hold the lock of a directory whose STORE cannot be read."""
+    """Hold the lock of a directory whose STORE is unreadable."""
     lock = _take_lock(path)
     try:
         yield
@@ -238,13 +238,13 @@ def lock_directory(path: Path) -> Iterator[None]:
 
 
 class _Lock:
-    """LOCK, held. If it was made for this and never claimed, it goes again."""
+    """A held LOCK file. If this process created it and never claimed it, `release` removes it."""
 
     def __init__(self, path: Path, fd: int, *, made: bool) -> None:
         self._path = path
         self._fd = fd
         self._made = made
-        in_child(self._let_go)
+        in_child(self._close)
 
     def claim(self) -> None:
         self._made = False
@@ -256,10 +256,10 @@ class _Lock:
             return
         if self._made:
             self._path.unlink(missing_ok=True)
-        self._let_go()
+        self._close()
 
-    def _let_go(self) -> None:
-        """Also in a forked child, whose handle would hold the lock past the end of its parent."""
+    def _close(self) -> None:
+        """Close the handle. Also runs in a forked child, whose handle would keep the lock after its parent ends."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -284,7 +284,7 @@ def _take_lock(directory: Path) -> _Lock:
         except OSError:
             os.close(fd)
             raise
-        # Whoever held it may have removed it before letting go; then this is the lock of nothing.
+        # The previous owner may have removed the file before it unlocked it. Then this lock protects nothing.
         if _is_at(fd, path):
             return _Lock(path, fd, made=made)
         os.close(fd)
@@ -292,7 +292,7 @@ def _take_lock(directory: Path) -> _Lock:
 
 def _locked(directory: Path, holder: str) -> str:
     if holder == str(os.getpid()):
-        return f"{directory} is open for writing in this process ({holder}) already; use that store, or close it first"
+        return f"{directory} is already open for writing in this process ({holder}); use that store, or close it first"
     return (
         f"{directory} is open for writing by process {holder or 'unknown'}; "
         "stop it, or open the store read-only with open_view"
@@ -307,7 +307,7 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and what is missing above it, durably; for this user alone, since stores hold secrets."""
+    """Create a directory and its missing parents durably. Only this user gets access: stores hold secrets."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -318,7 +318,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that after a crash it is there whole or the old state is."""
+    """Write `data` to `path` atomically: after a crash the file holds the old or the new content."""
     draft = path.with_name(path.name + ".new")
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -336,7 +336,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Make what is in a file durable."""
+    """Make the content of a file durable."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -345,7 +345,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Make the entries of a directory durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -354,11 +354,11 @@ def sync_directory(path: Path) -> None:
 
 
 def os_error(error: OSError, path: Path) -> StorageError:
-    """What an operating system error means to the user of a store."""
+    """Return the Basalt error for an operating system error."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFullError(f"no space left for {path}: {error.strerror}; free some and open the store again")
+        return DiskFullError(f"no space left for {path}: {error.strerror}; free space and open the store again")
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         return StoreReadOnlyError(
-            f"{path} does not allow this: {error.strerror}; open it read-only, or change its permissions"
+            f"{path} cannot be written: {error.strerror}; open it read-only, or change its permissions"
         )
     return StorageError(f"{path}: {error.strerror or error}")

@@ -1,8 +1,8 @@
-"""The column families: the only place that names them.
+"""The column families. No other module names them.
 
-A family is an int (its place in this list) so that hot paths index a list instead of hashing a name. The number is
-never written to disk; the label is, and must not change. A family added here appears in older stores when they are
-next opened. A family found on disk but not here means the store is newer than this program.
+A family is an int (its index in this list) so that hot paths index a list instead of hashing a name. The number is
+never written to disk; the label is, and must not change. Opening an older store creates the families added since. A
+family on disk that is not listed here means that a newer version wrote the store.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How RocksDB keeps a family.
+    """RocksDB settings of a family.
 
-    Blob files keep large values out of compaction; `deletes` turns on the collector that compacts files in which half
-    of a window of entries are tombstones, which is what a queue's head looks like.
+    Blob files keep large values out of compaction. `deletes` enables the collector that compacts an SST file when half
+    of a window of its entries are tombstones, which is typical at the head of a queue.
     """
 
     write_buffer_bytes: int = 4 * MIB
@@ -35,19 +35,19 @@ RECORDS = Profile()
 """Small rows looked up by key: configuration, versions, offsets."""
 
 CHURN = Profile(write_buffer_bytes=16 * MIB, deletes=True, blob_bytes_min=16 * 1024)
-"""Rows that live for a short while: queue entries, leases, messages."""
+"""Short-lived rows: leases, timers, deduplication."""
 
 BACKLOG = Profile(
     write_buffer_bytes=16 * MIB, block_bytes=16 * 1024, deletes=True, blob_bytes_min=16 * 1024, bloom=False
 )
-"""Rows that wait by the million and are read in their order. Large blocks and no filter: what memory keeps of a row
-that is on disk is under a byte, where small blocks and a filter would have it at five."""
+"""Rows that accumulate by the million and are read in order. Large blocks and no bloom filter keep the memory per row
+on disk under 1 byte; small blocks with a filter need 5 bytes."""
 
 CONTENT = Profile(write_buffer_bytes=16 * MIB, deletes=True, blob_bytes_min=4 * 1024, bloom=False)
 """Message bodies: blob files with garbage collection at 50 %."""
 
 INDEX = Profile(write_buffer_bytes=16 * MIB)
-"""Append-mostly derived rows, written without WAL."""
+"""Derived rows, mostly appended, written without WAL."""
 
 
 class Family(enum.IntEnum):
@@ -74,32 +74,24 @@ class Family(enum.IntEnum):
     AMQP_1_0_LINKS = ("amqp_1_0_links",)
     DELETED_OBJECTS = ("deleted_objects",)
 
-    MESSAGE_METADATA = ("message_metadata", CHURN)
-    MESSAGE_CONTENT = ("message_content", CONTENT)
-    QUEUE_ENTRIES = ("queue_entries", CHURN)
-    XIDS = ("xids",)
-    QUARANTINE = ("quarantine",)
-
     MESSAGES = ("messages", BACKLOG)
-    LEASES = ("leases", CHURN)
-    LEASE_EXPIRY = ("lease_expiry", CHURN)
     QUEUES = ("queues",)
     STATE = ("state",)
     TRANSIENT = ("transient", BACKLOG)
-    BODIES = ("bodies", CONTENT)
+    MESSAGE_CONTENT = ("message_content", CONTENT)
     CONTENT_REFS = ("content_refs", CHURN)
     QUEUE_STATS = ("queue_stats",)
-    LEASE_CALLS = ("lease_calls", CHURN)
-    LEASE_CALL_EXPIRY = ("lease_call_expiry", CHURN)
+    LEASES = ("leases", CHURN)
+    LEASE_EXPIRY = ("lease_expiry", CHURN)
     DELAYED = ("delayed", CHURN)
     MESSAGE_EXPIRY = ("message_expiry", CHURN)
     TIMERS = ("timers", CHURN)
     DEDUP = ("dedup", CHURN)
     DEDUP_EXPIRY = ("dedup_expiry", CHURN)
     DELETED_QUEUES = ("deleted_queues",)
-    QUEUE_BRANCHES = ("queue_branches",)
+    XIDS = ("xids",)
     BRANCH_DRAFTS = ("branch_drafts", CONTENT)
-    QUEUE_QUARANTINE = ("queue_quarantine",)
+    QUARANTINE = ("quarantine",)
 
     CONSUMER_OFFSETS = ("consumer_offsets",)
     TOPIC_GROUPS = ("topic_groups",)
@@ -120,8 +112,8 @@ BY_LABEL: dict[str, Family] = {family.label: family for family in Family}
 
 
 def family_of(label: str) -> Family:
-    """The family an operator means by its label on disk."""
+    """Return the family with this label, as operators name it."""
     try:
         return BY_LABEL[label]
     except KeyError:
-        raise UnknownFamilyError(f"there is no family {label!r}; there are {', '.join(sorted(BY_LABEL))}") from None
+        raise UnknownFamilyError(f"unknown family {label!r}; known families: {', '.join(sorted(BY_LABEL))}") from None

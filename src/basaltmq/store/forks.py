@@ -1,10 +1,9 @@
-"""What a fork does to a store: the child gets the open files, but not the threads behind them.
+"""Protects an open store in forked children, which inherit its open files but not its threads.
 
-A child that went on using its parent's store would write into the parent's log at the parent's place, and lose what
-the parent confirmed; one that waits for a sync waits for a thread that is not there; one that closes the database waits
-for RocksDB's threads. So in the child everything that is open is cut off: it refuses every call, and what belongs
-to RocksDB is never freed. The parent notices nothing. A child opens a view of its own, or the
-store once the parent has closed it.
+A child that used its parent's store would write into the parent's WAL at the parent's position and lose confirmed data.
+A child that waits for a sync would wait for a thread that does not exist there. A child that closes the database would
+wait for RocksDB's threads. So every open object is disabled in the child: it rejects every call, and RocksDB objects
+are never freed. The parent is not affected. A child may open its own view, or the store after the parent's close.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable
 
 
 def in_child(action: Callable[[], None]) -> None:
-    """Call `action`, a bound method, in every child forked while its object lives. Keeps some 300 bytes for good."""
+    """Call `action`, a bound method, in every child forked while its object exists. Retains about 300 bytes."""
     reference = weakref.WeakMethod(action)
 
     def cut_off() -> None:
@@ -28,6 +27,6 @@ def in_child(action: Callable[[], None]) -> None:
 
 
 def never_free(objects: Iterable[object]) -> None:
-    """Keep objects alive until the process is gone, past the end of the interpreter."""
+    """Keep objects alive until the process ends, even through interpreter shutdown."""
     for each in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))

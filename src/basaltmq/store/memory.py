@@ -1,8 +1,8 @@
-"""The store in memory: the same behaviour as RocksDB's, lost at close.
+"""The store in memory: behaves like the RocksDB store, but its data is lost at close.
 
-Each family is a sorted dict. A scan or a snapshot shares it; the next write to a family that is being read copies it
-first, so readers see their moment and writers never wait. That copy is O(rows): this store is for tests, for the
-`memory` durability level and for small embedded use.
+Each family is a sorted dict that scans and snapshots share. The first write to a family with active readers copies it,
+so readers keep their state and writers never wait. The copy is O(rows): use this store for tests, for the `memory`
+durability level and for small embedded use.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from basaltmq.store.families import Family
 
 
 class _Rows:
-    """One family's rows. Readers keep a reference to the object they began with."""
+    """Rows of one family. Readers keep a reference to the object they started with."""
 
     __slots__ = ("__weakref__", "data", "readers", "size_bytes")
 
@@ -55,7 +55,7 @@ class _Rows:
 
 
 class _Scan:
-    """An iterator over a family as it was."""
+    """An iterator over a family as of its creation."""
 
     __slots__ = ("__weakref__", "_data", "_keys", "_store")
 
@@ -79,7 +79,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._rows = [_Rows() for _ in Family]
-        # Reads take it too: a batch is seen whole or not at all.
+        # Reads take the lock too, so that they see a batch completely or not at all.
         self._lock = threading.Lock()
         self._error: StorageError | None = None
         self._wrote: Callable[[int], None] | None = None
@@ -149,9 +149,7 @@ class MemoryStore:
     def poison(self, error: BaseException) -> None:
         with self._lock:
             if self._error is None:
-                self._error = StorePoisonedError(
-                    f"the store in memory stopped after an error and must be opened again: {error}"
-                )
+                self._error = StorePoisonedError(f"the store in memory stopped after an error; open it again: {error}")
 
     def close(self) -> None:
         with self._lock:
@@ -184,21 +182,21 @@ class MemoryStore:
 
     def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
         self.require_open()
-        raise StorageError("a store in memory has no files to take a checkpoint of; open one on disk")
+        raise StorageError("a store in memory has no files for a checkpoint; use a store on disk")
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
         self.require_open()
         return []
 
     def require_open(self) -> None:
-        """Raise what stands in the way of any call. A fresh error each time: one object would gather tracebacks."""
+        """Raise the store's error, if any: a new object each time, because a shared one would collect tracebacks."""
         error = self._error
         if error is not None:
             raise type(error)(*error.args)
 
 
 def checked_size_bytes(batch: Batch) -> int:
-    """The size of a batch whose every key and value is bytes; anything else is refused before the first row."""
+    """Return the size of a batch. Raise before any row is applied if a key or value is not bytes."""
     size_bytes = 0
     for _, _, key, value in batch.ops:
         if type(key) is not bytes or type(value) is not bytes:
@@ -211,7 +209,7 @@ def checked_size_bytes(batch: Batch) -> int:
 
 
 class MemorySnapshot:
-    """The rows of some families at one moment."""
+    """Some families as of one point in time."""
 
     def __init__(self, store: MemoryStore, rows: dict[Family, _Rows]) -> None:
         self._store = store
@@ -261,4 +259,4 @@ class MemorySnapshot:
         try:
             return self._rows[family]
         except KeyError:
-            raise StorageError(f"the snapshot was not made for family {family.label}") from None
+            raise StorageError(f"the snapshot does not include family {family.label}") from None

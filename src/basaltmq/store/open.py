@@ -1,8 +1,9 @@
-"""Opening a store on disk: for writing by one process, or as a read-only view beside it.
+"""Opens a store on disk: for writing by one process, or as a read-only view next to the writer.
 
-The order keeps a refused directory as it was: marker and lock, then the logs and seals read by ourselves, then the
-family list, and only then anything is written: the holder's name, a torn tail cut, RocksDB. A view is a
-read-only RocksDB on files gathered elsewhere (`view`), and writes nothing at the store.
+A refused directory stays unchanged, because all checks come before the first write. The checks are, in order: marker
+and lock, WAL files and seals (parsed by Basalt), family list. The writes are: the owner's name, the truncation of a
+torn tail, then RocksDB. A view is a read-only RocksDB over files collected elsewhere (`view`); it writes nothing in the
+store directory.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def open_store(
     options: StoreOptions | None = None,
     report: Callable[[str], None] | None = None,
 ) -> RocksStore:
-    """Open the store at `path` for writing. One process at a time; a second gets StoreLockedError at once.
+    """Open the store at `path` for writing. Only one process may hold it; a second gets StoreLockedError at once.
 
-    `report` hears, in one line each, of what was found not quite right and mended; without it they are logged.
+    `report` receives one line per fault that was found and repaired. By default the lines are logged as warnings.
     """
     path = Path(path)
     options = options or StoreOptions()
@@ -46,7 +47,7 @@ def open_store(
     directory = StoreDirectory.hold(path, create=create)
     try:
         if swap.finish(path):
-            report(f"{path}: an interrupted repair was finished")
+            report(f"{path}: completed an interrupted repair")
         sealer = Sealer(path, report)
         sealer.check()
         torn = check_logs(path, is_new=directory.is_new, was_closed=sealer.was_closed)
@@ -59,11 +60,13 @@ def open_store(
         try:
             db = Rdict(str(directory.database), database, family_options(options, unreadable.families))
         except Exception as error:
-            meaning = translate(error, path)
-            raise sealer.blame(meaning) if isinstance(meaning, CorruptionError) else meaning from error
+            translated = translate(error, path)
+            raise (
+                sealer.name_damaged_files(translated) if isinstance(translated, CorruptionError) else translated
+            ) from error
         synced = SyncedFile(path, report)
         store = RocksStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=unreadable)
-        # RocksDB syncs the names in its directory, but not the name of the directory.
+        # RocksDB syncs the entries of its directory, but not the directory's own entry in its parent.
         sync_directory(path)
     except OSError as error:
         directory.release()
@@ -72,7 +75,7 @@ def open_store(
         directory.release()
         raise
     sealer.after_open(str(directory.marker.store_id))
-    synced.note(0, look=True)
+    synced.note(0, check_directory=True)
     store.on_close(synced.close)
     store.on_close(sealer.after_close)
     store.on_close(directory.release)
@@ -80,7 +83,7 @@ def open_store(
 
 
 def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = None) -> RocksStore:
-    """Open a store or a checkpoint for reading only, even while another process writes; `refresh` catches up."""
+    """Open a store or a checkpoint read-only, even while another process writes. `refresh` catches up."""
     path = Path(path)
     options = options or StoreOptions()
     if read_marker(path) is None:
@@ -102,7 +105,7 @@ def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = No
                 return db
             db.close()
             files.release()
-        raise CorruptionError(f"{path} lacks {', '.join(missing)}, which its MANIFEST names; verify it")
+        raise CorruptionError(f"{path} lacks {', '.join(missing)}, which its MANIFEST lists; run verify")
 
     def release(keep: int) -> None:
         while len(held) > keep:
@@ -125,7 +128,7 @@ def _open_gathered(files: ViewFiles, path: Path, database: Options, options: Sto
 
 
 def _require_known_families(database: Path, path: Path) -> set[str]:
-    """The families a database has; none of them if it is yet to be made."""
+    """Return the families of a database, an empty set if it does not exist yet. Reject unknown families."""
     if not (database / "CURRENT").exists():
         return set()
     try:
@@ -135,6 +138,7 @@ def _require_known_families(database: Path, path: Path) -> set[str]:
     unknown = sorted(set(present) - set(BY_LABEL))
     if unknown:
         raise UnknownFamilyError(
-            f"{path} holds families this Basalt does not know: {', '.join(unknown)}; use a newer Basalt"
+            f"{path} was written by another version of Basalt and has families that this version does not know: "
+            f"{', '.join(unknown)}. Open it with that version."
         )
     return set(present)

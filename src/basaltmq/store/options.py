@@ -1,4 +1,4 @@
-"""How a RocksDB store is opened: its settings, and the memory all stores of a process share."""
+"""RocksDB options of a store, and the memory that all stores of a process share."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rocksdict import (
 from basaltmq.store.families import MIB, Family, Profile
 
 BLOOM_BITS_PER_KEY: Final = 10
-"""About 1 % false positives; more bits buy little."""
+"""About 1 % false positives. More bits bring little."""
 
 DELETION_WINDOW: Final = 1024
-"""Entries looked at together by the collector that compacts files full of tombstones."""
+"""Window, in entries, of the collector that compacts SST files with many tombstones."""
 
 
 FILES_ANY: Final = 1_000_000
-"""More files of level 0 than there can be: writes are never held for want of compaction."""
+"""More level-0 files than can exist, so that missing compaction never stalls writes."""
 
 
 class SharedMemory:
-    """One block cache and one write-buffer budget for every store of a process, so that memory has one limit.
+    """One block cache and one write-buffer budget for all stores of a process, so that memory has one limit.
 
-    The write-buffer budget is soft: passing it sends memory tables to disk, and writes go on meanwhile, up to two
-    buffers per family. A hard one would let an idle store, which flushes nothing, stall all the others.
+    The write-buffer budget is soft: exceeding it triggers memtable flushes while writes continue, up to two buffers per
+    family. With a hard budget, an idle store, which flushes nothing, could stall all other stores.
     """
 
     def __init__(self, cache_bytes: int = 64 * MIB, write_buffer_bytes: int = 128 * MIB) -> None:
@@ -48,18 +48,18 @@ class StoreOptions:
 
     memory: SharedMemory = field(default_factory=SharedMemory)
     statistics: bool = False
-    """Keep RocksDB's counters; costs a few per cent."""
+    """Collect RocksDB's counters. Costs a few percent of throughput."""
     stall_wait_ms_max: int = 30_000
-    """How long a write waits for compaction before it gives up with StoreStalledError."""
+    """How long a write waits for compaction before it raises StoreStalledError, in milliseconds."""
     open_files_max: int = 512
-    """File handles kept open; RocksDB opens and closes beyond it."""
+    """File handles that stay open. Beyond it RocksDB closes and reopens files."""
     wal_bytes_max: int = 128 * MIB
-    """Past this the oldest memory tables are flushed, so that a restart replays at most this much."""
+    """WAL size that triggers a flush of the oldest memtables. It bounds the replay at restart."""
     background_jobs: int = 2
 
 
 def database_options(options: StoreOptions, *, log_directory: Path | None = None, strict_wal: bool = True) -> Options:
-    """Options of the database as a whole. `strict_wal` refuses any damage in the WAL instead of stopping at it."""
+    """Return the database-wide options. `strict_wal` rejects any WAL damage; otherwise replay stops at it."""
     db = Options(raw_mode=True)
     db.create_if_missing(True)
     db.create_missing_column_families(True)
@@ -70,7 +70,7 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
     db.set_keep_log_file_num(4)
     db.set_max_log_file_size(4 * MIB)
     db.set_paranoid_checks(True)
-    # The statistics thread writes to the log every ten minutes; nobody reads it there.
+    # The statistics thread would write to the log every ten minutes, where nobody reads it.
     db.set_stats_dump_period_sec(0)
     if strict_wal:
         db.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
@@ -84,9 +84,9 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
 
 
 def family_options(options: StoreOptions, damaged: Collection[str] = ()) -> dict[str, Options]:
-    """Options of every family but the default one, which RocksDB insists on and we leave empty.
+    """Return the options of every family except the default one, which RocksDB requires and Basalt leaves empty.
 
-    Those that are `damaged` are not compacted (see `unreadable`).
+    Families in `damaged` are not compacted (see `unreadable`).
     """
     found = {
         family.label: _profile_options(family.profile, options) for family in Family if family is not Family.DEFAULT
@@ -103,12 +103,12 @@ def _profile_options(profile: Profile, options: StoreOptions) -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(options.memory.cache)
     table.set_cache_index_and_filter_blocks(True)
-    # Nothing is pinned: a file that is moved down from level 0 as it is, as those of a growing queue are, would keep
-    # its pins, and the cache would grow with the backlog beyond its size.
+    # Pin nothing. A trivial move from level 0, usual for a growing queue, keeps a file's pins, so the cache would grow
+    # with the backlog beyond its limit.
     table.set_pin_l0_filter_and_index_blocks_in_cache(False)
     table.set_block_size(profile.block_bytes)
-    # In parts of 4 KiB: the whole filter of a file of a million rows does not fit a shard of the cache, and would be
-    # read again for every get.
+    # Partitions of 4 KiB: the whole filter of a file with a million rows does not fit a cache shard and would be read
+    # again for every get.
     table.set_index_type(BlockBasedIndexType.two_level_index_search())
     table.set_partition_filters(True)
     if profile.bloom:
@@ -124,7 +124,7 @@ def _profile_options(profile: Profile, options: StoreOptions) -> Options:
         cf.set_min_blob_size(profile.blob_bytes_min)
         cf.set_blob_file_size(64 * MIB)
         cf.set_enable_blob_gc(True)
-        # Any blob file may be rewritten, once half of the oldest ones is garbage.
+        # Any blob file may be rewritten once half of the oldest ones is garbage.
         cf.set_blob_gc_age_cutoff(1.0)
         cf.set_blob_gc_force_threshold(0.5)
     return cf

@@ -1,10 +1,9 @@
-"""A store over another one that is only read: writes stay in memory and are gone at close.
+"""A store over a read-only base store: writes stay in memory and are lost at close.
 
-It lets everything that brings rows up to date at open (versions, a stream index behind its log) run beside the process
-that owns the store, on a read-only view, without touching it. What it holds is bounded by what is written to it, so it
-is for catching up and for dry runs, not for work.
+It allows steps that update rows at open (version upgrades, a stream index behind its log) to run on a read-only view,
+next to the process that owns the store. Its memory is not bounded, so use it only to catch up and for dry runs.
 
-Reads see the overlay first: a row there is marked as put or as deleted. Scans merge the two in key order.
+Reads look in the overlay first, where a row is marked as put or deleted. Scans merge both layers in key order.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _DELETED: Final = b"\x00"
 
 
 class _Layers:
-    """Reads of an upper layer of marks over a lower one."""
+    """Reads an upper layer of marks over a lower layer."""
 
     def __init__(self, lower: Reader, upper: Reader) -> None:
         self._lower = lower
@@ -54,7 +53,7 @@ class _Layers:
 def _merged(
     lower: Iterator[tuple[bytes, bytes]], upper: Iterator[tuple[bytes, bytes]], reverse: bool
 ) -> Iterator[tuple[bytes, bytes]]:
-    # `merge` is stable: of one key the upper layer's row comes first and decides.
+    # `merge` is stable: for equal keys the upper layer's row comes first and wins.
     both = merge(
         ((key, mark, True) for key, mark in upper),
         ((key, value, False) for key, value in lower),
@@ -76,7 +75,7 @@ def _shown(mark: bytes) -> bytes | None:
 
 
 class OverlayStore(_Layers):
-    """A `ManagedStore` whose writes are kept in memory, over a store that is only read."""
+    """A `ManagedStore` that keeps its writes in memory, over a read-only store."""
 
     def __init__(self, base: Store) -> None:
         self._base = base
@@ -104,7 +103,7 @@ class OverlayStore(_Layers):
         self._marks.on_write(listener)
 
     def sync(self) -> None:
-        """Nothing here is ever durable."""
+        """Do nothing durable: the overlay has no disk."""
         self._marks.sync()
 
     def size_bytes(self) -> int:
@@ -117,7 +116,7 @@ class OverlayStore(_Layers):
         self._marks.poison(error)
 
     def discard(self) -> None:
-        """Forget every write, so that reads show the store below as it is."""
+        """Drop all writes, so that reads show the base store."""
         fresh = MemoryStore()
         self._marks.close()
         self._marks = fresh
@@ -131,7 +130,7 @@ class OverlayStore(_Layers):
         raise _read_only()
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
-        """There is nothing below to flush to."""
+        """Do nothing: the base store is read-only."""
         self._marks.flush()
 
     def compact(self, family: Family | None = None) -> None:
@@ -151,7 +150,7 @@ class OverlayStore(_Layers):
 
 
 class OverlaySnapshot(_Layers):
-    """Both layers of some families at one moment."""
+    """Both layers of some families as of one point in time."""
 
     def __init__(self, lower: Snapshot, upper: Snapshot) -> None:
         super().__init__(lower, upper)
@@ -171,4 +170,4 @@ class OverlaySnapshot(_Layers):
 
 
 def _read_only() -> StoreReadOnlyError:
-    return StoreReadOnlyError("this is a view of a store; open the store itself for that")
+    return StoreReadOnlyError("a view cannot do this; open the store for writing")

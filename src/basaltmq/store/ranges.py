@@ -1,8 +1,8 @@
-"""Rows in bulk: the first of one range, or of many small ones in one pass over the disk.
+"""Bulk reads: the first rows of one range, or of many small ranges in one pass.
 
-A scan hands out row by row what may be given up at any of them; whoever knows how much it wants is served for half the
-price. For many ranges a scan each would pay for an iterator each, which costs more than the few rows it is for. A
-store that can do better says so by being a `RangeReader`; every other one is scanned.
+A scan returns single rows, because its reader may stop at any of them. A read of a known number of rows costs half as
+much. A scan per small range would create an iterator per range, which costs more than the few rows. Stores that
+implement `RangeReader` read in bulk; other stores are scanned.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from basaltmq.store.families import Family
 
 Row: TypeAlias = tuple[bytes, bytes]
 Range: TypeAlias = tuple[bytes, bytes, int]
-"""The first key, the one behind the last, and how many rows of it are wanted."""
+"""(first key, key after the last, number of rows requested)"""
 
 _KEY: Final = itemgetter(0)
 _VALUE: Final = itemgetter(1)
 
 
 class Piece(NamedTuple):
-    """Rows as columns, as many in one as the reader asked for: nobody makes an object of each, or counts them again."""
+    """Rows as columns, so that readers need no object per row and need not measure the values again."""
 
     keys: list[bytes]
     values: list[bytes]
     sizes: list[int]
-    """Bytes of the values."""
+    """Sizes of the values in bytes."""
 
     def add(self, rows: Sequence[Row]) -> int:
-        """Take rows in behind those there are; the bytes of their values."""
+        """Append rows and return the bytes of their values."""
         values = list(map(_VALUE, rows))
         sizes = list(map(len, values))
         self.keys.extend(map(_KEY, rows))
@@ -54,9 +54,9 @@ class RangeReader(Protocol):
 def read_pieces(
     store: Reader, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
 ) -> tuple[list[Piece], bool]:
-    """The first rows of a range, up to `rows_max`, in pieces of `piece_rows`, and whether there may be more.
+    """Return the first rows of a range, up to `rows_max`, in pieces of `piece_rows`, and whether more may follow.
 
-    No piece is empty, and only the last is shorter. Reading ends with the row whose value reaches `bytes_max`, or a few
+    No piece is empty, and only the last is shorter. Reading stops at the row whose value reaches `bytes_max`, or a few
     rows later.
     """
     reader = _reader(store)
@@ -77,10 +77,10 @@ def read_pieces(
 
 
 def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_max: int) -> list[list[Row] | None]:
-    """The first rows of each range; the ranges ascend and do not overlap.
+    """Return the first rows of each range. The ranges ascend and do not overlap.
 
-    A range of which fewer rows are told than wanted has no more. None stands for one that was not read, because so much
-    was deleted around it that it would hold up the others. When `bytes_max` is reached the rest is left out.
+    A range with fewer rows than requested has no more rows. None marks a range that was skipped because too many
+    tombstones surround it. Ranges after `bytes_max` is reached are omitted.
     """
     reader = _reader(store)
     if reader is not None:
@@ -96,5 +96,5 @@ def read_ranges(store: Reader, family: Family, ranges: Sequence[Range], bytes_ma
 
 
 def _reader(store: Reader) -> RangeReader | None:
-    # Asked for every read: a look at the protocol as a whole would cost more than some of the reads.
+    # Runs for every read: an isinstance check against the protocol would cost more than some reads.
     return cast(RangeReader, store) if hasattr(store, "read_ranges") else None

@@ -1,22 +1,22 @@
 """The store on RocksDB, through `rocksdict`.
 
-What `rocksdict` 0.3.29 does that shapes this file, each pinned by a test:
+These properties of `rocksdict` 0.3.29 shape this module. A test pins each one:
 
-- A `Snapshot` honours its moment for gets but not for iteration; an iterator honours the moment it was made. So our
-  snapshot is one iterator per family, made together under the write lock (see `rocks_cursor`).
+- A `Snapshot` is consistent for gets but not for iteration; an iterator is consistent as of its creation. So our
+  snapshot is one iterator per family, all created together under the write lock (see `rocks_cursor`).
 - `ReadOptions.set_iterate_lower_bound` sets the upper bound. A reverse scan checks its lower bound itself.
-- `write` holds the GIL, so a stalled write would freeze every thread. Writes ask for `no_slowdown` and wait outside.
-  `flush_wal`, `compact_range` and reads of many keys release it, so they run beside the loop.
-- The database stays open while any handle or iterator lives. Cursors are tracked and ended at close.
-- `close` fails while another thread is inside a call that released the GIL. We refuse calls first, then wait for those.
-- A range whose end comes before its start is applied up to there, logged, and then refuses every later open. Such a
-  range is empty, so we leave it out.
+- `write` holds the GIL, so a stalled write would block every thread. Writes set `no_slowdown` and wait outside.
+  `flush_wal`, `compact_range` and multi-key reads release the GIL and can run in parallel with the event loop.
+- The database stays open while any handle or iterator exists. The store tracks cursors and closes them in `close`.
+- `close` fails while another thread is inside a call that released the GIL. So it rejects new calls, then waits.
+- A DeleteRange whose end precedes its start is applied up to that operation and logged, and then every later open
+  fails. Such a range is empty, so the store drops it.
 
-Invariants: `_error` is set once, and to closed at last; it is checked under `_lock` before a write, so that nothing is
-written after `close` began. Cursors and handles are made under `_lock` and only while there is no `_error`.
+Invariants: `_error` is set once, and finally to StoreClosedError. It is checked under `_lock` before a write, so
+nothing is written after `close` began. Cursors and handles are created under `_lock`, and only while `_error` is None.
 
-Budget, measured on two busy cores: batches of 100 rows reach 80 to 90 % of the raw rate (`bench writes`); a get takes
-about 3 us, the first row of a scan 6 us, each further one 1 us.
+Measured on two busy cores: batches of 100 rows reach 80 to 90 % of the raw write rate (`bench writes`). A get takes
+about 3 us, the first row of a scan 6 us, each further row 1 us.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
-from basaltmq.store.salvage.unreadable import NOT_COMPACTED, PASSED_OVER, Unreadable, scan_past
+from basaltmq.store.salvage.unreadable import NOT_COMPACTED, SKIPPABLE, Unreadable, scan_past
 from basaltmq.store.salvage.verify import verify, verify_open
 
 CLOSE_WAIT_S: Final = 60.0
-"""A call that has not come back after this long at close is a disk that has gone away."""
+"""How long `close` waits for running calls. A longer call means that the disk does not respond."""
 
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
-_RUN: Final[partial[deque[None]]] = partial(deque, maxlen=0)
-"""Exhausts an iterator of calls for what they do."""
+_EXHAUST: Final[partial[deque[None]]] = partial(deque, maxlen=0)
+"""Consumes an iterator of calls for their side effects."""
 _SIZES: Final = tuple(PROPERTIES[name] for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
 
 
 class RocksStore:
-    """A `ManagedStore` on disk. Made by `open_store`."""
+    """A `ManagedStore` on disk, created by `open_store`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class RocksStore:
         self._db = db
         self._database = database
         self._options = options
-        # What a view reads is of one moment; a later one takes another database.
+        # A view shows one point in time; `refresh` opens a new database.
         self._reopen = reopen
         self._read_only = reopen is not None
         self._on_refresh: list[Callable[[], None]] = []
@@ -99,7 +99,7 @@ class RocksStore:
         self._synced = synced
         self._unreadable = unreadable
         self._logged_sequence = 0
-        """The sequence number of the last logged row change, unless the last write was a logged one."""
+        """The sequence number of the last WAL-logged change. Valid only if `_was_logged` is False."""
         self._was_logged = False
         self._families = families_of(db)
         if unreadable is not None:
@@ -116,20 +116,20 @@ class RocksStore:
         self._logged.no_slowdown = True
         self._unlogged = WriteOptions()
         self._unlogged.no_slowdown = True
-        # The stub says it is a method; it is a property.
+        # The type stub declares a method; it is a property.
         self._unlogged.disable_wal = True  # type: ignore[method-assign, assignment]
         self._pid = os.getpid()
-        in_child(self._cut_off)
+        in_child(self._disable_in_child)
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         self.require_open()
         try:
             value: bytes | None = self._families[family].get(key)
         except Exception as error:
-            meaning = self._meaning(error)
-            unreadable = self._passed_over(family, meaning)
+            translated = self._translated(error)
+            unreadable = self._skippable(family, translated)
             if unreadable is None:
-                raise meaning from error
+                raise translated from error
             unreadable.row(family, key, str(error))
             return None
         return value
@@ -139,9 +139,9 @@ class RocksStore:
         try:
             values: list[bytes | None] = self._families[family].get(list(keys))  # type: ignore[assignment]
         except Exception as error:
-            meaning = self._meaning(error)
-            if self._passed_over(family, meaning) is None:
-                raise meaning from error
+            translated = self._translated(error)
+            if self._skippable(family, translated) is None:
+                raise translated from error
             return [self.get(family, key) for key in keys]
         return values
 
@@ -156,20 +156,20 @@ class RocksStore:
             reading.set_iterate_upper_bound(end)
         with self._lock:
             cursor = self._cursor(family, reading)
-        if self._unreadable is None or reverse or family not in PASSED_OVER:
+        if self._unreadable is None or reverse or family not in SKIPPABLE:
             return cursor.scan_once(start, end, reverse=reverse)
         return scan_past(
-            self._unreadable, family, self._families[family], cursor, partial(self._again, family), start, end
+            self._unreadable, family, self._families[family], cursor, partial(self._locked_cursor, family), start, end
         )
 
-    def _again(self, family: Family, reading: ReadOptions) -> Cursor:
+    def _locked_cursor(self, family: Family, reading: ReadOptions) -> Cursor:
         with self._lock:
             return self._cursor(family, reading)
 
     def read_pieces(
         self, family: Family, start: bytes, end: bytes, rows_max: int, bytes_max: int, piece_rows: int
     ) -> tuple[list[Piece], bool]:
-        """The first rows of a range, and whether there may be more (ranges.py)."""
+        """Return the first rows of a range, and whether more may follow (see `ranges`)."""
         if start >= end or rows_max < 1:
             self.require_open()
             return [], start < end
@@ -182,7 +182,7 @@ class RocksStore:
             run.close()
         if more:
             return pieces, True
-        # A run also ends where a block is damaged, and does not say so.
+        # `items` also ends at a damaged block, without an error. So a scan reads the rest.
         begin = pieces[-1].keys[-1] + b"\0" if pieces else start
         done = sum([len(piece.keys) for piece in pieces])
         rest = list(islice(self.scan(family, begin, end), rows_max - done))
@@ -194,7 +194,7 @@ class RocksStore:
     def read_ranges(
         self, family: Family, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
     ) -> list[list[tuple[bytes, bytes]] | None]:
-        """The first rows of many ranges that ascend, in one pass (ranges.py)."""
+        """Return the first rows of many ascending ranges, in one pass (see `ranges`)."""
         if not ranges:
             self.require_open()
             return []
@@ -213,7 +213,7 @@ class RocksStore:
         try:
             return [*found, *cursor.read_ranges(ranges[len(found) :], bytes_max)]
         except CorruptionError as error:
-            if self._passed_over(family, error) is None:
+            if self._skippable(family, error) is None:
                 raise
         finally:
             cursor.close()
@@ -225,7 +225,7 @@ class RocksStore:
             try:
                 run = Run(self, self._families[family].items(from_key=start, read_opt=reading))  # type: ignore[arg-type]
             except Exception as error:
-                raise self._meaning(error) from error
+                raise self._translated(error) from error
             self._cursors.add(run)
             return run
 
@@ -234,12 +234,12 @@ class RocksStore:
             return RocksSnapshot(self, {family: self._cursor(family, None) for family in families})
 
     def _cursor(self, family: Family, reading: ReadOptions | None) -> Cursor:
-        """A cursor that sees this moment. The lock is held."""
+        """Return a cursor on the current state. The lock is held."""
         self.require_open()
         try:
             cursor = Cursor(self, self._families[family].iter(reading))
         except Exception as error:
-            raise self._meaning(error) from error
+            raise self._translated(error) from error
         self._cursors.add(cursor)
         return cursor
 
@@ -271,7 +271,7 @@ class RocksStore:
             return self._writes
 
     def _native(self, batch: Batch) -> tuple[WriteBatch, int]:
-        """A batch as RocksDB takes it, and its bytes."""
+        """Return the batch as a RocksDB WriteBatch, and its size in bytes."""
         native = WriteBatch(raw_mode=True)
         ops, columns = batch.parts()
         try:
@@ -281,11 +281,11 @@ class RocksStore:
                     self._add_ops(native, ops[done:at])
                     done = at
                 handle = self._handles[family]
-                # Calls from C to C: a row costs what the two libraries take for it.
+                # `map` calls C from C, so a row costs no interpreter overhead.
                 if values is None:
-                    _RUN(map(native.delete, keys, repeat(handle)))
+                    _EXHAUST(map(native.delete, keys, repeat(handle)))
                 else:
-                    _RUN(map(native.put, keys, values, repeat(handle)))
+                    _EXHAUST(map(native.put, keys, values, repeat(handle)))
             if done < len(ops):
                 self._add_ops(native, ops[done:] if done else ops)
         except Exception as error:
@@ -312,24 +312,24 @@ class RocksStore:
                 native.delete_range(key, value, handle)
 
     def _write_failed(self, error: Exception, batch: Batch, options: WriteOptions, wait_ms: int | None) -> None:
-        """Wait a stall out; anything else leaves memory and disk in doubt and poisons the store."""
+        """Retry during a write stall. Any other error leaves memory and disk inconsistent and poisons the store."""
         limit_ms = self._options.stall_wait_ms_max if wait_ms is None else wait_ms
         deadline = time.monotonic() + limit_ms / 1000
         pause_s = 0.001
         while True:
-            meaning = self._meaning(error)
-            if not isinstance(meaning, StoreStalledError):
-                self._note_damage(meaning)
-                self.poison(meaning)
-                raise meaning from error
+            translated = self._translated(error)
+            if not isinstance(translated, StoreStalledError):
+                self._note_damage(translated)
+                self.poison(translated)
+                raise translated from error
             if time.monotonic() + pause_s > deadline:
-                raise meaning from error
+                raise translated from error
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.05)
             with self._lock:
                 self._require_writable()
                 self._writes += 1
-                # A batch that was refused is consumed all the same.
+                # RocksDB consumes a rejected WriteBatch too, so build it again.
                 native, _ = self._native(batch)
                 try:
                     self._db.write(native, options)
@@ -349,7 +349,7 @@ class RocksStore:
             self._synced.note(sequence)
 
     def _last_logged(self) -> int:
-        """The sequence number of the last logged row change. The lock is held."""
+        """Return the sequence number of the last WAL-logged change. The lock is held."""
         return int(self._db.latest_sequence_number()) if self._was_logged else self._logged_sequence
 
     def size_bytes(self) -> int:
@@ -359,19 +359,19 @@ class RocksStore:
         with self._lock:
             if self._error is None:
                 self._error = StorePoisonedError(
-                    f"the store at {self.path} stopped after an I/O error and must be opened again: {error}",
+                    f"the store at {self.path} stopped after an I/O error; open it again: {error}",
                     is_disk_full(error),
                 )
 
-    def _cut_off(self) -> None:
-        """This is a forked child (see `forks`). Whoever held a lock is not here to let it go."""
+    def _disable_in_child(self) -> None:
+        """Disable the store in a forked child (see `forks`). The thread that held a lock does not exist here."""
         self._lock = threading.Lock()
         self._close_lock = threading.Lock()
         if not isinstance(self._error, StoreClosedError):
             never_free([*self._families, *self._handles, *self._cursors, self._database])
             self._error = StoreClosedError(
                 f"the store at {self.path} was opened by process {self._pid}; "
-                "a forked child cannot use it: open a view in the child, or the store once the parent has closed it"
+                "a forked child cannot use it: open a view in the child, or open the store after the parent closed it"
             )
 
     def close(self) -> None:
@@ -399,14 +399,14 @@ class RocksStore:
             cursor.close()
         self._handles.clear()
         if not self._read_only:
-            # A compaction under way may take minutes; it is given up and leaves no trace. From here on RocksDB does
-            # not flush, which is what a poisoned store needs.
+            # Cancel running compactions, which may take minutes; they leave no trace. After this call RocksDB does not
+            # flush, as a poisoned store requires.
             self._db.cancel_all_background(True)
         self._close_families(self._families)
 
     def _close_families(self, families: list[Rdict]) -> None:
         deadline = time.monotonic() + CLOSE_WAIT_S
-        # The default family is the database itself and goes last: it stays open while any other handle is.
+        # The default family is the database itself. Close it last: it stays open while another handle exists.
         for family in reversed(families):
             while True:
                 try:
@@ -417,11 +417,11 @@ class RocksStore:
                     if time.monotonic() > deadline:
                         raise StorageError(
                             f"the store at {self.path} is still in use after {CLOSE_WAIT_S:.0f} s; "
-                            "the disk does not answer, and the store stays locked until this process ends"
+                            "the disk does not respond, and the store stays locked until this process ends"
                         ) from error
                     time.sleep(0.001)
                 except Exception:
-                    # Closed all the same; what failed is the flush `rocksdict` tries, and ours came before.
+                    # The family is closed. Only the flush in `rocksdict` failed, and `close` has flushed before.
                     break
 
     def on_write(self, listener: Callable[[int], None]) -> None:
@@ -432,11 +432,11 @@ class RocksStore:
         self._on_close.append(action)
 
     def set_options(self, options: Mapping[str, str], family: Family | None = None) -> None:
-        """Change options RocksDB calls mutable. They hold until the store is opened again."""
+        """Change mutable RocksDB options until the store is reopened."""
         self._require_writable()
         for name, value in options.items():
             if _NEGATIVE.fullmatch(value):
-                # RocksDB takes -1 for the largest unsigned number there is.
+                # RocksDB parses -1 as the largest unsigned number.
                 raise InvalidConfigError(f"the value for option {name!r} cannot be negative: {value}")
         if not options:
             return
@@ -444,7 +444,7 @@ class RocksStore:
             for each in self._chosen(family):
                 each.set_options(dict(options))
         except Exception as error:
-            raise self._meaning(error) from error
+            raise self._translated(error) from error
         finally:
             if self._sealer is not None:
                 self._sealer.after_options()
@@ -457,15 +457,15 @@ class RocksStore:
         except Exception as error:
             self._fail(error)
         if self._synced is not None:
-            self._synced.note(0, look=True)
+            self._synced.note(0, check_directory=True)
 
     def ingest(self, family: Family, tables: Sequence[Path]) -> None:
-        """Take in tables made by `SstFileWriter`, all of them or none; the files move into the database."""
+        """Ingest SST files made by `SstFileWriter`, all or none. The files move into the database."""
         self._require_writable()
         how = IngestExternalFileOptions()
         how.set_move_files(True)
         with self._lock:
-            # Tables that are taken in have a sequence number and are in no log.
+            # Ingested SST files get a sequence number but are not in the WAL.
             self._logged_sequence = self._last_logged()
             self._was_logged = False
         try:
@@ -481,9 +481,9 @@ class RocksStore:
             for each in self._chosen(family):
                 each.compact_range(None, None)
         except Exception as error:
-            meaning = self._meaning(error)
-            self._note_damage(meaning)
-            raise meaning from error
+            translated = self._translated(error)
+            self._note_damage(translated)
+            raise translated from error
 
     def properties(self, family: Family | None = None) -> dict[str, int]:
         chosen = self._chosen(family)
@@ -493,7 +493,7 @@ class RocksStore:
         return found
 
     def background_errors(self) -> int:
-        """Flushes and compactions that failed. After one RocksDB compacts nothing until the store is opened again."""
+        """Return the number of failed flushes and compactions. After one, compaction stops until a reopen."""
         return self._measure([self._db], (DATABASE_PROPERTIES["background-errors"],))
 
     def _measure(self, families: Sequence[Rdict], names: Sequence[str]) -> int:
@@ -501,7 +501,7 @@ class RocksStore:
         try:
             return sum(family.property_int_value(name) or 0 for family in families for name in names)
         except Exception as error:
-            raise self._meaning(error) from error
+            raise self._translated(error) from error
 
     def statistics(self) -> dict[str, str]:
         self.require_open()
@@ -518,7 +518,7 @@ class RocksStore:
         write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, beside)
 
     def unreadable(self) -> int:
-        """How many ranges of rows cannot be read, as far as that was met since the last repair."""
+        """Return the number of unreadable row ranges found since the last repair."""
         return 0 if self._unreadable is None else self._unreadable.count
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:
@@ -531,10 +531,10 @@ class RocksStore:
         try:
             Checkpoint(self._db).create_checkpoint(target)
         except Exception as error:
-            raise self._meaning(error) from error
+            raise self._translated(error) from error
 
     def refresh(self) -> None:
-        """A read-only view catches up with the writer. Ends the scans and snapshots it has open."""
+        """Make a read-only view catch up with the writer. Closes its open scans and snapshots."""
         self.require_open()
         if self._reopen is None:
             return
@@ -551,14 +551,14 @@ class RocksStore:
                 action()
 
     def on_refresh(self, action: Callable[[], None]) -> None:
-        """Run `action` when a view has let go of the database it read before."""
+        """Run `action` after a refresh has closed the previous database."""
         self._on_refresh.append(action)
 
     def _chosen(self, family: Family | None) -> list[Rdict]:
         return self._families if family is None else [self._families[family]]
 
     def require_open(self) -> None:
-        """Raise what stands in the way of any call. A fresh error each time: one object would gather tracebacks."""
+        """Raise the store's error, if any: a new object each time, because a shared one would collect tracebacks."""
         error = self._error
         if error is not None:
             raise type(error)(*error.args)
@@ -568,31 +568,31 @@ class RocksStore:
         if self._read_only:
             raise StoreReadOnlyError(f"{self.path} was opened read-only")
 
-    def _passed_over(self, family: Family, error: BasaltError) -> Unreadable | None:
-        """Where to record a row that cannot be read, if that costs no more than the row."""
-        return self._unreadable if family in PASSED_OVER and isinstance(error, CorruptionError) else None
+    def _skippable(self, family: Family, error: BasaltError) -> Unreadable | None:
+        """Return where to record an unreadable row, if skipping the row loses nothing else."""
+        return self._unreadable if family in SKIPPABLE and isinstance(error, CorruptionError) else None
 
-    def _meaning(self, error: Exception) -> BasaltError:
-        """What an exception means, seen from a call that may have met `close` on its way."""
+    def _translated(self, error: Exception) -> BasaltError:
+        """Translate an exception. A call that raced with `close` gets StoreClosedError."""
         if isinstance(self._error, StoreClosedError):
             return StoreClosedError(*self._error.args)
         return translate(error, self.path)
 
     def _fail(self, error: Exception) -> NoReturn:
-        """Memory and disk may differ from here on."""
-        meaning = self._meaning(error)
-        self._note_damage(meaning)
-        self.poison(meaning)
-        raise meaning from error
+        """Poison the store, because memory and disk may differ, and raise."""
+        translated = self._translated(error)
+        self._note_damage(translated)
+        self.poison(translated)
+        raise translated from error
 
     def _note_damage(self, error: BasaltError) -> None:
-        """A background job met a table that cannot be read: its family is not compacted from the next open on."""
+        """Record a damaged SST file that a background job met. Its family is not compacted after the next open."""
         if self._unreadable is not None and isinstance(error, CorruptionError):
             self._unreadable.table(str(error))
 
 
 def families_of(db: Rdict) -> list[Rdict]:
-    """Every family of an open database. One that a view finds missing, in a store that no writer of this version has
-    opened, reads like the default one, which is always empty."""
+    """Return a handle per family of an open database. A family missing in a view of an older store maps to the default
+    family, which is always empty."""
     present = set(Rdict.list_cf(db.path()))
     return [db.get_column_family(f.label) if f.label in present and f is not Family.DEFAULT else db for f in Family]

@@ -1,15 +1,15 @@
-"""Reading RocksDB rows of one moment: a cursor, and the snapshot made of cursors.
+"""Reads RocksDB rows as of one point in time: cursors, runs, and the snapshot made of cursors.
 
-An iterator of `rocksdict` honours the moment it was made. A scan owns one; a snapshot has one per family and seeks it
-again for every read, so that gets and any number of scans can interleave on it. Rows are fetched in chunks under the
-cursor's lock: the first chunk is one row, because many scans want no more, and each next one twice as long. A chunk is
-bounded in bytes too, so that a scan over large values holds at most one value more than the bound.
+A `rocksdict` iterator is consistent as of its creation. A scan owns one iterator. A snapshot has one per family and
+seeks it for every read, so that gets and any number of scans can interleave. Rows are read in chunks under the cursor's
+lock. The first chunk is one row, because many scans need no more; each following chunk is twice as long. A chunk is
+also bounded in bytes, so a scan over large values buffers at most one value beyond the bound.
 
-The database stays open while any iterator lives. So a cursor never lets its iterator out: `close` waits for the chunk
-under way and drops it, and no error carries a frame that still holds it.
+The database stays open while any iterator exists. So a cursor never exposes its iterator: `close` waits for the current
+chunk and drops the iterator, and no error carries a stack frame that references it.
 
-`Rdict.items` is faster by a third, but ends silently at a damaged block. So a `Run` of it is for whoever wants a number
-of rows, and where it ends before that a cursor has to say that there is nothing more.
+`Rdict.items` is faster by a third, but ends without an error at a damaged block. So `Run` uses it only to read a known
+number of rows. If it returns fewer, a cursor must confirm that no more rows exist.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_errors import translate
 
 CHUNK_ROWS_MAX: Final = 256
-"""Past this the lock's cost per row is no longer seen."""
+"""Larger chunks no longer reduce the cost of the lock per row measurably."""
 
 CHUNK_BYTES_MAX: Final = 1 << 20
-"""Values a scan holds ahead of its reader."""
+"""Bytes of values that a scan reads ahead."""
 
 
 RUN_ROWS: Final = 50
-"""Rows of a run between two looks at their size: a row of the queues has 4 KiB as a rule, and 2 MiB at most. A piece of
-the usual hundred takes two."""
+"""Rows that a run reads between two size checks. A queue row has typically 4 KiB and at most 2 MiB. A piece of the
+usual 100 rows needs two reads."""
 
 WASTED_MAX: Final = 8
-"""Rows between two ranges that a run reads in vain: beyond that a seek is cheaper."""
+"""Rows between two ranges that a run may skip. Beyond that a seek is cheaper."""
 
 SKIPPED_MAX: Final = 4096
-"""Deleted rows stepped over between two rows, where many ranges are read in one pass: half a millisecond."""
+"""Tombstones that a read of many ranges may skip between two rows: about 0.5 ms."""
 
 
 class Owner(Protocol):
@@ -55,7 +55,7 @@ class Owner(Protocol):
 
 
 class Cursor:
-    """One family at one moment."""
+    """Reads one family as of one point in time."""
 
     __slots__ = ("__weakref__", "_iter", "_lock", "_owner", "reached")
 
@@ -75,14 +75,14 @@ class Cursor:
                 value: bytes | None = native.value() if native.key() == key else None
                 return value
             fault = _fault(native, self._owner.path)
-            # The frame of an error outlives the read; it must not keep the iterator.
+            # The stack frame of an error outlives the read and must not keep the iterator alive.
             del native
         if fault is not None:
             raise fault
         return None
 
     def scan_once(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The only scan of this cursor; the cursor is closed when it ends."""
+        """Yield the only scan of this cursor, then close the cursor."""
         rows_max, seek, more = 1, True, True
         try:
             while more:
@@ -95,7 +95,7 @@ class Cursor:
             self.close()
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
-        """One of many scans: seeks again for every chunk."""
+        """Yield one of many scans: seek again for every chunk."""
         rows_max, more = 1, True
         while more:
             rows, more = self._read(start, end, reverse=reverse, rows_max=rows_max, seek=True)
@@ -109,14 +109,14 @@ class Cursor:
     def read_ranges(
         self, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
     ) -> list[list[tuple[bytes, bytes]] | None]:
-        """The first rows of ranges that ascend, as `ranges.read_ranges` tells them."""
+        """Return the first rows of ascending ranges (see `ranges.read_ranges`)."""
         self._owner.require_open()
         found: list[list[tuple[bytes, bytes]] | None] = []
         fault: BasaltError | None = None
         with self._lock:
             native = self._require()
-            valid, key_of, value_of, forth = native.valid, native.key, native.value, native.next
-            # The row the iterator is at; empty when it has to seek, None when it is at the end.
+            valid, key_of, value_of, step = native.valid, native.key, native.value, native.next
+            # The key at the iterator's position: empty if a seek is required, None at the end.
             key: bytes | None = b""
             for start, end, rows_max in ranges:
                 if bytes_max <= 0:
@@ -129,7 +129,7 @@ class Cursor:
                     value = value_of()
                     rows.append((key, value))
                     bytes_max -= len(key) + len(value)
-                    forth()
+                    step()
                     key = key_of() if valid() else None
                 if key is not None:
                     found.append(rows)
@@ -138,12 +138,12 @@ class Cursor:
                 if fault is None:
                     found.append(rows)
                 elif "incomplete" in str(fault.__cause__).lower():
-                    # Too much was deleted here. The next range begins with a seek, behind it.
+                    # Too many tombstones here. The next range starts with a seek beyond them.
                     fault, key = None, b""
                     found.append(None)
                 else:
                     break
-            del native, valid, key_of, value_of, forth
+            del native, valid, key_of, value_of, step
         if fault is not None:
             raise fault
         return found
@@ -155,14 +155,14 @@ class Cursor:
     def _read(
         self, start: bytes, end: bytes | None, *, reverse: bool, rows_max: int, seek: bool
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The next chunk, and whether there may be more."""
+        """Return the next chunk, and whether more rows may follow."""
         self._owner.require_open()
         rows: list[tuple[bytes, bytes]] = []
         with self._lock:
             native = self._require()
             if seek:
                 _seek(native, start, end, reverse)
-            forth = native.prev if reverse else native.next
+            step = native.prev if reverse else native.next
             room = CHUNK_BYTES_MAX
             while native.valid():
                 key = native.key()
@@ -170,15 +170,15 @@ class Cursor:
                     return rows, False
                 value = native.value()
                 rows.append((key, value))
-                forth()
+                step()
                 room -= len(key) + len(value)
                 if len(rows) >= rows_max or room <= 0:
                     return rows, True
             fault = _fault(native, self._owner.path)
-            del native, forth
+            del native, step
         if fault is not None and not rows:
             raise fault
-        # The rows before a fault are handed out; the next read meets it again.
+        # Return the rows before a fault. The next read meets it again and raises.
         return rows, fault is not None
 
     def _require(self) -> RdictIter:
@@ -200,7 +200,7 @@ def _seek(native: RdictIter, start: bytes, end: bytes | None, reverse: bool) -> 
 
 
 def _fault(native: RdictIter, path: Path) -> BasaltError | None:
-    """An iterator that is not valid has come to the end, or met a fault."""
+    """Return the error of an iterator that is no longer valid, None if it reached the end."""
     try:
         native.status()
     except Exception as error:
@@ -211,7 +211,7 @@ def _fault(native: RdictIter, path: Path) -> BasaltError | None:
 
 
 class Run:
-    """Rows of a range from its beginning, many at a time."""
+    """Reads the first rows of a range, many at a time."""
 
     __slots__ = ("__weakref__", "_items", "_lock", "_owner")
 
@@ -221,24 +221,24 @@ class Run:
         self._lock = threading.Lock()
 
     def read(self, rows_max: int, bytes_max: int, piece_rows: int) -> tuple[list[Piece], bool]:
-        """Up to `rows_max` rows, fewer if they reach `bytes_max`; and False if it ended before either."""
+        """Return up to `rows_max` rows, fewer after `bytes_max`, and False if the range ended before either limit."""
         pieces: list[Piece] = []
         with self._lock:
             if self._items is None:
                 self._owner.require_open()
-                raise StoreClosedError("the store was closed while it was read")
+                raise StoreClosedError("the store was closed during a read")
             items = self._items
             while rows_max > 0 and bytes_max > 0:
                 piece = Piece([], [], [])
                 room = min(piece_rows, rows_max)
                 while room > 0 and bytes_max > 0:
-                    asked = min(RUN_ROWS, room)
-                    # What becomes columns at once is no matter for the garbage collector.
-                    some = list(islice(items, asked))
-                    bytes_max -= piece.add(some)
-                    room -= asked
-                    rows_max -= asked
-                    if len(some) < asked:
+                    requested = min(RUN_ROWS, room)
+                    # Rows become columns at once, so the garbage collector does not track them.
+                    rows = list(islice(items, requested))
+                    bytes_max -= piece.add(rows)
+                    room -= requested
+                    rows_max -= requested
+                    if len(rows) < requested:
                         if piece.keys:
                             pieces.append(piece)
                         return pieces, False
@@ -248,13 +248,13 @@ class Run:
     def read_ranges(
         self, ranges: Sequence[tuple[bytes, bytes, int]], bytes_max: int
     ) -> tuple[list[list[tuple[bytes, bytes]]], int]:
-        """The first rows of ranges that ascend, as long as they are neighbours and it is known that each is whole; and
-        what is left of `bytes_max`. A cursor goes on from there."""
+        """Return the first rows of ascending, adjacent ranges, as far as each is known to be complete, and the rest of
+        `bytes_max`. A cursor continues from there."""
         found: list[list[tuple[bytes, bytes]]] = []
         with self._lock:
             if self._items is None:
                 self._owner.require_open()
-                raise StoreClosedError("the store was closed while it was read")
+                raise StoreClosedError("the store was closed during a read")
             following = iter(ranges)
             start, end, rows_max = next(following)
             rows: list[tuple[bytes, bytes]] = []
@@ -283,7 +283,7 @@ class Run:
 
 
 class RocksSnapshot:
-    """Some families at one moment."""
+    """Some families as of one point in time."""
 
     def __init__(self, owner: Owner, cursors: dict[Family, Cursor]) -> None:
         self._owner = owner
@@ -325,4 +325,4 @@ class RocksSnapshot:
         try:
             return self._cursors[family]
         except KeyError:
-            raise StorageError(f"the snapshot was not made for family {family.label}") from None
+            raise StorageError(f"the snapshot does not include family {family.label}") from None

@@ -1,4 +1,4 @@
-"""The figures of RocksDB that operators see, by our name and RocksDB's."""
+"""RocksDB properties that operators see, by Basalt's name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROPERTIES: Final = {
     "pending-compaction-bytes": "rocksdb.estimate-pending-compaction-bytes",
     "level-0-files": "rocksdb.num-files-at-level0",
 }
-"""Figures that each family has for itself."""
+"""Figures of each family."""
 
 DATABASE_PROPERTIES: Final = {
     "running-compactions": "rocksdb.num-running-compactions",

@@ -1,13 +1,13 @@
-"""A folder below the system's temporary one, for as long as whoever made it lives.
+"""A temporary directory that is removed with its owner.
 
     basalt-view-k3x9d2ab/
-      LIVE                 held with flock by its process
-      ...                  whatever it is for
+      LIVE                 locked with flock by the owning process
+      ...                  the owner's files
 
-It is removed by `remove`, when its object is collected, and when the interpreter ends. A process that is killed leaves
-its folder behind; the next one that makes a folder removes every one whose LIVE nobody holds. The lock tells the living
-from the dead across containers too, where process ids do not. LIVE has its name only once it is held, so a folder in
-the making is never taken for one of the dead.
+The directory is removed by `remove`, when its object is garbage-collected, and at interpreter exit. A killed process
+leaves its directory behind; the next process that creates one removes every directory whose LIVE is not locked. The
+lock identifies live owners across containers too, where process ids do not. LIVE gets its name only after it is locked,
+so that an unfinished directory never looks abandoned.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Kind: TypeAlias = Literal["index", "verify", "view"]
 PREFIXES: Final = ("basalt-index-", "basalt-verify-", "basalt-view-")
 
 UNFINISHED_S: Final = 3600.0
-"""A folder without LIVE is in the making, which takes a moment; after an hour its maker was killed in that moment."""
+"""Age at which a directory without LIVE counts as abandoned. Creating LIVE takes only a moment."""
 
 
 class Scratch:
-    """One folder. It is its maker's: a forked child that ends leaves it alone."""
+    """One directory. It belongs to the creating process: a forked child that exits does not remove it."""
 
     def __init__(self, kind: Kind) -> None:
         sweep()
@@ -42,7 +42,7 @@ class Scratch:
         self._end: Final = weakref.finalize(self, _remove, self.path, _hold(self.path), os.getpid())
 
     def remove(self) -> None:
-        """Remove the folder; twice does no harm."""
+        """Remove the directory. Idempotent."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class Scratch:
 
 
 def sweep() -> None:
-    """Remove what processes of this user left behind that are gone."""
+    """Remove the directories that dead processes of this user left behind."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIXES):
@@ -79,7 +79,7 @@ def _sweep(entry: os.DirEntry[str]) -> None:
 
 
 def _hold(path: Path) -> int:
-    """Hold LIVE. On a file system without locks nobody can, and its folders are never swept."""
+    """Lock LIVE. On a file system without locks it stays unlocked, and its directories are never swept."""
     try:
         live = os.open(path / MAKING, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):
@@ -98,7 +98,7 @@ def _remove(path: Path, live: int, maker: int) -> None:
 
 
 def _clear(path: str | Path) -> None:
-    """Remove a folder, LIVE last: killed in the middle of it, what is left can still be told to be of the dead."""
+    """Remove a directory, LIVE last, so that a partly removed directory is still recognized as abandoned."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path):
             if name != LIVE:

@@ -1,9 +1,9 @@
-"""Versions of what is kept in a store, and the way from each older one to today's (SPEC A9).
+"""Versions of the contents of a store, and upgrades between them (SPEC A9).
 
-Every kind of content has a row of its own in the `version` family: its name -> u32. A content that is empty begins at
-the current version. One that has rows but no version row was written before it had one, and is version 1. A newer
-one is refused by name of both versions. An older one is upgraded step by step; a step yields batches, of which all
-but the last may be seen half done after a crash and are made again, and the last one carries the version row.
+Each kind of content has a row in the `version` family: its name -> u32. Empty content starts at the current version.
+Content with rows but no version row predates version rows and is version 1. A newer version is refused with an error
+that names both versions. An older one is upgraded step by step. A step yields batches. A crash may leave all but the
+last applied, so a step must be repeatable. The last batch carries the version row.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from struct import Struct
 from typing import Final, TypeAlias
 
-from basaltmq.errors import CorruptionError, StoreTooNewError
+from basaltmq.errors import CorruptionError, StoreTooNewError, StoreTooOldError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -20,7 +20,7 @@ from basaltmq.store.families import Family
 _VERSION: Final = Struct(">I")
 
 Upgrade: TypeAlias = Callable[[Store], Iterator[Batch]]
-"""Brings content from the version it is registered under to the next."""
+"""Upgrades content from the version it is registered under to the next."""
 
 
 def read_version(store: Store, name: str) -> int | None:
@@ -40,7 +40,7 @@ def put_version(batch: Batch, name: str, version: int) -> None:
 def bring_up_to_date(
     store: Store, name: str, current: int, upgrades: Mapping[int, Upgrade], families: tuple[Family, ...]
 ) -> bool:
-    """Upgrade the content `name`, kept in `families`, to `current`. True if the content is new. Durable on return."""
+    """Upgrade the content `name` in `families` to `current`, durably. Return True if the content is new."""
     found = read_version(store, name)
     is_new = found is None and not any(next(store.scan(family), None) for family in families)
     if is_new:
@@ -54,9 +54,14 @@ def bring_up_to_date(
         raise CorruptionError(f"the version row {name!r} says {version}; versions begin at 1")
     if version > current:
         raise StoreTooNewError(
-            f"{name} is at version {version}, this Basalt knows up to {current}: open the store with a newer Basalt"
+            f"{name} is at version {version}, but this Basalt reads up to version {current}; use a newer Basalt"
         )
     for step in range(version, current):
+        if step not in upgrades:
+            raise StoreTooOldError(
+                f"{name} is at version {step}; this Basalt reads version {current} and cannot upgrade from {step}. "
+                "Export the data with the Basalt that wrote it and import it again"
+            )
         last = Batch()
         for batch in upgrades[step](store):
             if len(last):

@@ -1,18 +1,18 @@
-"""The files behind a read-only view: one moment of a database that somebody else may be writing.
+"""The files of a read-only view: a consistent copy of a database that another process may be writing.
 
-RocksDB's own way of following a writer, a secondary instance, does not work with blob files: it crashes the process
-as soon as an iterator meets one, and its makers say that the two do not go together. So a view is a read-only RocksDB
-on a scratch directory of its own:
+RocksDB's secondary instances do not support blob files: the process crashes when an iterator meets one, and RocksDB
+documents the limitation. So a view is a read-only RocksDB on its own scratch directory:
 
-    tables, blob files    opened here and held; a link leads to the held file (/proc/self/fd/N), so that a compaction of
-                          the writer cannot take it away. They are never written again once they are named.
+    SST and blob files    kept open here; a symlink leads to the open file (/proc/self/fd/N), so that a compaction of
+                          the writer cannot remove it. They are immutable once they are named.
     CURRENT, MANIFEST     copied
-    WAL                   copied, from the oldest one needed on; a last record still in the making is left out
+    WAL                   copied, from the oldest one required; an incomplete last record is dropped
 
-Order makes the moment one that was. Files are held first, then the MANIFEST is copied, then what came to be in between
-is held: whatever that MANIFEST names existed in one of the two listings, unless it came and went between them. That is
-found when the database is open (`missing`), and gathering begins again. Logs are read last, oldest first, so they go
-on from the MANIFEST's state without a gap. Nothing is written at the store: a view works on a read-only file system.
+The order of the steps makes the copy consistent. SST, blob and WAL files are opened first, then the MANIFEST is copied,
+then the files created in between are opened. Every file in that MANIFEST existed in one of the two listings, unless it
+was created and deleted between them. `missing` detects that once the database is open, and collection starts again. WAL
+files are copied last, oldest first, so they continue the MANIFEST's state without a gap. Nothing is written in the
+store directory: a view works on a read-only file system.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from basaltmq.store.salvage.views import BLOB_LINE
 from basaltmq.store.scratch import Scratch
 
 ATTEMPTS_MAX: Final = 20
-"""A file that comes and goes within the milliseconds of one gathering is rare; so many are not chance."""
+"""A file rarely appears and disappears within the milliseconds of one collection. This many times in a row is a fault.
+"""
 
 FILES_SPARE: Final = 256
-"""File handles left for everything else when the limit is raised for a view."""
+"""File handles reserved for other uses when a view raises the limit."""
 
 
 class ViewFiles:
-    """One gathered moment. `release` lets the files go."""
+    """The collected files of one view. `release` closes and removes them."""
 
     def __init__(self, path: Path) -> None:
         self._source = path / DATABASE
@@ -54,8 +55,8 @@ class ViewFiles:
             self._scratch = Scratch("view")
         except OSError as error:
             raise os_error(error, Path(tempfile.gettempdir())) from error
-        # A view that is dropped without being closed must not keep files open.
-        self._let_go = weakref.finalize(self, _let_go, self._held)
+        # A view that is dropped without `release` must not keep files open.
+        self._close_files = weakref.finalize(self, _close_files, self._held)
         try:
             self._gather()
         except OSError as error:
@@ -71,11 +72,11 @@ class ViewFiles:
 
     @property
     def logs(self) -> Path:
-        """Where RocksDB may write its own log."""
+        """The directory for RocksDB's own log."""
         return self._scratch.path
 
     def missing(self, db: Rdict, families: Iterable[Rdict]) -> list[str]:
-        """Files the database needs and the scratch directory does not have."""
+        """Return files that the database needs and the scratch directory lacks."""
         needed = {str(file["name"]).removeprefix("/") for file in db.live_files()}
         for family in families:
             for number in BLOB_LINE.findall(family.property_value("rocksdb.sstables") or ""):
@@ -84,7 +85,7 @@ class ViewFiles:
 
     def release(self) -> None:
         self._scratch.remove()
-        self._let_go()
+        self._close_files()
 
     def _gather(self) -> None:
         self.database.mkdir()
@@ -105,7 +106,7 @@ class ViewFiles:
                 _cut_unfinished(self.database / name, self._source / name)
 
     def _hold(self) -> None:
-        """Open every table and log that is not held yet."""
+        """Open every SST, blob and WAL file that is not open yet."""
         with os.scandir(self._source) as entries:
             names = [entry.name for entry in entries if is_table(entry.name) or is_wal(entry.name)]
         _allow_files(2 * len(names) + len(self._held) + FILES_SPARE)
@@ -115,20 +116,20 @@ class ViewFiles:
                     self._held[name] = os.open(self._source / name, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _let_go(held: dict[str, int]) -> None:
+def _close_files(held: dict[str, int]) -> None:
     while held:
         os.close(held.popitem()[1])
 
 
 def _cut_unfinished(copy: Path, original: Path) -> None:
-    """Leave out what is being written this moment; refuse damage under the name of the file it is in."""
+    """Drop a record that the writer has not finished. Raise on damage, naming the original file."""
     scan = scan_log(copy)
     if scan.fault is None:
         return
     if not scan.is_cut_short:
         raise CorruptionError(
             f"{original}: {scan.fault.what} at byte {scan.fault.offset}; "
-            "open the store for writing to have a torn tail cut, or repair it"
+            "open the store for writing to truncate a torn tail, or repair it"
         )
     os.truncate(copy, scan.fault.cut_at)
 
@@ -139,5 +140,5 @@ def _allow_files(count: int) -> None:
     if soft == resource.RLIM_INFINITY or count <= soft:
         return
     if hard != resource.RLIM_INFINITY and count > hard:
-        raise LimitExceededError(f"a view needs {count} open files, the limit is {hard}; raise it (ulimit -Hn)")
+        raise LimitExceededError(f"a view needs {count} open files, but the limit is {hard}; raise it (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))

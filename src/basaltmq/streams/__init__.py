@@ -1,1 +1,1 @@
-"""Streams: shards read by offset, kept by one of three engines behind one adapter."""
+"""Streams: shards read by offset, stored by one of three engines with one interface."""

@@ -1,24 +1,24 @@
-"""The storage adapter: what every stream engine does (SPEC B2).
+"""The storage adapter: the interface of all stream engines (SPEC B2).
 
-One interface, three engines (`memory`, `rocksdb`, `segment`), one behaviour suite. The rules all of them keep:
+The engines `memory`, `rocksdb` and `segment` share one conformance suite. Rules for all of them:
 
-- Offsets of a shard are dense at the moment of writing, ascend, and are never used twice: not after deletes, not after
-  retention emptied the shard, not after a crash, not when the clock goes back.
-- `write` and `batch_write` return when the batch is applied, as one. What it takes until the level asked for holds
-  is `wait` (blocks a thread) or `confirmed` (a future of the running loop). At `synced`, nobody sees the records
-  before somebody waited, and until then a crash of the process may take them: confirmation drives the sync.
-- Readers see offsets below the high watermark only: the first offset of the oldest write that asked for `synced` and is
-  not there yet; without such a write, the next offset.
-- Reading before the start offset is an error that names what is kept; at or above the high watermark it is empty.
-  Records deleted, compacted away or expired are skipped. `ReadBatch.next_offset` is where to go on, also when nothing
-  was found: a read looks at a bounded number of records.
-- The first record is returned even if it is larger than `max_bytes`.
-- Two writers of one shard are serialised by the engine; every method may be called from any thread.
-- A timestamp look-up gives the smallest offset whose record has a timestamp >= the one asked for, also when
-  timestamps are not in order.
+- Offsets of a shard are consecutive when written, ascend, and are never reused: not after deletes, after retention
+  emptied the shard, after a crash, or when the clock goes back.
+- `write` and `batch_write` return when the batch is applied atomically. `wait` (blocks a thread) or `confirmed` (a
+  future of the running loop) then waits for the requested durability. At `synced`, the wait triggers the sync. Until
+  then the records are invisible, and a crash of the process may lose them.
+- Readers see only offsets below the high watermark: the first offset of the oldest unsynced `synced` write, or the next
+  offset if there is none.
+- A read below the start offset raises an error with the available range. A read at or above the high watermark is
+  empty. Deleted, compacted and expired records are skipped. `ReadBatch.next_offset` is where to continue, also after an
+  empty read, because a read examines a bounded number of records.
+- A read returns the first record even if it is larger than `max_bytes`.
+- Engines serialize concurrent writers of a shard. Every method is thread-safe.
+- A timestamp lookup returns the smallest offset whose record has a timestamp >= the given one, also when timestamps are
+  out of order.
 
-Shards are named by number here; names, topics and partitions are above (`shards`, `topics`). What a shard's `config`
-says about retention is executed by `retain`, which does a bounded amount of work per call and has no timer of its own.
+The adapter identifies shards by number. `shards` and `topics` handle names, topics and partitions. `retain` applies the
+retention settings of a shard's `config`. It does a bounded amount of work per call and has no timer.
 """
 
 from __future__ import annotations
@@ -43,55 +43,55 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_RECORDS_MAX: Final = 100_000
-"""Records in one write: more gain nothing, and the batch is held in memory several times over."""
+"""Maximum records per write. Larger batches gain nothing, and a batch is held in memory several times."""
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes in one write: four of the largest records; with its index rows it fits the store's limit."""
+"""Maximum bytes per write: four of the largest records. With its index rows it fits the store's limit."""
 
 READ_RECORDS_MAX: Final = 100_000
-"""Records in one read, whatever is asked for."""
+"""Maximum records per read, regardless of the request."""
 
 READ_BYTES_MAX: Final = 64 << 20
-"""Bytes in one read, whatever is asked for; a single larger record is still returned."""
+"""Maximum bytes per read, regardless of the request. A single larger record is still returned."""
 
 READ_RECORDS: Final = 1_000
 READ_BYTES: Final = 1 << 20
-"""What a read gives unless told."""
+"""Default limits of a read."""
 
 SCANNED_MAX: Final = 100_000
-"""Records or frames one look-up passes over before it returns with `next_offset`, so that none takes for ever."""
+"""Records or frames that a lookup examines before it returns with `next_offset`. Bounds the time of a lookup."""
 
 SHARDS_LISTED_MAX: Final = 1_000
-"""Shards in one page of a listing."""
+"""Maximum shards per page of a listing."""
 
 Clock: TypeAlias = Callable[[], int]
-"""Milliseconds since 1970."""
+"""Returns milliseconds since 1970."""
 
 Records: TypeAlias = Sequence[Record] | ColumnBatch
-"""What a writer may hand over: plain records, or columns (from Arrow: `log.arrow.from_arrow`)."""
+"""Input of a write: plain records, or columns (from Arrow: `log.batches.arrow.from_arrow`)."""
 
 
 class Otherwise(enum.StrEnum):
-    """What a timestamp look-up answers when every record is older."""
+    """Result of a timestamp lookup when every record is older."""
 
     EARLIEST = "earliest"
     """The start offset."""
     LATEST = "latest"
-    """The high watermark: what is written next."""
+    """The high watermark."""
 
 
 class Append(msgspec.Struct, frozen=True, gc=False):
-    """A write that was applied."""
+    """An applied write."""
 
     shard: int
     base_offset: int
     last_offset: int
     durability: Durability
-    """The level asked for, which `wait` and `confirmed` wait for."""
+    """The requested level. `wait` and `confirmed` wait for it."""
     sequence: int = 0
-    """The engine's own: which sync covers it (a count of writes, a position in a lane)."""
+    """Engine-specific number of the sync that covers the write."""
     append_time_ms: int = -1
-    """The time its records were given, where the shard gives them one."""
+    """The timestamp that the broker gave to the records if the shard uses append time, else -1."""
 
     @property
     def count(self) -> int:
@@ -99,28 +99,28 @@ class Append(msgspec.Struct, frozen=True, gc=False):
 
 
 class ShardInfo(msgspec.Struct, frozen=True):
-    """A shard as it is."""
+    """Offsets and size of a shard."""
 
     meta: ShardMeta
     start_offset: int
     high_watermark: int
     next_offset: int
     records: int
-    """Records kept; where deletes leave holes, fewer than the offsets between start and next."""
+    """Records kept. Fewer than the offsets between start and next if deletes left gaps."""
     size_bytes: int
 
 
 class ReadBatch(Protocol):
-    """What a read found, as records or as Arrow; made without the one the caller does not ask for where possible."""
+    """The result of a read, as records or as Arrow. Converts on demand where possible."""
 
     @property
     def next_offset(self) -> int:
-        """Where to read on."""
+        """The offset at which to continue."""
         ...
 
     @property
     def start_offset(self) -> int:
-        """The shard's first offset kept, when this was read."""
+        """The shard's log start offset at the time of the read."""
         ...
 
     @property
@@ -131,47 +131,47 @@ class ReadBatch(Protocol):
     def records(self) -> list[StoredRecord]: ...
 
     def arrow(self) -> pa.RecordBatch:
-        """With the schema of `log.arrow`; needs pyarrow."""
+        """Return a record batch with the schema of `log.batches.arrow`. Needs pyarrow."""
         ...
 
 
 class StorageAdapter(Protocol):
-    """An engine. `shard` is a shard's number."""
+    """A storage engine. `shard` is a shard number."""
 
     def create_shard(self, spec: ShardSpec) -> ShardMeta:
         """Create a shard. Durable on return."""
         ...
 
     def place(self, spec: ShardSpec) -> ShardSpec:
-        """The same with the engine's choices (a lane) filled in, for those who create shards in their own batch."""
+        """Return the spec with the engine's choices (a lane), for callers that create shards in their own batch."""
         ...
 
     def delete_shard(self, shard: int) -> None:
-        """Delete a shard and all it holds, for ever. Durable on return."""
+        """Delete a shard with all its records. Durable on return."""
         ...
 
     def plan_delete(self, batch: Batch, shard: int) -> None:
-        """Add to `batch` the removal of a shard's rows, for those who delete it together with other things.
+        """Add to `batch` the deletion of a shard's rows, for callers that delete more in the same batch.
 
-        From here on the shard takes no writes. When the batch is written call `forget`; if it is not, `revive`. Not to
-        be called while `Shards.exclusive` is held. Reads go on until `forget`.
+        The shard rejects writes from now on; reads work until `forget`. After writing the batch call `forget`. If the
+        write failed, call `revive`. Do not call this under `Shards.exclusive`.
         """
         ...
 
     def forget(self, shard: int) -> None:
-        """The shard's deletion is written: drop what is in memory or derived."""
+        """Drop the in-memory and derived state of a shard whose deletion was written."""
         ...
 
     def revive(self, shard: int) -> None:
-        """The shard's deletion was not written: take writes again."""
+        """Accept writes again after a deletion was not written."""
         ...
 
     def reconfigured(self, shard: int) -> None:
-        """The shard's row has another config; what it indexes is the same."""
+        """Apply a changed config in the shard's row. Its index settings never change."""
         ...
 
     def list_shard(self, after: int = 0, limit: int = SHARDS_LISTED_MAX) -> list[ShardInfo]:
-        """A page of the engine's shards with numbers above `after`."""
+        """Return a page of the engine's shards with numbers above `after`."""
         ...
 
     def shard_info(self, shard: int) -> ShardInfo: ...
@@ -179,22 +179,23 @@ class StorageAdapter(Protocol):
     def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append: ...
 
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
-        """Append a batch as one. `durability` None: the shard's own."""
+        """Append a batch atomically. `durability` None means the shard's own level."""
         ...
 
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
-        """Append records at the offsets they have, holes allowed: for migration and import.
+        """Append records at their existing offsets, with gaps, for migration and import.
 
-        Offsets ascend and lie at or above the shard's next offset and below `next_offset`, which becomes the shard's.
+        The offsets ascend, starting at or above the shard's next offset. `next_offset` is above all of them and becomes
+        the shard's next offset.
         """
         ...
 
     def wait(self, append: Append) -> None:
-        """Return when the append is as durable as it asked to be."""
+        """Return when the append has its requested durability."""
         ...
 
     def confirmed(self, append: Append) -> asyncio.Future[None]:
-        """A future of the running loop that resolves when the append is as durable as it asked to be."""
+        """Return a future of the running loop that resolves when the append has its requested durability."""
         ...
 
     def read_by_offset(
@@ -204,25 +205,25 @@ class StorageAdapter(Protocol):
     def read_by_tag(
         self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> ReadBatch:
-        """Records at or after `offset` that carry the tag."""
+        """Return records at or after `offset` that have the tag."""
         ...
 
     def read_by_key(
         self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> ReadBatch:
-        """Records at or after `offset` with exactly this key."""
+        """Return records at or after `offset` with exactly this key."""
         ...
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
-        """Delete every record with this key below the high watermark; how many there were. Durable on return."""
+        """Delete every record with this key below the high watermark. Return how many. Durable on return."""
         ...
 
     def delete_by_offset(self, shard: int, offsets: Sequence[int]) -> int:
-        """Delete records below the high watermark; how many of the offsets held one. Durable on return."""
+        """Delete records below the high watermark. Return how many offsets held a record. Durable on return."""
         ...
 
     def delete_records_before(self, shard: int, offset: int) -> int:
-        """Move the start offset up to `offset`, at most to the high watermark; the start offset after it.
+        """Raise the log start offset to `offset`, at most to the high watermark. Return the new start offset.
 
         Durable on return.
         """
@@ -231,23 +232,23 @@ class StorageAdapter(Protocol):
     def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int: ...
 
     def get_offset_by_group(self, group: str, shards: Sequence[int]) -> dict[int, int]:
-        """What a group has committed, for those of the shards in which it has."""
+        """Return a group's committed offsets by shard, for the shards that have one."""
         ...
 
     def commit_offset(self, group: str, offsets: Mapping[int, int]) -> None:
-        """Remember, per shard, the offset a group reads next."""
+        """Commit the next offset that a group reads, by shard."""
         ...
 
     def retain(self, now_ms: int) -> int:
-        """Do a bounded part of what retention, expiry and compaction ask for; how many records went."""
+        """Do a bounded part of retention, expiry and compaction. Return how many records were removed."""
         ...
 
     def sync(self) -> None:
-        """Return when everything written so far is durable and visible."""
+        """Return when all writes so far are durable and visible."""
         ...
 
     def close(self) -> None:
-        """Make durable what waits, and let go. The store stays open. Closing twice is fine."""
+        """Make pending writes durable and release resources. The store stays open. Idempotent."""
         ...
 
 
@@ -275,14 +276,14 @@ class RecordsRead:
 
 
 class Budget:
-    """How much a read may still return."""
+    """The remaining limits of a read."""
 
     __slots__ = ("bytes_left", "records_left", "scans_left", "taken")
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
         if max_records < 1 or max_bytes < 0:
             raise InvalidArgumentError(
-                f"a read of {max_records} records and {max_bytes} bytes; ask for 1 and 0 at least"
+                f"a read of {max_records} records and {max_bytes} bytes is not possible; use at least 1 and 0"
             )
         self.records_left = min(max_records, READ_RECORDS_MAX)
         self.bytes_left = min(max_bytes, READ_BYTES_MAX)
@@ -290,7 +291,7 @@ class Budget:
         self.taken = 0
 
     def take(self, size_bytes: int) -> bool:
-        """May a record of this size be returned too? The first always may."""
+        """Whether a record of this size fits. The first record always fits."""
         if self.taken and size_bytes > self.bytes_left:
             return False
         self.taken += 1
@@ -299,7 +300,7 @@ class Budget:
         return True
 
     def look(self) -> bool:
-        """May one more record be looked at?"""
+        """Whether one more record may be examined."""
         if self.scans_left <= 0 or self.records_left <= 0:
             return False
         self.scans_left -= 1
@@ -307,37 +308,35 @@ class Budget:
 
 
 def check_batch(records: Sequence[Record], record_bytes_max: int) -> int:
-    """Refuse a batch that is empty, over a limit, or holds a record that is; its size in bytes."""
+    """Reject a batch that is empty or exceeds a limit. Return its size in bytes."""
     if not records:
-        raise InvalidArgumentError("an empty batch cannot be written; give at least one record")
+        raise InvalidArgumentError("an empty batch cannot be written; pass at least one record")
     if len(records) > BATCH_RECORDS_MAX:
         raise LimitExceededError(
-            f"a batch of {len(records)} records is over the limit of {BATCH_RECORDS_MAX}; write it in parts"
+            f"a batch of {len(records)} records exceeds the limit of {BATCH_RECORDS_MAX}; split it"
         )
     size_bytes = 0
     for record in records:
         size_bytes += check_record(record, record_bytes_max)
     if size_bytes > max(BATCH_BYTES_MAX, record_bytes_max):
-        raise LimitExceededError(
-            f"a batch of {size_bytes} bytes is over the limit of {BATCH_BYTES_MAX}; write it in parts"
-        )
+        raise LimitExceededError(f"a batch of {size_bytes} bytes exceeds the limit of {BATCH_BYTES_MAX}; split it")
     return size_bytes
 
 
 def check_placed(records: Sequence[StoredRecord], least: int, next_offset: int) -> None:
-    """The rules of `append_at`."""
+    """Check the offsets of `append_at`."""
     for record in records:
         if record.offset < least:
             raise InvalidArgumentError(
-                f"offset {record.offset} comes before {least}; records are placed in ascending order after the last"
+                f"offset {record.offset} is below {least}; offsets must ascend from the shard's next offset"
             )
         least = record.offset + 1
     if not least <= next_offset <= OFFSET_MAX:
-        raise InvalidArgumentError(f"the next offset {next_offset} must lie between {least} and {OFFSET_MAX}")
+        raise InvalidArgumentError(f"the next offset {next_offset} must be between {least} and {OFFSET_MAX}")
 
 
 def check_offset(shard: int, offset: int, start_offset: int, high_watermark: int) -> None:
-    """A reader's position."""
+    """Check the offset of a read."""
     if offset < 0:
         raise InvalidArgumentError(f"offset {offset} of shard {shard} is negative")
     if offset < start_offset:
@@ -345,7 +344,7 @@ def check_offset(shard: int, offset: int, start_offset: int, high_watermark: int
 
 
 def stamped(records: Sequence[Record], now_ms: int) -> Sequence[Record]:
-    """The records with the engine's time where the producer gave none."""
+    """Return the records, with `now_ms` as timestamp where the producer set none."""
     if all(record.timestamp_ms != UNSTAMPED for record in records):
         return records
     return [
@@ -359,17 +358,17 @@ def is_expired(record: Record, now_ms: int) -> bool:
 
 
 def plain_records(records: Records) -> Sequence[Record]:
-    """Records of a batch, whatever form it came in."""
+    """Return the batch as plain records."""
     return records.records(0) if isinstance(records, ColumnBatch) else records
 
 
 _HASH: Final = Layout(">Q")
 
 HASH_BYTES: Final = 8
-"""Of `hash64`, big-endian: as long as a number in a key."""
+"""Size of `hash64` in keys, big-endian."""
 
 
 def hash64(raw: bytes) -> int:
-    """A stable 64-bit hash for index rows; equal hashes are told apart by looking at the record."""
+    """Return a stable 64-bit hash for index rows. Readers compare the record itself, because hashes may collide."""
     number: int = _HASH.unpack(hashlib.blake2b(raw, digest_size=HASH_BYTES).digest())[0]
     return number

@@ -1,12 +1,12 @@
-"""Cursors: readers inside a Kafka batch, kept so that the next read goes on where this one stopped.
+"""Batch cursors: cached decoder positions inside Kafka batches, so that the next read continues there.
 
-A batch may hold 100,000 records and be compressed. A consumer with a prefetch of 1 reads it in as many reads; to decode
-it anew for each costs time that grows with the square of its records. So a read that stops inside a batch leaves its
-cursor, and the read that begins at that offset of that frame takes it.
+A batch may hold 100,000 compressed records. A consumer with a prefetch of 1 needs one read per record. Decoding the
+batch from its start on every read would take quadratic time. So a read that stops inside a batch caches its cursor, and
+the read that starts at that offset of that frame takes it.
 
-A cursor is found by shard, position of the frame in the log, and offset. Bytes of a log do not change and positions are
-not used again, so a cursor is never wrong; a frame that cleaning moved has another position. A cursor is used by one
-reader: it is taken out, and left again. Memory is bounded by the bytes of the batches that cursors hold.
+The cache key is shard, position of the frame in the log, and offset. Log bytes never change and positions are never
+reused, so a cached cursor is always valid. A frame that segment cleaning copied has a new position. Only one reader
+uses a cursor at a time: `take` removes it from the cache. The size of the cached batches bounds the memory.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from basaltmq.log.batches.kafka import RecordReader
 from basaltmq.log.batches.record import StoredRecord, record_size_bytes
 
 CURSORS_MAX: Final = 1024
-"""Consumers inside a batch at once; those beyond decode it from its beginning."""
+"""Maximum number of cached cursors. Without a cached cursor, a read decodes its batch from the start."""
 
 CURSORS_BYTES_MAX: Final = 64 << 20
-"""What cursors may hold together: 64 batches of the 1 MiB that brokers allow by default."""
+"""Maximum bytes of all cached cursors: 64 batches of 1 MiB, the default batch limit of brokers."""
 
 CURSOR_BYTES: Final = 256 << 10
-"""What a cursor costs beside its batch: the window of a decompressor and the pieces it is at."""
+"""Estimated memory of a cursor beyond its batch: the decompressor's window and its current output."""
 
 
 class BatchCursor:
-    """Reads on in one batch. A record that was read and not taken waits in it."""
+    """A decoder position in one batch. It can hold one decoded record that the reader put back."""
 
     __slots__ = ("_reader", "_waiting", "size_bytes")
 
@@ -39,16 +39,16 @@ class BatchCursor:
 
     @property
     def is_paused(self) -> bool:
-        """Does a record wait in it? After an error none does, and the cursor is of no use."""
+        """Whether a put-back record is pending. After a decode error there is none, and the cursor is useless."""
         return self._waiting is not None
 
     @property
     def next_offset(self) -> int:
-        """The least offset that the next record can have."""
+        """The lowest offset that the next record can have."""
         return self._reader.next if self._waiting is None else self._waiting.offset
 
     def take(self, offset: int) -> StoredRecord | None:
-        """The next record at `offset` or behind it; None at the end."""
+        """Return the next record with an offset of at least `offset`, or None at the end of the batch."""
         record = self._waiting
         self._waiting = None
         if record is None:
@@ -59,7 +59,7 @@ class BatchCursor:
         return record
 
     def put_back(self, record: StoredRecord) -> None:
-        """The record that was taken last is to be the next one."""
+        """Make the record that was taken last the next one again."""
         self._waiting = record
 
     def held_bytes(self) -> int:
@@ -67,7 +67,7 @@ class BatchCursor:
 
 
 class Cursors:
-    """Cursors that readers left."""
+    """A bounded cache of paused cursors. Evicts the oldest first. Thread-safe."""
 
     def __init__(self, count_max: int = CURSORS_MAX, bytes_max: int = CURSORS_BYTES_MAX) -> None:
         self._count_max = count_max
@@ -77,7 +77,7 @@ class Cursors:
         self._lock = threading.Lock()
 
     def take(self, shard: int, position: int, offset: int) -> BatchCursor | None:
-        """The cursor that stopped at `offset` of the frame at `position`."""
+        """Remove and return the cursor that stopped at `offset` in the frame at `position`."""
         if not self._left:
             return None
         with self._lock:

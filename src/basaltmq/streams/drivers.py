@@ -1,11 +1,9 @@
-"""The driver manager: routes by topic to the engine that keeps it (SPEC B4).
+"""The driver manager: routes operations to the engine of a topic (SPEC B4).
 
-An engine is made once, on first use, and kept. Which engine a shard belongs to is what its row says: a topic that was
-moved a moment ago is followed there, and a call that met the old shard on its way out is made again. Topics of
-different engines live side by side.
+The shard row names the engine of a shard. If a call fails because its topic has just migrated, the manager repeats it
+on the new engine.
 
-Deletes of a topic that is being migrated go to the copies as well, under the lock that a copying step holds, so that
-nothing deleted is carried over.
+Deletes on a migrating topic also apply to the copies, under the lock of the copy steps, so no deleted record is copied.
 """
 
 from __future__ import annotations
@@ -40,61 +38,61 @@ from basaltmq.streams.topics import Topic, Topics
 
 EngineFactory = Callable[[], StorageAdapter]
 
-FOLLOW_MAX: Final = 3
-"""How often a call is made again because its topic moved; twice in a row is already unheard of."""
+MIGRATION_TRIES_MAX: Final = 3
+"""Maximum tries of a call whose topic migrates meanwhile. Two migrations in a row are already unrealistic."""
 
 T = TypeVar("T")
 
 
 class Engines:
-    """The engines of one store, each made on first use."""
+    """The engines of one store, each created on first use."""
 
     def __init__(self, factories: Mapping[Engine, EngineFactory]) -> None:
         self._factories = dict(factories)
-        self._made: dict[Engine, StorageAdapter] = {}
+        self._open: dict[Engine, StorageAdapter] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._also: list[Callable[[], int]] = []
+        self._retention_steps: list[Callable[[], int]] = []
 
     def on_retain(self, step: Callable[[], int]) -> None:
-        """Have a bounded step of something else done with every step of retention; it tells how much it did."""
-        self._also.append(step)
+        """Run `step` in every retention step. `step` must be bounded and return how many items it removed."""
+        self._retention_steps.append(step)
 
     def get(self, engine: Engine) -> StorageAdapter:
-        made = self._made.get(engine)
+        made = self._open.get(engine)
         if made is not None:
             return made
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the stream engines are closed")
-            made = self._made.get(engine)
+            made = self._open.get(engine)
             if made is None:
                 factory = self._factories.get(engine)
                 if factory is None:
                     known = ", ".join(sorted(self._factories))
-                    raise InvalidConfigError(f"the engine {engine.value!r} is not available here; there is {known}")
-                made = self._made[engine] = factory()
+                    raise InvalidConfigError(f"engine {engine.value!r} is not available here; use one of {known}")
+                made = self._open[engine] = factory()
             return made
 
     def in_use(self) -> list[StorageAdapter]:
-        return list(self._made.values())
+        return list(self._open.values())
 
     def retain(self, now_ms: int) -> int:
-        """A bounded step of retention in every engine in use; how many records, or other things, went."""
-        also = sum(step() for step in self._also)
+        """Run one bounded retention step in every engine in use. Return how many records and other items it removed."""
+        also = sum(step() for step in self._retention_steps)
         return also + sum(engine.retain(now_ms) for engine in self.in_use())
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            made, self._made = self._made, {}
-        with ExitStack() as all_of_them:
+            made, self._open = self._open, {}
+        with ExitStack() as stack:
             for engine in made.values():
-                all_of_them.callback(engine.close)
+                stack.callback(engine.close)
 
 
 class Drivers:
-    """Operations by topic and partition."""
+    """Stream operations by topic and partition."""
 
     def __init__(
         self, topics: Topics, shards: Shards, engines: Engines, partitioner: Partitioner | None = None
@@ -112,7 +110,7 @@ class Drivers:
         partition: int | None = None,
         durability: Durability | None = None,
     ) -> tuple[int, Append]:
-        """Append one record where its key, the caller or the turn says; the partition and the append."""
+        """Append one record to the given partition, by its key, or round robin. Return the partition and the append."""
         found = self._topics.get(topic)
         chosen = self._partitioner.choose(found.config.partitions, record.key, partition)
         return chosen, self._on(topic, chosen, lambda engine, shard: engine.write(shard, record, durability))
@@ -125,7 +123,7 @@ class Drivers:
         partition: int | None = None,
         durability: Durability | None = None,
     ) -> list[tuple[int, Append]]:
-        """Append a batch, split by key; records without a key stay together. One append, atomic, per partition."""
+        """Append a batch, split by key. Records without a key stay together. Each partition gets one atomic append."""
         partitions = self._topics.get(topic).config.partitions
         if partition is not None or partitions == 1:
             chosen = self._partitioner.choose(partitions, None, 0 if partition is None else partition)
@@ -155,11 +153,11 @@ class Drivers:
         return dict(parts)
 
     def wait(self, append: Append) -> None:
-        """Return when an append is as durable as it asked to be."""
+        """Return when an append has its requested durability."""
         try:
             engine = self._engines.get(self._shards.get(append.shard).engine)
         except ShardNotFoundError:
-            # Its shard was deleted, or moved with the record in it, and that must be durable too.
+            # The shard was deleted or migrated with the record. That change must be durable too.
             for each in self._engines.in_use():
                 each.sync()
         else:
@@ -216,7 +214,7 @@ class Drivers:
         return self._on(topic, partition, lambda engine, shard: engine.delete_records_before(shard, offset))
 
     def route(self, topic: Topic, partition: int) -> tuple[StorageAdapter, int]:
-        """The engine and the shard that serve a partition."""
+        """Return the engine and the shard number of a partition."""
         if not 0 <= partition < len(topic.shards):
             raise InvalidArgumentError(
                 f"topic {topic.name!r} has no partition {partition}; it has 0 to {len(topic.shards) - 1}"
@@ -225,19 +223,19 @@ class Drivers:
         return self._engines.get(self._shards.get(number).engine), number
 
     def _on(self, topic: str, partition: int, call: Callable[[StorageAdapter, int], T]) -> T:
-        for _ in range(FOLLOW_MAX):
+        for _ in range(MIGRATION_TRIES_MAX):
             found = self._topics.get(topic)
             try:
                 return call(*self.route(found, partition))
             except DamagedFrameError as error:
                 raise error.within(topic, partition) from error
             except ShardNotFoundError:
-                # Deleted, or on its way to another engine: whoever does that holds the lock until it is done.
+                # The topic was deleted or migrates. Both hold the lock until they are complete.
                 with self._topics.lock:
                     if self._topics.get(topic).shards == found.shards:
                         raise
         raise ShardNotFoundError(
-            f"partition {partition} of topic {topic!r} moved {FOLLOW_MAX} times meanwhile; try again"
+            f"partition {partition} of topic {topic!r} migrated {MIGRATION_TRIES_MAX} times during the call; try again"
         )
 
     def _delete(self, topic: str, partition: int, call: Callable[[StorageAdapter, int], int]) -> int:

@@ -1,12 +1,12 @@
-"""Consumer groups: what they have read, what is left, and consumers that share a topic's partitions.
+"""Consumer groups: committed offsets, lag, and consumers that share a topic's partitions.
 
-`Groups` is the operator's view: list, lag, reset, delete. `GroupMembers` is the group inside one process: consumers
-join, every partition of the topics they ask for belongs to exactly one of them, and each change of members begins a
-generation in which partitions are dealt out anew. A consumer reads its partitions in turns and commits where it
-stands. After a change of members it goes on from what was committed; what another consumer has been given it may no
-longer commit (StaleMemberError), so two of them never write over each other's place.
+`Groups` is the administrative interface: list, lag, reset, delete. `GroupMembers` is one group inside this process.
+Each partition of the subscribed topics is assigned to exactly one consumer. Each membership change starts a new
+generation and rebalances the partitions. A consumer reads its partitions round robin and commits its offsets. After a
+rebalance, a consumer starts a newly assigned partition at its committed offset. Committing a partition that is assigned
+to another consumer raises `StaleMemberError`, so consumers never overwrite each other's offsets.
 
-Delivery is at least once: what was read and not committed is read again by whoever gets the partition.
+Delivery is at least once: records read but not committed are read again by the partition's next owner.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from basaltmq.streams.offsets import Commit, Offsets, TopicPartition
 from basaltmq.streams.topics import Topics
 
 GROUPS_LISTED_MAX: Final = 1_000
-"""Groups in one page."""
+"""Maximum groups per page."""
 
 Place = tuple[str, int]
-"""A topic's name and a partition."""
+"""(topic name, partition)."""
 
 
 class Reset(enum.StrEnum):
-    """Where a group begins when it has no offset, or one that is no longer kept."""
+    """Where a group starts when it has no offset, or when its offset is out of range."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
-    """Nowhere: the error is raised."""
+    """Raise an error instead."""
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
-    """Where a group stands in one partition."""
+    """The committed offset and lag of a group in one partition."""
 
     topic: str
     partition: int
@@ -58,12 +58,12 @@ class PartitionLag(msgspec.Struct, frozen=True):
     end_offset: int
     """The high watermark."""
     lag: int
-    """Offsets that can still be read; what retention took is not counted."""
+    """Offsets left to read. Offsets removed by retention do not count."""
     metadata: str = ""
 
 
 class Delivered(msgspec.Struct, frozen=True, gc=False):
-    """A record with where it came from."""
+    """A record with its topic and partition."""
 
     topic: str
     partition: int
@@ -83,7 +83,7 @@ class Delivered(msgspec.Struct, frozen=True, gc=False):
 
 
 class Groups:
-    """The groups of one store, as an operator sees them."""
+    """Administration of the groups of one store."""
 
     def __init__(self, offsets: Offsets, topics: Topics, drivers: Drivers) -> None:
         self._offsets = offsets
@@ -91,14 +91,14 @@ class Groups:
         self._drivers = drivers
 
     def page(self, *, start_after: str | None = None, limit: int = GROUPS_LISTED_MAX) -> list[str]:
-        """Names of groups, in the order of their rows."""
+        """Return group names in key order: by length, then by bytes."""
         return list(islice(self._offsets.groups(start_after), min(limit, GROUPS_LISTED_MAX)))
 
     def lag(self, group: str) -> list[PartitionLag]:
-        """Where a group stands, by topic and partition. Offsets of topics that are gone are not shown."""
+        """Return the group's lag by topic and partition. Offsets of deleted topics are omitted."""
         committed = self._offsets.of_group(group)
         if not committed:
-            raise GroupNotFoundError(f"the group {group!r} has committed nothing")
+            raise GroupNotFoundError(f"group {group!r} has no committed offsets")
         found = []
         for (topic_id, partition), commit in committed.items():
             topic = self._topics.by_id(topic_id)
@@ -109,7 +109,10 @@ class Groups:
     def reset(
         self, group: str, topic: str, to: Reset | int, *, partition: int | None = None, timestamp_ms: int | None = None
     ) -> dict[int, int]:
-        """Move a group: to the ends, to an offset, or to a time (then `to` is for partitions without such records)."""
+        """Set a group's offsets to the start, the end, an offset or a timestamp. Return them by partition.
+
+        With `timestamp_ms`, `to` applies to partitions without records at or after that time.
+        """
         found = self._topics.get(topic)
         partitions = range(found.config.partitions) if partition is None else (partition,)
         chosen: dict[int, int] = {}
@@ -127,17 +130,15 @@ class Groups:
                     raise OffsetOutOfRangeError(info.meta.number, to, info.start_offset, info.high_watermark)
                 chosen[each] = to
             else:
-                raise InvalidArgumentError(
-                    f"cannot reset group {group!r} to {to!r}; give earliest, latest or an offset"
-                )
+                raise InvalidArgumentError(f"cannot reset group {group!r} to {to!r}; use earliest, latest or an offset")
         self._offsets.commit(group, {(found.id, each): offset for each, offset in chosen.items()})
         return chosen
 
     def delete(self, group: str) -> int:
-        """Forget a group's offsets, in all topics; how many there were."""
+        """Delete a group's offsets in all topics. Return how many there were."""
         gone = self._offsets.delete(group)
         if not gone:
-            raise GroupNotFoundError(f"the group {group!r} has committed nothing")
+            raise GroupNotFoundError(f"group {group!r} has no committed offsets")
         return gone
 
     def _lag(self, topic: str, partition: int, commit: Commit) -> PartitionLag:
@@ -148,22 +149,24 @@ class Groups:
         )
 
 
-def assigned(partitions: Mapping[str, int], wishes: Mapping[int, frozenset[str]]) -> dict[int, list[Place]]:
-    """Deal out partitions: per topic in turns over the members that want it, shares differing by at most one.
+def assign_partitions(
+    partitions: Mapping[str, int], subscriptions: Mapping[int, frozenset[str]]
+) -> dict[int, list[Place]]:
+    """Assign each partition to the subscribed member with the fewest partitions so far.
 
-    Members are dealt to in the order of how little they have, so that many small topics spread as well.
+    For equal subscriptions, the shares differ by at most one, also with many small topics.
     """
-    dealt: dict[int, list[Place]] = {member: [] for member in wishes}
+    assignment: dict[int, list[Place]] = {member: [] for member in subscriptions}
     for topic in sorted(partitions):
-        wanting = [member for member in sorted(wishes) if topic in wishes[member]]
+        subscribers = [member for member in sorted(subscriptions) if topic in subscriptions[member]]
         for partition in range(partitions[topic]):
-            least = min(wanting, key=lambda member: (len(dealt[member]), member))
-            dealt[least].append((topic, partition))
-    return dealt
+            least = min(subscribers, key=lambda member: (len(assignment[member]), member))
+            assignment[least].append((topic, partition))
+    return assignment
 
 
 class GroupMembers:
-    """One group inside this process."""
+    """The consumers of one group in this process."""
 
     def __init__(self, group: str, offsets: Offsets, topics: Topics, drivers: Drivers) -> None:
         self.group = group
@@ -176,9 +179,9 @@ class GroupMembers:
         self._next_member = 0
 
     def join(self, topics: Sequence[str], reset: Reset = Reset.EARLIEST) -> GroupConsumer:
-        """A consumer that shares the topics with the group's others."""
+        """Add a consumer to the group, rebalance, and return the consumer."""
         if not topics:
-            raise InvalidArgumentError("a consumer reads at least one topic")
+            raise InvalidArgumentError("a consumer needs at least one topic")
         for topic in topics:
             self._topics.get(topic)
         with self._lock:
@@ -194,28 +197,28 @@ class GroupMembers:
                 self.rebalance()
 
     def rebalance(self) -> None:
-        """Deal the partitions out anew: after members or the number of partitions changed."""
+        """Reassign the partitions. Needed after a change of the members or of the number of partitions."""
         with self._lock:
             self.generation += 1
-            wishes = {number: consumer.topics for number, consumer in self._members.items()}
+            subscriptions = {number: consumer.topics for number, consumer in self._members.items()}
             partitions = {}
-            for name in set().union(*wishes.values()):
+            for name in set().union(*subscriptions.values()):
                 topic = self._topics.find(name)
                 if topic is not None:
                     partitions[name] = topic.config.partitions
-            for number, places in assigned(partitions, wishes).items():
-                self._members[number].take(places)
+            for number, places in assign_partitions(partitions, subscriptions).items():
+                self._members[number].assign(places)
 
     def commit(self, member: int, places: Mapping[Place, int]) -> None:
-        """Commit for a member that owns the places. Under the lock, so that no partition changes hands meanwhile."""
+        """Commit for a member that owns the partitions. The lock excludes a concurrent rebalance."""
         with self._lock:
             consumer = self._members.get(member)
             stale = [place for place in places if consumer is None or place not in consumer.assignment]
             if stale:
                 topic, partition = stale[0]
                 raise StaleMemberError(
-                    f"partition {partition} of topic {topic!r} belongs to another consumer of group {self.group!r}; "
-                    "what was read of it will be read there"
+                    f"partition {partition} of topic {topic!r} is not assigned to this member of group {self.group!r}; "
+                    "its owner will read the uncommitted records again"
                 )
             commits: dict[TopicPartition, int | Commit] = {
                 (self._topics.get(topic).id, partition): offset for (topic, partition), offset in places.items()
@@ -230,7 +233,7 @@ class GroupMembers:
 
 
 class GroupConsumer:
-    """One consumer. Used by one thread at a time; the group may take partitions from it at any time."""
+    """One consumer. Used by one thread at a time; a rebalance may revoke its partitions at any time."""
 
     def __init__(
         self, members: GroupMembers, number: int, topics: frozenset[str], reset: Reset, drivers: Drivers
@@ -250,14 +253,14 @@ class GroupConsumer:
     def assignment(self) -> frozenset[Place]:
         return frozenset(self._positions)
 
-    def take(self, places: Sequence[Place]) -> None:
-        """The group deals out: keep the place in what stays, start afresh in what comes, drop what goes."""
+    def assign(self, places: Sequence[Place]) -> None:
+        """Apply a new assignment. Partitions that stay keep their positions."""
         with self._lock:
             self._positions = {place: self._positions.get(place) for place in places}
             self._read = {place: offset for place, offset in self._read.items() if place in self._positions}
 
     def poll(self, max_records: int = 500, max_bytes: int = READ_BYTES) -> list[Delivered]:
-        """The next records of this consumer's partitions, in turns; empty if there are none at the moment."""
+        """Return the next records of this consumer's partitions, round robin. Empty if there are none now."""
         self._require_open()
         found: list[Delivered] = []
         places = sorted(self.assignment)
@@ -267,7 +270,7 @@ class GroupConsumer:
             try:
                 found += self._poll_one(place, max_records - len(found), max_bytes)
             except TopicNotFoundError:
-                # Deleted while it was read: there is nothing more to come.
+                # The topic was deleted while it was read.
                 self._members.rebalance()
             if len(found) >= max_records:
                 break
@@ -290,7 +293,7 @@ class GroupConsumer:
         return [Delivered(topic, partition, record) for record in batch.records()]
 
     def position(self, place: Place) -> int:
-        """The offset read next."""
+        """Return the offset to read next."""
         known = self._positions.get(place)
         if known is not None:
             return known
@@ -301,19 +304,19 @@ class GroupConsumer:
         if self._reset is Reset.NONE:
             raise InvalidArgumentError(
                 f"group {self._members.group!r} has no offset in partition {place[1]} of topic {place[0]!r}; "
-                "reset it, or begin at earliest or latest"
+                "reset the group, or join with earliest or latest"
             )
         return info.start_offset if self._reset is Reset.EARLIEST else info.high_watermark
 
     def seek(self, topic: str, partition: int, offset: int) -> None:
-        """Read on from another offset."""
+        """Continue reading at another offset."""
         with self._lock:
             if (topic, partition) not in self._positions:
-                raise StaleMemberError(f"partition {partition} of topic {topic!r} is not this consumer's")
+                raise StaleMemberError(f"partition {partition} of topic {topic!r} is not assigned to this consumer")
             self._positions[topic, partition] = self._read[topic, partition] = offset
 
     def commit(self, places: Mapping[Place, int] | None = None) -> None:
-        """Commit what was read, or the offsets given (the next ones to read)."""
+        """Commit the positions read so far, or the given next offsets to read."""
         self._require_open()
         with self._lock:
             chosen = dict(self._read) if places is None else dict(places)
@@ -325,7 +328,7 @@ class GroupConsumer:
                         del self._read[place]
 
     def close(self, *, commit: bool = False) -> None:
-        """Leave the group. Closing twice is fine."""
+        """Leave the group. Idempotent."""
         if self._closed:
             return
         if commit:

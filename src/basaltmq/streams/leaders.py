@@ -1,8 +1,7 @@
-"""Who leads a shard: the seam for a broker of several nodes (SPEC B9).
+"""Leader lookup for shards: the extension point for a cluster of several nodes (SPEC B9).
 
-Every write asks first. With one process the answer is always "here". A node that is not the leader raises
-`NotLeaderError`, which names the leader; whoever forwards the write takes the name from there and keeps the caller's
-durability level.
+Every write checks the leader first. With one process the leader is always this node. A node that is not the leader
+raises `NotLeaderError`, which names the leader. Code that forwards the write keeps the caller's durability level.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from typing import Final, Protocol
 from basaltmq.errors import NotLeaderError
 
 HERE: Final = ""
-"""The name a node has for itself."""
+"""The name of the local node."""
 
 
 class Leaders(Protocol):
-    """Resolves the leader of a shard. Asked once per batch, so it must answer from memory."""
+    """Resolves the leader of a shard. Called once per batch, so implementations must answer from memory."""
 
     def leader_of(self, shard: int) -> str:
-        """The node that leads the shard, `HERE` if it is this one."""
+        """Return the node that leads the shard, or `HERE` for the local node."""
         ...
 
 
 class OneNode:
-    """The only node leads everything."""
+    """A single node, which leads every shard."""
 
     def leader_of(self, shard: int) -> str:
         return HERE

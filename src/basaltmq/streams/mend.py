@@ -1,15 +1,15 @@
-"""The rows of the streams brought in line with each other, after a repair that could not read all of them.
+"""Repairs the stream rows of a store after a salvage that could not read all of them.
 
-    shard rows       the name of a shard is made again from its row; its row from its name, its topic and what the log
-                     or the records still tell of it
-    topics           one whose object is lost comes back under its name, with the settings of its shards; a partition
-                     without a shard gets an empty one
-    shard counter    above every number that anything tells of, frames of the log included: bytes of a lost shard must
-                     not be taken for those of a new one (promise P10)
-    record index     of the engine `rocksdb`: made again from the records
-    groups           offsets of topics that are gone are removed; the list of groups by topic is made again
+    shard rows       restores the name row from the shard row or the topic; restores the shard row from the name row,
+                     the topic, and the log or the records
+    topics           restores a lost topic object under its name, with the settings of its shards; creates an empty
+                     shard for a partition without one
+    shard counter    raises it above every shard number found, frames of the log included: a new shard must not read
+                     the bytes of a lost shard (promise P10)
+    record index     rebuilds the index of the `rocksdb` engine from its records
+    groups           deletes committed offsets of missing topics; rebuilds the rows that list groups by topic
 
-The index of the log is not made here: a repair leaves it out, and the engine builds it from the log when it is opened.
+The log index is not rebuilt here. The salvage drops it, and the segment engine rebuilds it from the log when it opens.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ from basaltmq.log.recovery import scan
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.streams.engines.rocksdb.engine import TAIL, TIME_NONE, index_rows
 from basaltmq.streams.engines.rocksdb.record_row import decode_row
 from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta
-from basaltmq.streams.topics import TopicConfig, TopicState, topic_state
+from basaltmq.streams.topics import TopicConfig, TopicState, runs_of, topic_state
 
 BATCH_ROWS: Final = 1000
-"""Rows changed in one write."""
+"""Rows per write batch."""
 
 _NUMBER: Final = Struct(">Q")
 _INDEX_END: Final = b"\xff" * 40
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What the log or the records tell of a shard."""
+class _Evidence:
+    """What the log or the records show about a shard: its lane, first offset, and end offset (exclusive)."""
 
     lane: int = 0
     first: int = 0
@@ -58,7 +60,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Shards:
-    """The shard rows."""
+    """The shard rows and names found, and the highest shard number."""
 
     rows: dict[int, ShardMeta] = field(default_factory=dict)
     names: dict[tuple[UUID, int], int] = field(default_factory=dict)
@@ -66,14 +68,14 @@ class _Shards:
 
 
 def mend_streams(store: Store, losses: Losses, log: Path, now_ms: int) -> list[Loss]:
-    """Bring the rows of the streams in line; what that cost. `log` is the directory of the lanes."""
+    """Repair the stream rows and return the losses. `log` is the directory of the lanes."""
     mending = _Mending(store, losses, log, now_ms)
     mending.run()
     return mending.found
 
 
 class _Mending:
-    """One pass."""
+    """One repair pass."""
 
     def __init__(self, store: Store, losses: Losses, log: Path, now_ms: int) -> None:
         self._store = store
@@ -83,7 +85,7 @@ class _Mending:
         self._batch = Batch()
         self._shards = _Shards()
         self._topics: dict[UUID, tuple[str, TopicState]] = {}
-        self._seen: dict[int, _Seen] | None = None
+        self._evidence: dict[int, _Evidence] | None = None
         self.found: list[Loss] = []
 
     def run(self) -> None:
@@ -93,6 +95,8 @@ class _Mending:
             self._restore_shards()
             self._restore_topics()
             self._fill_partitions()
+            self._flush()
+            self._copy_numbers()
             self._counter()
             self._flush()
         if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX, Family.SHARDS):
@@ -104,8 +108,8 @@ class _Mending:
     def _read(self) -> None:
         for key, raw in self._store.scan(Family.CONFIGURED_OBJECTS):
             try:
-                object_id = keys.decode_configured_key(key)
-                self._know_topic(object_id, decode_value(raw, object_id))
+                object_id = catalog_keys.decode_configured_key(key)
+                self._add_topic(object_id, decode_value(raw, object_id))
             except BasaltError:
                 continue
         shards = self._shards
@@ -113,19 +117,19 @@ class _Mending:
             kind = key[:1]
             try:
                 if kind == b"S":
-                    number = keys.decode_shard_key(key)
+                    number = stream_keys.decode_shard_key(key)
                     shards.rows[number] = ShardMeta.decode(number, raw)
                     shards.last = max(shards.last, number)
                 elif kind == b"M":
                     number = int(_NUMBER.unpack(raw)[0])
-                    shards.names[keys.decode_shard_name_key(key)] = number
+                    shards.names[stream_keys.decode_shard_name_key(key)] = number
                     shards.last = max(shards.last, number)
                 elif kind in (b"X", b"Y"):
                     shards.last = max(shards.last, int.from_bytes(key[1:], "big"))
             except (BasaltError, ValueError):
                 self._batch.delete(Family.SHARDS, key)
 
-    def _know_topic(self, object_id: UUID, value: StoredValue) -> None:
+    def _add_topic(self, object_id: UUID, value: StoredValue) -> None:
         if value.type != Kind.TOPIC:
             return
         try:
@@ -135,32 +139,38 @@ class _Mending:
         self._topics[object_id] = (str(value.attributes.get(NAME, object_id)), state)
 
     def _name_shards(self) -> None:
-        """A shard that serves a partition is found by its name."""
+        """Restore missing name rows, from the shard row or else from the topic."""
         for number, meta in self._shards.rows.items():
             at = (meta.topic_id, meta.partition)
             if not meta.flags & SHADOW and at not in self._shards.names:
                 self._name(at, number)
+        given = {*self._shards.names.values(), *self._shards.rows}
+        for topic_id, (_, state) in self._topics.items():
+            for partition, number in enumerate(state.numbers()):
+                if (topic_id, partition) not in self._shards.names and number not in given:
+                    self._name((topic_id, partition), number)
+                    self._shards.last = max(self._shards.last, number)
 
     def _name(self, at: tuple[UUID, int], number: int) -> None:
         self._shards.names[at] = number
-        self._put(Family.SHARDS, keys.shard_name_key(*at), _NUMBER.pack(number))
+        self._put(Family.SHARDS, stream_keys.shard_name_key(*at), _NUMBER.pack(number))
 
     def _restore_shards(self) -> None:
-        """A shard that has a name and no row gets one."""
+        """Restore the row of each shard that has a name but no row."""
         for (topic_id, partition), number in list(self._shards.names.items()):
             if number in self._shards.rows:
                 continue
             known = self._topics.get(topic_id)
             if known is None:
                 del self._shards.names[topic_id, partition]
-                self._batch.delete(Family.SHARDS, keys.shard_name_key(topic_id, partition))
+                self._batch.delete(Family.SHARDS, stream_keys.shard_name_key(topic_id, partition))
                 continue
             self._add_row(number, topic_id, partition, known[1].config)
-            text = f"the row of partition {partition} is lost and was made again; records removed before may reappear"
+            text = f"the row of partition {partition} was lost and is restored; deleted records may reappear"
             self.found.append(_loss(f"topic {known[0]!r}", text))
 
     def _add_row(self, number: int, topic_id: UUID, partition: int, config: TopicConfig) -> None:
-        seen = self._tell_of(number)
+        seen = self._evidence_of(number)
         following = max(seen.following, self._committed(topic_id, partition))
         meta = ShardMeta(
             number,
@@ -175,14 +185,14 @@ class _Mending:
             self._now_ms,
         )
         self._shards.rows[number] = meta
-        self._put(Family.SHARDS, keys.shard_key(number), meta.encode())
+        self._put(Family.SHARDS, stream_keys.shard_key(number), meta.encode())
 
     def _restore_topics(self) -> None:
-        """Shards of a topic that is not there: it is lost, or it was deleted."""
+        """Restore topics that have shards but no object, if the object was lost and not deleted."""
         names = {
-            UUID(bytes=raw): (keys.decode_object_name_key(key)[0], keys.decode_object_name_key(key)[2])
+            UUID(bytes=raw): (catalog_keys.decode_object_name_key(key)[0], catalog_keys.decode_object_name_key(key)[2])
             for key, raw in self._store.scan(Family.OBJECT_NAMES)
-            if len(raw) == 16 and keys.decode_object_name_key(key)[1] == Kind.TOPIC
+            if len(raw) == 16 and catalog_keys.decode_object_name_key(key)[1] == Kind.TOPIC
         }
         lost: dict[UUID, list[int]] = {}
         for (topic_id, _), number in self._shards.names.items():
@@ -190,65 +200,79 @@ class _Mending:
                 lost.setdefault(topic_id, []).append(number)
         for topic_id, numbers in lost.items():
             parent, name = names.get(topic_id, (ROOT, f"recovered-{topic_id}"))
-            key = keys.configured_key(topic_id)
+            key = catalog_keys.configured_key(topic_id)
             if not self._losses.may_cover(Family.CONFIGURED_OBJECTS, key):
                 continue
             if parent != ROOT:
-                link = keys.hierarchy_key(topic_id, Kind.VHOST)
+                link = catalog_keys.hierarchy_key(topic_id, Kind.VHOST)
                 self._put(Family.CONFIGURED_OBJECT_HIERARCHY, link, encode_parent(parent))
             metas = [self._shards.rows[number] for number in numbers]
             config = _topic_config(metas)
-            state = TopicState(config)
+            state = TopicState(config, shards=runs_of(meta.number for meta in sorted(metas, key=_partition)))
             attributes = {**msgspec.to_builtins(state), NAME: name}
             self._put(Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes)))
             self._topics[topic_id] = (name, state)
-            text = "its settings are lost; it has those of its partitions now, check them"
+            text = "the settings were lost and are restored from the partitions; check them"
             self.found.append(_loss(f"topic {name!r}", text, str(topic_id)))
 
     def _fill_partitions(self) -> None:
-        """Every partition has a shard."""
+        """Create an empty shard for each partition without one."""
         for topic_id, (name, state) in self._topics.items():
             for partition in range(state.config.partitions):
                 if (topic_id, partition) not in self._shards.names:
-                    number = max(self._shards.last, *self._tell_all(), SHARD_FIRST - 1) + 1
+                    number = max(self._shards.last, *self._numbers_found(), SHARD_FIRST - 1) + 1
                     self._shards.last = number
                     self._name((topic_id, partition), number)
                     self._add_row(number, topic_id, partition, state.config)
-                    text = f"the shard of partition {partition} is lost, and its records with it; it is empty now"
+                    text = f"the shard of partition {partition} and its records are lost; the partition is empty now"
                     self.found.append(_loss(f"topic {name!r}", text, str(topic_id)))
 
+    def _copy_numbers(self) -> None:
+        """Correct each topic's copy of its shard numbers where it differs from the shard rows."""
+        for topic_id, (_, state) in self._topics.items():
+            numbers = [self._shards.names[topic_id, partition] for partition in range(state.config.partitions)]
+            if state.numbers() == numbers:
+                continue
+            key = catalog_keys.configured_key(topic_id)
+            raw = self._store.get(Family.CONFIGURED_OBJECTS, key)
+            assert raw is not None, "topics without an object were restored before"
+            attributes = {**decode_value(raw, topic_id).attributes, "shards": runs_of(numbers)}
+            self._put(Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes)))
+
     def _counter(self) -> None:
-        following = max(self._shards.last, *self._tell_all(), SHARD_FIRST - 1) + 1
-        raw = self._store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
+        following = max(self._shards.last, *self._numbers_found(), SHARD_FIRST - 1) + 1
+        raw = self._store.get(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY)
         next_number = int.from_bytes(raw or b"", "big")
         if next_number < following and (raw is not None or following > SHARD_FIRST):
-            self._put(Family.SHARDS, keys.SHARD_COUNTER_KEY, _NUMBER.pack(following))
+            self._put(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY, _NUMBER.pack(following))
 
-    def _tell_all(self) -> tuple[int, ...]:
-        return (0, *self._look())
+    def _numbers_found(self) -> tuple[int, ...]:
+        return (0, *self._read_evidence())
 
-    def _tell_of(self, number: int) -> _Seen:
-        seen = self._look().get(number, _Seen())
-        return _Seen(seen.lane, min(seen.first, seen.following), seen.following)
+    def _evidence_of(self, number: int) -> _Evidence:
+        seen = self._read_evidence().get(number, _Evidence())
+        return _Evidence(seen.lane, min(seen.first, seen.following), seen.following)
 
-    def _look(self) -> dict[int, _Seen]:
-        """What the lanes and the records tell of shards, read once."""
-        if self._seen is None:
-            self._seen = {}
+    def _read_evidence(self) -> dict[int, _Evidence]:
+        """Return what the lanes and the records show about each shard. Reads them once."""
+        if self._evidence is None:
+            self._evidence = {}
             for lane, shard, first, following in self._frames():
-                seen = self._seen.get(shard)
+                seen = self._evidence.get(shard)
                 if seen is None:
-                    self._seen[shard] = _Seen(lane, first, following)
+                    self._evidence[shard] = _Evidence(lane, first, following)
                 else:
                     seen.first, seen.following = min(seen.first, first), max(seen.following, following)
             for shard in self._shards_with_records():
-                start, end = keys.prefix_range(shard.to_bytes(8, "big"))
+                start, end = key_parts.prefix_range(shard.to_bytes(8, "big"))
                 first_key = next(iter(self._store.scan(Family.STREAM_RECORDS, start, end)))[0]
                 last_key = next(iter(self._store.scan(Family.STREAM_RECORDS, start, end, reverse=True)))[0]
-                self._seen[shard] = _Seen(
-                    0, keys.decode_stream_record_key(first_key)[1], keys.decode_stream_record_key(last_key)[1] + 1
+                self._evidence[shard] = _Evidence(
+                    0,
+                    stream_keys.decode_stream_record_key(first_key)[1],
+                    stream_keys.decode_stream_record_key(last_key)[1] + 1,
                 )
-        return self._seen
+        return self._evidence
 
     def _frames(self) -> Iterator[tuple[int, int, int, int]]:
         if not self._log.is_dir():
@@ -259,7 +283,7 @@ class _Mending:
                     continue
                 lane = LaneView(directory)
             except CorruptionError:
-                # The engine says so when it is opened.
+                # The engine reports the damage when it opens the lane.
                 continue
             try:
                 for found in scan(lane, lane.start):
@@ -278,28 +302,28 @@ class _Mending:
             row = next(iter(self._store.scan(Family.STREAM_RECORDS, start)), None)
             if row is None:
                 return
-            shard = keys.decode_stream_record_key(row[0])[0]
+            shard = stream_keys.decode_stream_record_key(row[0])[0]
             yield shard
-            start = keys.prefix_range(shard.to_bytes(8, "big"))[1]
+            start = key_parts.prefix_range(shard.to_bytes(8, "big"))[1]
 
     def _committed(self, topic_id: UUID, partition: int) -> int:
-        """The highest offset a group committed: offsets below it were given out."""
+        """Return the highest offset that a group committed. All offsets below it were assigned."""
         found = 0
         for key, raw in self._store.scan(Family.CONSUMER_OFFSETS):
-            _, whose, number = keys.decode_consumer_offset_key(key)
+            _, whose, number = stream_keys.decode_consumer_offset_key(key)
             if whose == topic_id and number == partition and len(raw) >= 9:
                 found = max(found, int.from_bytes(raw[1:9], "big"))
         return found
 
     def _records(self) -> None:
-        """Index and tails of the engine that keeps records in the store."""
+        """Rebuild the index and tail rows of the `rocksdb` engine."""
         tails: dict[int, tuple[int, ...]] = {}
-        for key, raw in self._store.scan(Family.STREAM_RECORD_INDEX, *keys.prefix_range(b"N")):
+        for key, raw in self._store.scan(Family.STREAM_RECORD_INDEX, *key_parts.prefix_range(b"N")):
             if len(raw) == TAIL.size:
-                tails[keys.decode_stream_tail_key(key)] = TAIL.unpack(raw)
+                tails[stream_keys.decode_stream_tail_key(key)] = TAIL.unpack(raw)
         metas = {}
-        for key, raw in self._store.scan(Family.SHARDS, *keys.prefix_range(b"S")):
-            meta = ShardMeta.decode(keys.decode_shard_key(key), raw)
+        for key, raw in self._store.scan(Family.SHARDS, *key_parts.prefix_range(b"S")):
+            meta = ShardMeta.decode(stream_keys.decode_shard_key(key), raw)
             if meta.engine is Engine.ROCKSDB:
                 metas[meta.number] = meta
         wipe = Batch()
@@ -313,8 +337,8 @@ class _Mending:
         records = size_bytes = 0
         following = 0 if tail is None else tail[0]
         newest_ms = TIME_NONE
-        for row_key, row in self._store.scan(Family.STREAM_RECORDS, *keys.prefix_range(shard.to_bytes(8, "big"))):
-            offset = keys.decode_stream_record_key(row_key)[1]
+        for row_key, row in self._store.scan(Family.STREAM_RECORDS, *key_parts.prefix_range(shard.to_bytes(8, "big"))):
+            offset = stream_keys.decode_stream_record_key(row_key)[1]
             try:
                 record = decode_row(row_key, row)
             except CorruptionError as error:
@@ -329,24 +353,27 @@ class _Mending:
             if record.timestamp_ms > newest_ms:
                 newest_ms = record.timestamp_ms
                 if config.index_times:
-                    self._put(Family.STREAM_RECORD_INDEX, keys.stream_time_key(shard, newest_ms, offset), b"")
+                    self._put(Family.STREAM_RECORD_INDEX, stream_keys.stream_time_key(shard, newest_ms, offset), b"")
         if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX):
             following = max(following, self._committed(meta.topic_id, meta.partition))
+        if not following:
+            # The shard was never written.
+            return
         newest_ms = newest_ms if tail is None else max(newest_ms, tail[3])
         row = TAIL.pack(following, records, size_bytes, newest_ms)
-        self._put(Family.STREAM_RECORD_INDEX, keys.stream_tail_key(shard), row)
+        self._put(Family.STREAM_RECORD_INDEX, stream_keys.stream_tail_key(shard), row)
 
     def _groups(self) -> None:
         topics: dict[UUID, bool] = {}
         for key, _ in self._store.scan(Family.CONSUMER_OFFSETS):
-            group, topic_id, _ = keys.decode_consumer_offset_key(key)
+            group, topic_id, _ = stream_keys.decode_consumer_offset_key(key)
             if topic_id not in topics:
-                raw = self._store.get(Family.CONFIGURED_OBJECTS, keys.configured_key(topic_id))
+                raw = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(topic_id))
                 topics[topic_id] = raw is not None
             if not topics[topic_id]:
                 self._batch.delete(Family.CONSUMER_OFFSETS, key)
                 continue
-            listed = keys.topic_group_key(topic_id, group)
+            listed = stream_keys.topic_group_key(topic_id, group)
             if self._store.get(Family.TOPIC_GROUPS, listed) is None:
                 self._put(Family.TOPIC_GROUPS, listed, b"")
 
@@ -361,8 +388,12 @@ class _Mending:
             self._batch = Batch()
 
 
+def _partition(meta: ShardMeta) -> int:
+    return meta.partition
+
+
 def _topic_config(metas: list[ShardMeta]) -> TopicConfig:
-    """The settings of a topic as its shards tell them."""
+    """Derive the settings of a topic from its shards."""
     shard = metas[0].config
     return TopicConfig(
         partitions=max(meta.partition for meta in metas) + 1,

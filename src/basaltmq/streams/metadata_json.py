@@ -1,14 +1,14 @@
-"""Metadata of streams as JSON, out and in (SPEC D5): topics, their shards, groups and their offsets.
+"""Export and import of stream metadata as JSON lines (SPEC D5): topics, shards, groups and committed offsets.
 
-One JSON object per line, so that a million topics pass through bounded memory and any tool can read them:
+Each line is one JSON object, so memory stays bounded for a million topics and any tool can read the file:
 
     {"basalt": "streams", "version": 1}
     {"topic": "orders", "id": "...", "config": {...}, "shards": [{"partition": 0, "start_offset": 3, "next_offset": 9}]}
     {"group": "billing", "topic": "orders", "partition": 0, "offset": 7, "metadata": "", "committed_ms": 0, "epoch": -1}
 
-Records are not in it. An imported shard begins, empty, at the offset after the exported one's last: so offsets that
-were given out before are not given out again, and what groups committed means the same. Shard numbers belong to a
-store and are not carried over; ids of topics are, where they are free.
+Records are not exported. An imported shard is empty and starts at the exported `next_offset`. So no offset is assigned
+twice, and committed offsets keep their meaning. Shard numbers belong to a store and are not exported. An imported topic
+keeps its id if that id is free.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _COMMIT: Final = converter(CommitLine)
 
 
 class Imported(msgspec.Struct):
-    """What an import did."""
+    """The result of an import."""
 
     topics: int = 0
     topics_skipped: list[str] = []
@@ -74,7 +74,7 @@ class Imported(msgspec.Struct):
 
 
 def export_metadata(topics: Topics, drivers: Drivers, offsets: Offsets) -> Iterator[bytes]:
-    """Lines of JSON, each with its newline."""
+    """Yield the metadata as JSON lines, each with its newline."""
     yield _line(Head(FORMAT, VERSION))
     after: str | None = None
     while True:
@@ -104,9 +104,9 @@ def export_metadata(topics: Topics, drivers: Drivers, offsets: Offsets) -> Itera
 def import_metadata(
     lines: Iterable[bytes | str], topics: Topics, offsets: Offsets, progress: Callable[[Imported], None] | None = None
 ) -> Imported:
-    """Create what the lines say. Topics that exist stay as they are and are named; a damaged line stops it, by number.
+    """Create the topics and offsets that the lines describe. Existing topics are skipped and listed in the result.
 
-    What came before a damaged line is there; importing again skips it.
+    A damaged line raises an error with its number. Lines before it are imported; a second import skips them.
     """
     done = Imported()
     group = ""
@@ -171,14 +171,14 @@ def _decoded(number: int, raw: bytes | str) -> Head | TopicLine | CommitLine:
             return _COMMIT(fields)
         return _TOPIC(fields)
     except msgspec.MsgspecError as error:
-        raise CorruptionError(f"line {number} of the metadata cannot be read: {error}") from error
+        raise CorruptionError(f"line {number} of the metadata cannot be decoded: {error}") from error
 
 
 def _head(head: Head) -> Head:
     if head.basalt != FORMAT:
-        raise InvalidArgumentError(f"this is an export of {head.basalt!r}, not of {FORMAT!r}")
+        raise InvalidArgumentError(f"the file is an export of {head.basalt!r}; expected {FORMAT!r}")
     if head.version > VERSION:
         raise StoreTooNewError(
-            f"the metadata has version {head.version}, this Basalt knows up to {VERSION}: import it with a newer Basalt"
+            f"the metadata has version {head.version}, this Basalt reads up to {VERSION}: import it with a newer Basalt"
         )
     return head

@@ -1,17 +1,16 @@
-"""Moving a topic to another engine, while it is in use (SPEC D5).
+"""Online migration of a topic to another engine (SPEC D5).
 
-    begin    one batch: a copy of every shard is created, unnamed, and the topic says that it moves
-    step     copies the next records of one shard after the other, with their offsets
-    finish   under the topics' lock: the shards stop taking writes, the rest is copied, and one batch gives the copies
-             the names, drops the old shards and tells the topic its engine
+    begin    in one batch: creates a copy of every shard, without a name, and marks the topic as migrating
+    step     copies the next records of one shard after another, with their offsets
+    finish   under the topics' lock: blocks writes to the shards and copies the rest; then one batch names the copies,
+             deletes the old shards and changes the topic's engine
 
-Where a copy stands is its next offset, so a migration that was interrupted, by a crash too, goes on with `step`.
-Offsets stay what they are, holes included, and groups' offsets are kept by topic and partition: readers and groups
-notice nothing but a short wait. What was deleted from the source after it was copied is deleted from the copy by
-whoever deletes (`drivers`); the start offset is carried over at the end.
+The progress of a copy is its next offset, so `step` resumes an interrupted migration, also after a crash. Offsets do
+not change, gaps included. Committed offsets are stored by topic and partition. So readers and groups see only a short
+wait. `Drivers` applies deletes to source and copy. `finish` copies the log start offset.
 
-A copy to the memory engine is as lost at a restart as anything there; to move there, the topic's durability must be
-`memory`. Moving away from it, give the durability wanted.
+A copy in the memory engine does not survive a restart, so a migration to it requires durability `memory`. A migration
+away from it should state the wanted durability.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.drivers import Engines
 from basaltmq.streams.shards import SHADOW, Engine, Shards, ShardSpec
-from basaltmq.streams.topics import Moving, Topic, TopicConfig, Topics
+from basaltmq.streams.topics import MigrationState, Topic, TopicConfig, Topics
 
 STEP_RECORDS: Final = 10_000
-"""Records one step copies unless told; the topics' lock is held meanwhile."""
+"""Default records per step. A step holds the topics' lock."""
 
 READ_BYTES: Final = 8 << 20
-"""Copied at once."""
+"""Maximum bytes per copied batch."""
 
 REST_RECORDS: Final = 1_000
-"""So few may be left to be copied while writers wait; more are copied before."""
+"""`run` calls `finish`, which blocks writers, once at most this many records are left."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a migration is, in offsets: holes count as copied."""
+    """Progress of a migration in offsets. Gaps count as copied."""
 
     copied: int
     left: int
@@ -67,11 +66,11 @@ class Migration:
         durability: Durability | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Topic:
-        """Move a topic, or go on moving it, to the end."""
+        """Migrate a topic to the end, or resume its migration."""
         self.begin(name, engine, durability)
         source = self._engines.get(self._topics.get(name).config.engine)
         while True:
-            # What nobody waited for is not visible, and would be left behind for ever.
+            # Unsynced records are not visible, so the copy would miss them.
             source.sync()
             at = self.step(name)
             if progress is not None:
@@ -80,17 +79,17 @@ class Migration:
                 return self.finish(name)
 
     def begin(self, name: str, engine: Engine, durability: Durability | None = None) -> Topic:
-        """Create the copies. A topic that already moves there goes on."""
+        """Create the copies. A running migration to the same engine continues."""
         with self._topics.lock:
             topic = self._topics.get(name)
             if topic.migration is not None:
                 if topic.migration.engine is engine:
                     return topic
                 raise InvalidArgumentError(
-                    f"topic {name!r} is on its way to engine {topic.migration.engine.value!r}; finish or cancel that"
+                    f"topic {name!r} is migrating to engine {topic.migration.engine.value!r}; finish or cancel it"
                 )
             if topic.config.engine is engine:
-                raise InvalidArgumentError(f"topic {name!r} is kept by engine {engine.value!r} already")
+                raise InvalidArgumentError(f"topic {name!r} already uses engine {engine.value!r}")
             config = _moved(topic.config, engine, durability)
             target = self._engines.get(engine)
             specs = [
@@ -109,11 +108,11 @@ class Migration:
             with self._shards.exclusive():
                 batch = Batch()
                 metas = self._shards.plan_create(batch, specs)
-                moving = Moving(engine, [meta.number for meta in metas])
+                moving = MigrationState(engine, [meta.number for meta in metas])
                 return self._topics.update_state(topic, topic.config, moving, batch)
 
     def step(self, name: str, records_max: int = STEP_RECORDS) -> Progress:
-        """Copy up to so many records; where the migration stands after it."""
+        """Copy up to `records_max` records and return the progress."""
         with self._topics.lock:
             topic, moving = self._moving(name)
             left = records_max
@@ -128,7 +127,7 @@ class Migration:
         return self._progress(topic, moving)
 
     def finish(self, name: str) -> Topic:
-        """Copy what is left and switch. Writers wait meanwhile, so call it when little is left."""
+        """Copy the remaining records and switch engines. Blocks writers, so call it when little is left."""
         with self._topics.lock:
             topic, moving = self._moving(name)
             target = self._engines.get(moving.engine)
@@ -139,7 +138,7 @@ class Migration:
                     source = self._source(topic, partition)
                     source.plan_delete(batch, number)
                     sealed.append((source, number))
-                    # Nothing can be written after this, so what is visible then is everything.
+                    # Writes are blocked from here on, so after a sync all records are visible.
                     source.sync()
                     self._copy_rest(topic, moving, partition)
                 target.sync()
@@ -153,7 +152,7 @@ class Migration:
             return moved
 
     def cancel(self, name: str) -> Topic:
-        """Drop the copies; the topic stays where it is."""
+        """Delete the copies and keep the topic on its engine."""
         with self._topics.lock:
             topic, moving = self._moving(name)
             target = self._engines.get(moving.engine)
@@ -170,8 +169,8 @@ class Migration:
                 target.forget(number)
             return stayed
 
-    def _copy(self, topic: Topic, moving: Moving, partition: int, records_max: int) -> int:
-        """Copy records from where the copy ends; how many."""
+    def _copy(self, topic: Topic, moving: MigrationState, partition: int, records_max: int) -> int:
+        """Copy records from the end of the copy on. Return how many."""
         source, target = self._source(topic, partition), self._engines.get(moving.engine)
         number, copy = topic.shards[partition], moving.shards[partition]
         at = target.shard_info(copy).next_offset
@@ -188,8 +187,8 @@ class Migration:
             copied += max(len(records), 1)
         return copied
 
-    def _copy_rest(self, topic: Topic, moving: Moving, partition: int) -> None:
-        """All that is left of a shard that takes no more writes, the start offset included."""
+    def _copy_rest(self, topic: Topic, moving: MigrationState, partition: int) -> None:
+        """Copy the rest of a shard that accepts no more writes, and its log start offset."""
         source, target = self._source(topic, partition), self._engines.get(moving.engine)
         number, copy = topic.shards[partition], moving.shards[partition]
         while self._copy(topic, moving, partition, STEP_RECORDS):
@@ -200,16 +199,16 @@ class Migration:
         if (reached.start_offset, reached.next_offset) != (info.start_offset, info.next_offset):
             raise StorageError(
                 f"the copy of partition {partition} of topic {topic.name!r} has offsets {reached.start_offset} to "
-                f"{reached.next_offset}, the source {info.start_offset} to {info.next_offset}; nothing was switched"
+                f"{reached.next_offset}, but the source has {info.start_offset} to {info.next_offset}; not switched"
             )
 
-    def _switch(self, topic: Topic, moving: Moving, batch: Batch) -> Topic:
-        """The one batch: the copies serve, the old shards are gone, the topic knows."""
+    def _switch(self, topic: Topic, moving: MigrationState, batch: Batch) -> Topic:
+        """Write the batch that names the copies, deletes the old shards and changes the topic's engine."""
         with self._shards.exclusive():
             metas = [self._shards.get(copy) for copy in moving.shards]
             for meta in metas:
                 self._shards.plan_update(batch, msgspec.structs.replace(meta, flags=meta.flags & ~SHADOW))
-                # After the old shard's removal in the same batch: the later operation on a key wins.
+                # This follows the delete of the old name in the same batch: the last operation on a key wins.
                 self._shards.plan_name(batch, meta)
             config = _moved(topic.config, moving.engine, metas[0].config.durability)
             moved = self._topics.update_state(topic, config, None, batch)
@@ -217,7 +216,7 @@ class Migration:
                 self._shards.forget(meta.number)
         return moved
 
-    def _moving(self, name: str) -> tuple[Topic, Moving]:
+    def _moving(self, name: str) -> tuple[Topic, MigrationState]:
         topic = self._topics.get(name)
         if topic.migration is None:
             raise InvalidArgumentError(f"topic {name!r} is not being migrated")
@@ -226,7 +225,7 @@ class Migration:
     def _source(self, topic: Topic, partition: int) -> StorageAdapter:
         return self._engines.get(self._shards.get(topic.shards[partition]).engine)
 
-    def _progress(self, topic: Topic, moving: Moving) -> Progress:
+    def _progress(self, topic: Topic, moving: MigrationState) -> Progress:
         target = self._engines.get(moving.engine)
         copied = left = 0
         for partition, (number, copy) in enumerate(zip(topic.shards, moving.shards, strict=True)):
@@ -238,14 +237,14 @@ class Migration:
 
 
 def _moved(config: TopicConfig, engine: Engine, durability: Durability | None) -> TopicConfig:
-    """The topic's settings under another engine."""
+    """Return the topic's settings with another engine."""
     if durability is None:
         durability = config.durability
     moved = msgspec.structs.replace(config, engine=engine, durability=durability)
     if moved.level is not config.level and durability is None and engine is Engine.MEMORY:
         raise InvalidConfigError(
-            f"the memory engine cannot keep what durability {config.level.value!r} promises; "
-            "say durability 'memory' to accept that"
+            f"the memory engine cannot provide durability {config.level.value!r}; "
+            "set durability 'memory' to accept the loss at a restart"
         )
     moved.check()
     return moved

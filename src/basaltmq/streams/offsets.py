@@ -1,17 +1,18 @@
-"""Committed offsets of consumer groups (SPEC B7), by group, topic and partition.
+"""Committed offsets of consumer groups, by group, topic and partition (SPEC B7).
 
-Rows in family `consumer_offsets`, with the WAL; and one empty row per (topic, group) in `topic_groups`, so that the
-groups of a topic are found without a walk over all groups:
+The rows are in the family `consumer_offsets`, with the WAL:
 
     lp(group) | topic uuid | partition u32
         ->  | version u8 | offset u64 | committed ms i64 | epoch i32 | metadata utf-8 to the end |
 
-Keyed by topic and partition, not by shard number: a topic that moves to another engine keeps its groups, and a topic
-that is deleted and made again, having another id, does not meet the old ones.
+The family `topic_groups` has one empty row per (topic, group), so listing the groups of a topic needs no full scan.
 
-Two strategies behind one interface. `PersistentOffsets` answers when the commit is durable. `CachedOffsets` answers at
-once and writes in the background: a crash may take back the last commits (records are then read again, never
-skipped). A flush that fails keeps its entries, and a commit that came meanwhile wins over the one being flushed.
+Keys contain topic and partition, not the shard number. So a topic that migrates to another engine keeps its committed
+offsets. A topic that is deleted and created again has a new id and does not inherit the old offsets.
+
+There are two strategies. `PersistentOffsets.commit` returns when the commit is durable. `CachedOffsets.commit` returns
+at once, and a thread writes in the background. A crash may lose its last commits; records are then read again, never
+skipped. A failed flush keeps its entries, and a newer commit replaces the one being flushed.
 """
 
 from __future__ import annotations
@@ -29,32 +30,33 @@ from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, 
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.shards import OFFSET_MAX
 
 _ROW: Final = Layout(">BQqi")
 ROW_VERSION: Final = 1
 
 METADATA_BYTES_MAX: Final = 4096
-"""Free text a consumer keeps with its offset: Kafka's default limit."""
+"""Limit of the free text that a consumer stores with its offset. Kafka's default limit."""
 
 GROUP_BYTES_MAX: Final = 1024
-"""A group's name is part of every one of its keys."""
+"""Limit of a group's name, which is part of every key of the group."""
 
 DIRTY_MAX: Final = 100_000
-"""Offsets held back in memory, about 30 MB; the commit that passes it flushes itself."""
+"""Maximum unflushed offsets in memory, about 30 MB. The commit that exceeds it flushes."""
 
 FLUSH_INTERVAL_MS: Final = 1_000
-"""What a crash may take back with the cached strategy."""
+"""Interval between flushes of the cached strategy. A crash loses at most these commits."""
 
 TopicPartition: TypeAlias = tuple[UUID, int]
 
 
 class Commit(msgspec.Struct, frozen=True, gc=False):
-    """What a group said about a partition."""
+    """A committed offset of a group in a partition."""
 
     offset: int
-    """The next one to read."""
+    """The next offset to read."""
     committed_ms: int = 0
     epoch: int = -1
     metadata: str = ""
@@ -68,7 +70,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
             raise CorruptionError(f"a committed offset has {len(raw)} bytes, fewer than {_ROW.size}")
         version, offset, committed_ms, epoch = _ROW.unpack_from(raw)
         if version != ROW_VERSION:
-            raise CorruptionError(f"a committed offset has version {version}, this Basalt knows {ROW_VERSION}")
+            raise CorruptionError(f"a committed offset has version {version}, this Basalt reads {ROW_VERSION}")
         try:
             return cls(offset, committed_ms, epoch, raw[_ROW.size :].decode())
         except UnicodeDecodeError as error:
@@ -76,7 +78,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Durable(Protocol):
-    """What waits for durability; a `GroupSync` does."""
+    """Waits until earlier writes are durable; implemented by `GroupSync`."""
 
     def wait_durable(self) -> None: ...
 
@@ -84,45 +86,45 @@ class Durable(Protocol):
 
 
 class Offsets(Protocol):
-    """A strategy."""
+    """A strategy for storing committed offsets."""
 
     def commit(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
-        """Remember what the group reads next. A lower offset than before is a rewind, and as good."""
+        """Set the next offsets that the group reads. A lower offset than before rewinds the group."""
         ...
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
-        """What is known of the partitions asked for."""
+        """Return the commits of the given partitions that have one."""
         ...
 
     def of_group(self, group: str) -> dict[TopicPartition, Commit]:
-        """All a group has committed."""
+        """Return all commits of a group."""
         ...
 
     def groups(self, after: str | None = None) -> Iterator[str]:
-        """Every group that has committed something, in the order of their keys (length, then bytes)."""
+        """Yield every group with a committed offset, in key order: by length, then by bytes."""
         ...
 
     def groups_of(self, topic_id: UUID) -> list[str]:
-        """The groups that have committed to a topic."""
+        """Return the groups that have committed offsets in a topic."""
         ...
 
     def delete(self, group: str, partitions: Collection[TopicPartition] | None = None) -> int:
-        """Forget a group, or only some of its partitions. Durable on return; how many offsets went."""
+        """Delete the offsets of a group, or of some partitions. Durable on return. Return how many were deleted."""
         ...
 
     def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
-        """Add to `batch` the removal of every group's offsets of a topic."""
+        """Add to `batch` the deletion of every group's offsets in a topic."""
         ...
 
     def flush(self) -> None:
-        """Write and sync what is held back."""
+        """Write and sync pending commits."""
         ...
 
     def close(self) -> None: ...
 
 
 class PersistentOffsets:
-    """Durable before it answers."""
+    """Commits return when they are durable."""
 
     def __init__(self, store: Store, sync: Durable, clock_ms: Callable[[], int]) -> None:
         self._store = store
@@ -134,36 +136,36 @@ class PersistentOffsets:
         self._sync.wait_durable()
 
     def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
-        """As `commit`; a future of the running loop that resolves when durable."""
+        """As `commit`, but return a future of the running loop that resolves when the commit is durable."""
         self._write(group, commits)
         return self._sync.durable()
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
-        wanted = [keys.consumer_offset_key(group, topic, partition) for topic, partition in partitions]
+        wanted = [stream_keys.consumer_offset_key(group, topic, partition) for topic, partition in partitions]
         rows = self._store.get_many(Family.CONSUMER_OFFSETS, wanted)
         return {at: Commit.decode(raw) for at, raw in zip(partitions, rows, strict=True) if raw is not None}
 
     def of_group(self, group: str) -> dict[TopicPartition, Commit]:
         found = {}
-        for key, raw in self._store.scan(Family.CONSUMER_OFFSETS, *keys.prefix_range(keys.lp(group))):
-            _, topic_id, partition = keys.decode_consumer_offset_key(key)
+        for key, raw in self._store.scan(Family.CONSUMER_OFFSETS, *key_parts.prefix_range(key_parts.lp(group))):
+            _, topic_id, partition = stream_keys.decode_consumer_offset_key(key)
             found[topic_id, partition] = Commit.decode(raw)
         return found
 
     def groups(self, after: str | None = None) -> Iterator[str]:
-        start: bytes | None = b"" if after is None else keys.prefix_range(keys.lp(after))[1]
+        start: bytes | None = b"" if after is None else key_parts.prefix_range(key_parts.lp(after))[1]
         while start is not None:
-            # A seek per group, so that groups with many partitions cost no more than others.
+            # One seek per group, so groups with many partitions cost no more than others.
             row = next(self._store.scan(Family.CONSUMER_OFFSETS, start), None)
             if row is None:
                 return
-            group = keys.decode_consumer_offset_key(row[0])[0]
+            group = stream_keys.decode_consumer_offset_key(row[0])[0]
             yield group
-            start = keys.prefix_range(keys.lp(group))[1]
+            start = key_parts.prefix_range(key_parts.lp(group))[1]
 
     def groups_of(self, topic_id: UUID) -> list[str]:
-        rows = self._store.scan(Family.TOPIC_GROUPS, *keys.prefix_range(keys.topic_group_prefix(topic_id)))
-        return [keys.decode_topic_group_key(key)[1] for key, _ in rows]
+        rows = self._store.scan(Family.TOPIC_GROUPS, *key_parts.prefix_range(stream_keys.topic_group_prefix(topic_id)))
+        return [stream_keys.decode_topic_group_key(key)[1] for key, _ in rows]
 
     def delete(self, group: str, partitions: Collection[TopicPartition] | None = None) -> int:
         known = self.of_group(group)
@@ -171,9 +173,9 @@ class PersistentOffsets:
         staying = {topic_id for topic_id, _ in known.keys() - set(going)}
         batch = Batch()
         for topic_id, partition in going:
-            batch.delete(Family.CONSUMER_OFFSETS, keys.consumer_offset_key(group, topic_id, partition))
+            batch.delete(Family.CONSUMER_OFFSETS, stream_keys.consumer_offset_key(group, topic_id, partition))
             if topic_id not in staying:
-                batch.delete(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group))
+                batch.delete(Family.TOPIC_GROUPS, stream_keys.topic_group_key(topic_id, group))
         if going:
             self._store.write(batch)
             self._sync.wait_durable()
@@ -181,16 +183,16 @@ class PersistentOffsets:
 
     def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
         for group in self.groups_of(topic_id):
-            start, end = keys.prefix_range(keys.lp(group) + topic_id.bytes)
+            start, end = key_parts.prefix_range(key_parts.lp(group) + topic_id.bytes)
             for key, _ in self._store.scan(Family.CONSUMER_OFFSETS, start, end):
                 batch.delete(Family.CONSUMER_OFFSETS, key)
-            batch.delete(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group))
+            batch.delete(Family.TOPIC_GROUPS, stream_keys.topic_group_key(topic_id, group))
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: commits are never buffered."""
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: commits are never buffered."""
 
     def _write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
         checked = checked_commits(group, commits, self._clock_ms())
@@ -201,7 +203,7 @@ class PersistentOffsets:
 
 
 class CachedOffsets:
-    """Answers at once; a thread writes what has gathered."""
+    """Commits return at once; a thread writes them in the background."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class CachedOffsets:
         flush_interval_ms: int | None = FLUSH_INTERVAL_MS,
         failed: Callable[[BasaltError], None] | None = None,
     ) -> None:
-        """`flush_interval_ms` None: only `flush` and `close` write. `failed` hears of flushes that failed."""
+        """With `flush_interval_ms` None, only `flush` and `close` write. `failed` is called with each flush error."""
         self._below = PersistentOffsets(store, sync, clock_ms)
         self._store = store
         self._sync = sync
@@ -221,7 +223,7 @@ class CachedOffsets:
         self._lock = threading.Lock()
         self._dirty: dict[tuple[str, UUID, int], Commit] = {}
         self._flushing = threading.RLock()
-        """One flush at a time, and none while rows are deleted, so that a late one cannot bring them back."""
+        """Serializes flushes and deletes, so that a late flush cannot restore deleted rows."""
         self._closed = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
@@ -235,7 +237,7 @@ class CachedOffsets:
         checked = checked_commits(group, commits, self._clock_ms())
         with self._lock:
             if self._closed:
-                raise StoreClosedError("the offsets are closed; the commit was not taken")
+                raise StoreClosedError("the offsets are closed; the commit was rejected")
             for (topic_id, partition), commit in checked.items():
                 self._dirty[group, topic_id, partition] = commit
             full = len(self._dirty) > DIRTY_MAX
@@ -250,7 +252,7 @@ class CachedOffsets:
         return found
 
     def of_group(self, group: str) -> dict[TopicPartition, Commit]:
-        # What is dirty is looked at first: a flush in between then shows up below, not nowhere.
+        # Read the dirty entries first. A concurrent flush then leaves an entry in both places, not in neither.
         with self._lock:
             dirty = {(topic, part): commit for (of, topic, part), commit in self._dirty.items() if of == group}
         return self._below.of_group(group) | dirty
@@ -270,7 +272,7 @@ class CachedOffsets:
             return self._below.delete(group, partitions)
 
     def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
-        # Flushed first: then the rows are all there is, and a batch that is not written after all has lost nothing.
+        # Flush first, so that the rows are complete and no commit is lost if the batch is not written.
         with self._flushing:
             self.flush()
             self._below.plan_delete_topic(batch, topic_id)
@@ -292,7 +294,7 @@ class CachedOffsets:
                         del self._dirty[at]
 
     def close(self) -> None:
-        """Flush, then stop. Fails if the flush fails; the entries are then still dirty, and it may be tried again."""
+        """Flush, then stop the thread. If the flush fails, the entries stay dirty and `close` can be called again."""
         self.flush()
         with self._lock:
             self._closed = True
@@ -313,20 +315,20 @@ class CachedOffsets:
 def checked_commits(
     group: str, commits: Mapping[TopicPartition, int | Commit], now_ms: int
 ) -> dict[TopicPartition, Commit]:
-    """The commits with their time, or an error that says what is wrong with one."""
+    """Validate the commits and return them with a commit time."""
     if not group or len(group.encode()) > GROUP_BYTES_MAX:
-        raise InvalidArgumentError(f"a group's name has 1 to {GROUP_BYTES_MAX} bytes of UTF-8, not {group!r:.80}")
+        raise InvalidArgumentError(f"a group name must have 1 to {GROUP_BYTES_MAX} bytes of UTF-8, not {group!r:.80}")
     checked = {}
     for at, given in commits.items():
         commit = given if isinstance(given, Commit) else Commit(given)
         if not 0 <= commit.offset <= OFFSET_MAX:
             raise InvalidArgumentError(f"group {group!r}: offset {commit.offset} is out of range: 0 to {OFFSET_MAX}")
         if len(commit.metadata.encode()) > METADATA_BYTES_MAX:
-            raise LimitExceededError(f"group {group!r}: an offset's metadata is over {METADATA_BYTES_MAX} bytes")
+            raise LimitExceededError(f"group {group!r}: the offset metadata exceeds {METADATA_BYTES_MAX} bytes")
         checked[at] = commit if commit.committed_ms else msgspec.structs.replace(commit, committed_ms=now_ms)
     return checked
 
 
 def put_commit(batch: Batch, group: str, topic_id: UUID, partition: int, commit: Commit) -> None:
-    batch.put(Family.CONSUMER_OFFSETS, keys.consumer_offset_key(group, topic_id, partition), commit.encode())
-    batch.put(Family.TOPIC_GROUPS, keys.topic_group_key(topic_id, group), b"")
+    batch.put(Family.CONSUMER_OFFSETS, stream_keys.consumer_offset_key(group, topic_id, partition), commit.encode())
+    batch.put(Family.TOPIC_GROUPS, stream_keys.topic_group_key(topic_id, group), b"")

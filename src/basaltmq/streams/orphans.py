@@ -1,10 +1,11 @@
-"""Shards of topics that went with what they stood under (promise P10).
+"""Deletes the shards of topics whose parent, such as a virtual host, was deleted (promise P10).
 
-A topic deleted by name takes its shards along in one batch (`topics`). A virtual host, or whatever else a topic stands
-under, is deleted by the catalog, which knows no shards: for each topic among what goes it leaves the topic's row in the
-same batch. Here those rows are found, with every step of retention, and the topic's shards, copies under migration
-included, and every group's offsets go in one batch with the row. So a crash in between leaves nothing behind, and
-nobody can reach the records meanwhile: the name is gone, and a topic made again under it has another id.
+Deleting a topic by name deletes its shards in the same batch (`Topics.delete`). Deleting a parent happens in the
+catalog, which has no access to shards. The catalog instead writes one orphan row per deleted topic, in its own batch.
+
+Each retention step scans those rows. One batch deletes the row, the topic's shards, the copies of a running migration
+and every group's committed offsets, so a crash leaves nothing behind. The records are unreachable in the meantime: the
+name is gone, and a new topic of that name has a new id.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from basaltmq.errors import BasaltError, ShardNotFoundError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import StorageAdapter
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topics, topic_state
 
 TOPICS_PER_STEP: Final = 100
-"""Topics removed in one step: as many small batches, some tens of milliseconds."""
+"""Topics deleted per step. Each is one small batch; a step takes tens of milliseconds."""
 
 
 class Orphans:
-    """Removes what the catalog left word of."""
+    """Processes the orphan rows that the catalog wrote."""
 
     def __init__(
         self,
@@ -52,11 +54,11 @@ class Orphans:
         self._engine_of = engine_of
 
     def sweep(self, limit: int = TOPICS_PER_STEP) -> int:
-        """Remove the shards of up to `limit` topics that went; how many topics that were."""
-        rows = list(islice(self._store.scan(Family.SHARDS, *keys.prefix_range(b"Z")), limit))
+        """Delete the shards of up to `limit` orphaned topics. Return the number of topics."""
+        rows = list(islice(self._store.scan(Family.SHARDS, *key_parts.prefix_range(b"Z")), limit))
         for key, row in rows:
             with self._topics.lock:
-                self._remove(keys.decode_orphaned_topic_key(key), key, row)
+                self._remove(stream_keys.decode_orphaned_topic_key(key), key, row)
         return len(rows)
 
     def _remove(self, topic_id: UUID, key: bytes, row: bytes) -> None:
@@ -79,7 +81,7 @@ class Orphans:
             engine.forget(number)
 
     def _numbers(self, topic_id: UUID, row: bytes) -> list[int]:
-        """The topic's shards that are there: those that serve it, and the copies of a migration under way."""
+        """Return the topic's existing shards: those that serve it and the copies of a running migration."""
         numbers = [number for _, number in self._shards.of_topic(topic_id)]
         return numbers + [number for number in _copies(topic_id, row) if self._is_of(number, topic_id)]
 
@@ -95,6 +97,6 @@ def _copies(topic_id: UUID, row: bytes) -> list[int]:
     try:
         state = topic_state(decode_value(row, topic_id).attributes)
     except (BasaltError, msgspec.ValidationError):
-        # A row that cannot be read names no copies.
+        # An unreadable row names no copies.
         return []
     return [] if state.migration is None else state.migration.shards

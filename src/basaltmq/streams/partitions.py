@@ -1,8 +1,7 @@
-"""Which partition a record goes to: as asked, by its key, or in turns (SPEC B4).
+"""Partitioner: chooses a record's partition explicitly, by key hash, or round robin (SPEC B4).
 
-The hash of a key is murmur2 as Kafka's default partitioner computes it, so that a key lands where a Kafka client
-would put it. Records without a key go round robin, a batch at a time: one batch to one partition is what makes
-batches worth while.
+The key hash is the murmur2 of Kafka's default partitioner, so a key maps to the same partition as with a Kafka client.
+Records without a key go round robin per batch, because splitting a batch over partitions would lose its benefit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
-    """The 32-bit murmur2 of Kafka's Java client, unsigned."""
+    """Return the unsigned 32-bit murmur2 hash as Kafka's Java client computes it."""
     length = len(key)
     hashed = (_SEED ^ length) & _MASK
     whole = length & ~3
@@ -37,13 +36,13 @@ def partition_of_key(key: bytes, partitions: int) -> int:
 
 
 class Partitioner:
-    """Chooses partitions for one process: one counter for all topics. Safe to share between threads."""
+    """Chooses partitions. All topics of a process share one round-robin counter. Thread-safe."""
 
     def __init__(self) -> None:
         self._turns = itertools.count()
 
     def in_turn(self, partitions: int) -> int:
-        # `next` of a count is one step of the interpreter.
+        # `next` on `itertools.count` is atomic under the GIL.
         return next(self._turns) % partitions
 
     def choose(self, partitions: int, key: bytes | None, partition: int | None = None) -> int:

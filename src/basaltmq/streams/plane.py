@@ -1,7 +1,7 @@
-"""The stream plane put together: one object that opens everything over a store, in order, and closes it in reverse.
+"""The stream plane: opens all stream components over one store and closes them in order.
 
-What is above (the embedded API, the command line, the broker) takes the parts it needs from here. Engines are made on
-first use; the store, the catalog and what else shares the store stay their owner's.
+The embedded API, the command line and the broker take the components they need from `StreamPlane`. Engines are created
+on first use. The caller owns the store, and the catalog if it passes one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from basaltmq.streams.watermark import Watermarks
 
 
 class OffsetStrategy(enum.StrEnum):
-    """How commits of groups are kept; see `offsets`."""
+    """How committed group offsets are stored; see `streams/offsets.py`."""
 
     PERSISTENT = "persistent"
     CACHED = "cached"
 
 
 class EngineMaker(Protocol):
-    """Makes an engine that the plane itself does not know: `segment`, which needs a directory."""
+    """Creates an engine that needs more than the plane has: `segment` needs a directory."""
 
     def __call__(
         self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders
@@ -44,7 +44,7 @@ class EngineMaker(Protocol):
 
 
 class StreamPlane:
-    """Topics, engines, groups over one store."""
+    """Topics, engines and consumer groups over one store."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class StreamPlane:
         offset_strategy: OffsetStrategy = OffsetStrategy.PERSISTENT,
         create_timeout_ms: int = CREATE_TIMEOUT_MS,
     ) -> None:
-        """`makers` adds or replaces engines. A catalog handed in is open, and its owner's to close."""
+        """`makers` adds or replaces engines. A passed `catalog` must be open, and the caller closes it."""
         leaders = leaders or OneNode()
         self.store = store
         self.watermarks = Watermarks(store)
@@ -90,11 +90,11 @@ class StreamPlane:
         self._closed = False
 
     def group(self, name: str) -> GroupMembers:
-        """The members of a group in this process; join it to consume."""
+        """Return the members of a group in this process. Consumers call its `join`."""
         return self._members.setdefault(name, GroupMembers(name, self.offsets, self.topics, self.drivers))
 
     def close(self) -> None:
-        """Flush and make durable what waits. The store stays open. Closing twice is fine."""
+        """Flush and sync pending writes. The store stays open. Idempotent."""
         if self._closed:
             return
         self._closed = True

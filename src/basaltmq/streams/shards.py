@@ -1,27 +1,25 @@
-"""Shards: the rows that say which exist, and bounded access to what is kept in memory per shard.
+"""Shards: their rows, and a bounded cache for per-shard state.
 
-A shard is one partition of a topic, named `{topic id}_{partition}`, and known inside by a u64 number that is given out
-once and never again: bytes of a deleted shard can never be taken for those of its successor (promise P10). The rows of
-family `shards` are written with the WAL, because nothing they say can be derived:
+A shard is one partition of a topic. Its name is `{topic id}_{partition}`. Internally it has a u64 number that is never
+reused, so bytes of a deleted shard are never read as those of its successor (promise P10). The rows in the family
+`shards` are written with the WAL, because nothing in them can be derived:
 
     'N'                        -> next shard number u64
     'S' shard u64              -> the row below
-    'M' topic uuid, partition  -> shard number u64 that serves this name
-    'X' shard u64              -> engine u8, lane u32: deleted, but what was derived from it may still be about
-    'Z' topic uuid             -> the topic's row: it went with what it stood under, its shards are to go
+    'M' topic uuid, partition  -> number u64 of the shard that has this name
+    'X' shard u64              -> engine u8, lane u32: deleted, but derived data may still exist
+    'Z' topic uuid             -> the topic's row: its parent was deleted, its shards must be deleted
 
     row  | version u8 | engine u8 | flags u16 | lane u32 | topic uuid (16) | partition u32 |
          | start offset u64 | least next offset u64 | created ms i64 | config: JSON to the end |
 
-Allocation of numbers and creation are one batch, as are creation of a topic's shards and of its catalog object: the
-caller brings the batch and writes it. A shard under migration exists twice: the copy has a row but no name (`SHADOW`)
-until the switch.
+One batch allocates numbers and creates the shards of a topic and its catalog object. The caller provides and writes
+that batch. During a migration a shard exists twice: the copy has a row but no name (`SHADOW`) until the switch.
 
-`next_offset_min` is the floor under an engine's own idea of the next offset: engines that lose it (memory at a
-restart) or cannot show it (a gap at the end after deletes) raise it here, so that no offset is ever used twice.
+`next_offset_min` is a lower bound for the engine's next offset. Engines that lose the next offset (memory at a restart)
+or cannot derive it (a gap at the end after deletes) raise it, so that no offset is reused.
 
-A million idle shards cost rows, not memory: `Recent` keeps a bounded number of loaded things, but never two of one
-shard at a time.
+A million idle shards cost rows, not memory: `Recent` caches a bounded number of states and never loads a shard twice.
 """
 
 from __future__ import annotations
@@ -52,7 +50,8 @@ from basaltmq.log.batches.record import RECORD_BYTES_LIMIT, RECORD_BYTES_MAX
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 
 ROW_VERSION: Final = 1
 _ROW: Final = Layout(">BBHI16sIQQq")
@@ -60,10 +59,10 @@ _NUMBER: Final = Layout(">Q")
 _DELETED: Final = Layout(">BI")
 
 SHADOW: Final = 1
-"""Flag: a copy in the making; not found by name."""
+"""Flag of a migration copy, which has no name row."""
 
 SHARD_FIRST: Final = 1
-"""Zero is no shard, so that a forgotten field shows."""
+"""Zero is not a valid shard number, so an unset field is noticed."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """Offsets are int64 in Arrow and in Kafka's protocol."""
@@ -72,13 +71,13 @@ PARTITION_MAX: Final = (1 << 31) - 1
 """Kafka's partition numbers are int32."""
 
 SHARDS_PER_BATCH_MAX: Final = 100_000
-"""Shards created in one batch: about 15 MB of rows."""
+"""Maximum shards created in one batch: about 15 MB of rows."""
 
 SHARDS_CACHED_MAX: Final = 16_384
-"""Rows kept decoded: about 10 MB."""
+"""Decoded rows in the cache: about 10 MB."""
 
 CONFIGS_CACHED_MAX: Final = 1_024
-"""Configs kept decoded: the shards of a topic share one, and most topics have the same."""
+"""Decoded configs in the cache. The shards of a topic share one, and most topics have the same."""
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
@@ -96,42 +95,42 @@ _ENGINES: Final = {code: engine for engine, code in _ENGINE_CODES.items()}
 
 
 class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
-    """What a topic says about each of its shards. None means no limit."""
+    """Settings of a shard, derived from its topic. None means no limit."""
 
     durability: Durability = Durability.SYNCED
     retention_ms: int | None = None
-    """Records older than this go, oldest first."""
+    """Retention deletes records older than this, oldest first."""
     retention_bytes: int | None = None
-    """The oldest go while the shard holds more than this."""
+    """Retention deletes the oldest records while the shard is larger than this."""
     retention_records: int | None = None
     compact: bool = False
-    """Keep the latest record per key. Records without a key stay."""
+    """Keep only the latest record per key. Records without a key are kept."""
     tombstone_retention_ms: int = DAY_MS
-    """How long an empty value, which deletes its key, stays to be seen by readers."""
+    """How long a tombstone (null value) stays visible before compaction removes it."""
     index_keys: bool = True
     index_tags: bool = True
     index_times: bool = True
-    """Without an index a look-up scans, and is still right."""
+    """Without an index, a lookup scans. The result is the same."""
     record_bytes_max: int = RECORD_BYTES_MAX
     append_time: bool = False
-    """Record batches of Kafka's producers get the broker's time."""
+    """The broker replaces the timestamps of Kafka producers' record batches with its own time."""
 
     def check(self) -> None:
-        """Refuse values that make no sense."""
+        """Reject invalid values."""
         for name in ("retention_ms", "retention_bytes", "retention_records"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise InvalidConfigError(f"{name} is {value}; give 0 or more, or None for no limit")
+                raise InvalidConfigError(f"{name} is {value}; use 0 or more, or None for no limit")
         if self.tombstone_retention_ms < 0:
-            raise InvalidConfigError(f"tombstone_retention_ms is {self.tombstone_retention_ms}; give 0 or more")
+            raise InvalidConfigError(f"tombstone_retention_ms is {self.tombstone_retention_ms}; use 0 or more")
         if not 1 <= self.record_bytes_max <= RECORD_BYTES_LIMIT:
             raise InvalidConfigError(
-                f"record_bytes_max is {self.record_bytes_max}; it must lie between 1 and {RECORD_BYTES_LIMIT}"
+                f"record_bytes_max is {self.record_bytes_max}; it must be between 1 and {RECORD_BYTES_LIMIT}"
             )
 
     @property
     def retains(self) -> bool:
-        """Is there anything for retention to look at, expiry apart?"""
+        """Whether retention or compaction applies to the shard, apart from expiry."""
         return (
             self.compact
             or self.retention_ms is not None
@@ -141,7 +140,7 @@ class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
 
 
 class ShardSpec(msgspec.Struct, frozen=True):
-    """A shard to be created."""
+    """Parameters of a shard to create."""
 
     topic_id: UUID
     partition: int
@@ -158,28 +157,28 @@ class ShardSpec(msgspec.Struct, frozen=True):
 
 
 def check_compaction(engine: Engine, config: ShardConfig) -> None:
-    """Only the segment engine finds the latest of each key without an index."""
+    """Reject compaction without a key index, except in the segment engine, which needs none."""
     if config.compact and not config.index_keys and engine is not Engine.SEGMENT:
         raise InvalidConfigError(
-            f"compaction by key needs the key index in engine {engine.value}: set index_keys, or switch compact off"
+            f"compaction in engine {engine.value} needs the key index: set index_keys, or disable compact"
         )
 
 
 def check_durability(engine: Engine, durability: Durability) -> None:
-    """An engine in memory cannot promise more."""
+    """Reject durability levels that the memory engine cannot provide."""
     if engine is Engine.MEMORY and durability is not Durability.MEMORY:
         raise InvalidConfigError(
-            f"the memory engine keeps nothing on disk and cannot promise {durability.value!r}; "
+            f"the memory engine stores nothing on disk and cannot provide durability {durability.value!r}; "
             "use durability 'memory', or the engine 'rocksdb' or 'segment'"
         )
 
 
 class ShardMeta(msgspec.Struct, frozen=True, gc=False):
-    """A shard's row."""
+    """A decoded shard row."""
 
     number: int
     topic: bytes
-    """The topic's id, as bytes: most who load a shard do not ask for it, and a UUID costs more than the rest."""
+    """The topic's id as bytes. Most users do not need it, and creating a UUID costs more than the other fields."""
     partition: int
     engine: Engine
     config: ShardConfig
@@ -217,7 +216,7 @@ class ShardMeta(msgspec.Struct, frozen=True, gc=False):
             raise CorruptionError(f"the row of shard {number} has {len(raw)} bytes, fewer than {_ROW.size}")
         version, engine, flags, lane, topic, partition, start, least, created = _ROW.unpack_from(raw)
         if version != ROW_VERSION or engine not in _ENGINES:
-            raise CorruptionError(f"the row of shard {number} has version {version}, engine {engine}: not known here")
+            raise CorruptionError(f"the row of shard {number} has unknown version {version} or engine {engine}")
         try:
             config = _decode_config(raw[_ROW.size :])
         except msgspec.MsgspecError as error:
@@ -242,21 +241,20 @@ def parse_shard_name(name: str) -> tuple[UUID, int]:
     try:
         return UUID(topic), int(partition)
     except ValueError:
-        raise InvalidArgumentError(f"{name!r} is not a shard's name: a topic's UUID, '_' and a partition") from None
+        raise InvalidArgumentError(f"{name!r} is not a shard name; expected TOPIC-UUID_PARTITION") from None
 
 
 V = TypeVar("V")
 
 
 class Recent(Generic[V]):
-    """Things loaded by shard number, those used lately kept, at most one of each alive.
+    """A cache of objects by shard number that keeps at most one live object per shard.
 
-    The one-alive rule is what makes a lock inside a thing protect its shard: while any caller still holds it, another
-    caller gets the same one, whether or not it has left the bounded part.
+    Because there is one object per shard, a lock inside the object protects the shard: all callers get the same object
+    while any of them holds it, even if it was evicted.
 
-    What is loaded is found without a lock. That it was used is noted in a set; when room is needed, the thing that came
-    first goes, unless it was used since: then it gets another turn. A thing that goes while somebody holds it is
-    remembered as long as it lives.
+    Hits take no lock and add the number to a set. Eviction removes the oldest object, but gives used ones a second
+    chance. An evicted object that is still referenced stays reachable through a weak reference.
     """
 
     def __init__(self, load: Callable[[int], V], limit: int) -> None:
@@ -303,18 +301,18 @@ class Recent(Generic[V]):
             if len(self._held) > self._limit:
                 self._held = {at: each for at, each in self._held.items() if each() is not None}
         if len(used) > self._limit:
-            # Noted after they went; of no use.
+            # These numbers were added after their eviction.
             used.clear()
 
     def forget(self, number: int) -> V | None:
-        """Take the thing out, if it is loaded; the next `get` loads it again."""
+        """Remove and return the object if it is loaded. The next `get` loads it again."""
         with self._lock:
             self._used.discard(number)
             reference = self._held.pop(number, None)
             return self._recent.pop(number, None if reference is None else reference())
 
     def loaded(self) -> list[V]:
-        """Everything alive."""
+        """Return all live objects."""
         with self._lock:
             held = [thing for reference in self._held.values() if (thing := reference()) is not None]
             return [*self._recent.values(), *held]
@@ -324,7 +322,7 @@ class Recent(Generic[V]):
 
 
 class _Cached:
-    """A decoded row; a class of its own because a Struct cannot be held weakly."""
+    """A decoded row. A separate class, because a Struct does not support weak references."""
 
     __slots__ = ("__weakref__", "meta")
 
@@ -340,34 +338,34 @@ class Shards:
         self._clock_ms = clock_ms
         self._lock = threading.RLock()
         self._cache: Recent[_Cached] = Recent(self._load, cached_max)
-        raw = store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
+        raw = store.get(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY)
         self._next_number = SHARD_FIRST if raw is None else int(_NUMBER.unpack(raw)[0])
 
     def get(self, number: int) -> ShardMeta:
         return self._cache.get(number).meta
 
     def find(self, topic_id: UUID, partition: int) -> ShardMeta:
-        """The shard that serves a name."""
+        """Return the shard that has this name."""
         number = self.number_of(topic_id, partition)
         if number is None:
             raise ShardNotFoundError(f"there is no shard {shard_name(topic_id, partition)}")
         return self.get(number)
 
     def number_of(self, topic_id: UUID, partition: int) -> int | None:
-        raw = self._store.get(Family.SHARDS, keys.shard_name_key(topic_id, partition))
+        raw = self._store.get(Family.SHARDS, stream_keys.shard_name_key(topic_id, partition))
         return None if raw is None else int(_NUMBER.unpack(raw)[0])
 
     def of_topic(self, topic_id: UUID) -> list[tuple[int, int]]:
-        """(partition, shard number) of every shard that serves a topic, by partition."""
-        start, end = keys.prefix_range(keys.shard_name_prefix(topic_id))
+        """Return (partition, shard number) of the topic's shards, ordered by partition."""
+        start, end = key_parts.prefix_range(stream_keys.shard_name_prefix(topic_id))
         rows = self._store.scan(Family.SHARDS, start, end)
-        return [(keys.decode_shard_name_key(key)[1], int(_NUMBER.unpack(raw)[0])) for key, raw in rows]
+        return [(stream_keys.decode_shard_name_key(key)[1], int(_NUMBER.unpack(raw)[0])) for key, raw in rows]
 
     def listed(self, after: int = 0, limit: int | None = None, engine: Engine | None = None) -> Iterator[ShardMeta]:
-        """Shards with a number above `after`, in order of number."""
+        """Yield the shards with a number above `after`, ordered by number."""
         given = 0
-        for key, raw in self._store.scan(Family.SHARDS, keys.shard_key(after + 1), b"T"):
-            meta = ShardMeta.decode(keys.decode_shard_key(key), raw)
+        for key, raw in self._store.scan(Family.SHARDS, stream_keys.shard_key(after + 1), b"T"):
+            meta = ShardMeta.decode(stream_keys.decode_shard_key(key), raw)
             if engine is None or meta.engine is engine:
                 yield meta
                 given += 1
@@ -375,25 +373,25 @@ class Shards:
                     return
 
     def plan_create(self, batch: Batch, specs: Sequence[ShardSpec]) -> list[ShardMeta]:
-        """Add to `batch` what creates the shards. If it is not written, their numbers stay unused.
+        """Add to `batch` the creation of shards. If the batch is not written, their numbers stay unused.
 
-        Hold `exclusive` until the batch is written: a counter written late would go back and give numbers out twice.
+        Hold `exclusive` until the batch is written. A counter written late would go back and assign numbers twice.
         """
         if len(specs) > SHARDS_PER_BATCH_MAX:
             raise LimitExceededError(
-                f"{len(specs)} shards in one step are too many: at most {SHARDS_PER_BATCH_MAX}; create them in steps"
+                f"{len(specs)} shards exceed the limit of {SHARDS_PER_BATCH_MAX} per batch; create them in steps"
             )
         for spec in specs:
             spec.check()
             if not 0 <= spec.partition <= PARTITION_MAX:
                 raise InvalidArgumentError(f"partition {spec.partition} is out of range: 0 to {PARTITION_MAX}")
             if not spec.flags & SHADOW and self.number_of(spec.topic_id, spec.partition) is not None:
-                raise ShardExistsError(f"the shard {shard_name(spec.topic_id, spec.partition)} exists")
+                raise ShardExistsError(f"the shard {shard_name(spec.topic_id, spec.partition)} already exists")
         created_ms = self._clock_ms()
         with self._lock:
             first = self._next_number
             self._next_number += len(specs)
-            batch.put(Family.SHARDS, keys.SHARD_COUNTER_KEY, _NUMBER.pack(self._next_number))
+            batch.put(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY, _NUMBER.pack(self._next_number))
         metas = []
         for number, spec in enumerate(specs, first):
             meta = ShardMeta(
@@ -408,9 +406,11 @@ class Shards:
                 spec.start_offset,
                 created_ms,
             )
-            batch.put(Family.SHARDS, keys.shard_key(number), meta.encode())
+            batch.put(Family.SHARDS, stream_keys.shard_key(number), meta.encode())
             if not spec.flags & SHADOW:
-                batch.put(Family.SHARDS, keys.shard_name_key(spec.topic_id, spec.partition), _NUMBER.pack(number))
+                batch.put(
+                    Family.SHARDS, stream_keys.shard_name_key(spec.topic_id, spec.partition), _NUMBER.pack(number)
+                )
             metas.append(meta)
         return metas
 
@@ -423,27 +423,27 @@ class Shards:
         return metas
 
     def plan_delete(self, batch: Batch, number: int, *, derived: bool) -> ShardMeta:
-        """Add to `batch` what deletes a shard's row and name. Write it, then `forget` it.
+        """Add to `batch` the deletion of a shard's row and name. Write the batch, then call `forget`.
 
-        With `derived`, a row remembers until `cleaned` that something of the shard is still to be removed.
+        With `derived`, a marker row records until `cleaned` that derived data of the shard must still be removed.
         """
         meta = self.get(number)
-        batch.delete(Family.SHARDS, keys.shard_key(number))
-        batch.delete(Family.PRODUCERS, keys.producers_key(number))
+        batch.delete(Family.SHARDS, stream_keys.shard_key(number))
+        batch.delete(Family.PRODUCERS, stream_keys.producers_key(number))
         if not meta.flags & SHADOW:
-            batch.delete(Family.SHARDS, keys.shard_name_key(meta.topic_id, meta.partition))
+            batch.delete(Family.SHARDS, stream_keys.shard_name_key(meta.topic_id, meta.partition))
         if derived:
             marker = _DELETED.pack(_ENGINE_CODES[meta.engine], meta.lane)
-            batch.put(Family.SHARDS, keys.deleted_shard_key(number), marker)
+            batch.put(Family.SHARDS, stream_keys.deleted_shard_key(number), marker)
         return meta
 
     def plan_update(self, batch: Batch, meta: ShardMeta) -> None:
-        """Add to `batch` a shard's changed row. Write it, then `forget` it, so that it is read afresh."""
-        batch.put(Family.SHARDS, keys.shard_key(meta.number), meta.encode())
+        """Add to `batch` a changed shard row. Write the batch, then call `forget` to reload the row."""
+        batch.put(Family.SHARDS, stream_keys.shard_key(meta.number), meta.encode())
 
     def plan_name(self, batch: Batch, meta: ShardMeta) -> None:
-        """Add to `batch` what makes a shard the one that serves its name."""
-        batch.put(Family.SHARDS, keys.shard_name_key(meta.topic_id, meta.partition), _NUMBER.pack(meta.number))
+        """Add to `batch` the row that assigns the shard's name to it."""
+        batch.put(Family.SHARDS, stream_keys.shard_name_key(meta.topic_id, meta.partition), _NUMBER.pack(meta.number))
 
     def update(
         self,
@@ -453,7 +453,7 @@ class Shards:
         next_offset_min: int | None = None,
         config: ShardConfig | None = None,
     ) -> ShardMeta:
-        """Change a shard's row; offsets only ever rise. Written, not synced. Together with others: `batch_update`."""
+        """Change and write a shard row, not synced. Offsets never decrease. See also `batch_update`."""
         with self._lock:
             batch = Batch()
             meta = self.batch_update(
@@ -473,7 +473,7 @@ class Shards:
         next_offset_min: int | None = None,
         config: ShardConfig | None = None,
     ) -> ShardMeta:
-        """As `update`, into a batch of the caller, who then calls `forget`."""
+        """As `update`, but add the change to the caller's batch. The caller then calls `forget`."""
         meta = self.get(number)
         changed = msgspec.structs.replace(
             meta,
@@ -486,9 +486,9 @@ class Shards:
         return changed
 
     def exclusive(self) -> threading.RLock:
-        """Held while a plan made from rows is written, so that no other change comes between.
+        """Return the lock to hold from reading rows until the resulting batch is written.
 
-        An engine's lock of a shard is taken before it, never while it is held.
+        Lock order: an engine's shard lock comes before this lock.
         """
         return self._lock
 
@@ -496,24 +496,24 @@ class Shards:
         self._cache.forget(number)
 
     def deleted(self, engine: Engine) -> list[tuple[int, int]]:
-        """(number, lane) of deleted shards of an engine that still have something to be removed."""
+        """Return (number, lane) of an engine's deleted shards that still have derived data."""
         code = _ENGINE_CODES[engine]
-        start, end = keys.prefix_range(b"X")
+        start, end = key_parts.prefix_range(b"X")
         found = []
         for key, raw in self._store.scan(Family.SHARDS, start, end):
             of, lane = _DELETED.unpack(raw)
             if of == code:
-                found.append((keys.decode_deleted_shard_key(key), lane))
+                found.append((stream_keys.decode_deleted_shard_key(key), lane))
         return found
 
     def cleaned(self, number: int) -> None:
-        """Nothing of the deleted shard is left."""
+        """Delete the marker of a deleted shard whose derived data is removed."""
         batch = Batch()
-        batch.delete(Family.SHARDS, keys.deleted_shard_key(number))
+        batch.delete(Family.SHARDS, stream_keys.deleted_shard_key(number))
         self._store.write(batch)
 
     def _load(self, number: int) -> _Cached:
-        raw = self._store.get(Family.SHARDS, keys.shard_key(number))
+        raw = self._store.get(Family.SHARDS, stream_keys.shard_key(number))
         if raw is None:
-            raise ShardNotFoundError(f"there is no shard {number}; it was deleted, or never made")
+            raise ShardNotFoundError(f"shard {number} does not exist; it was deleted, or never created")
         return _Cached(ShardMeta.decode(number, raw))

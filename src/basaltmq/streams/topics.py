@@ -1,21 +1,24 @@
-"""Topics: named sets of shards with one configuration, as objects of the catalog (SPEC B1, B8, D1).
+"""Topics: named sets of shards with one configuration, stored as catalog objects (SPEC B1, B8, D1).
 
-Creating, altering and deleting a topic each are one batch: the catalog's rows, the shards' rows and, for a delete, the
-records of engines that keep them in the store, and every group's offsets. So after a crash a topic is there with all
-its shards, or not at all. A topic made again under a name has another id and other shards: nothing of the old one can
-come back (promise P10).
+Creating, altering or deleting a topic is one batch with the catalog rows and the shard rows. A delete also includes
+every group's committed offsets, and the records of engines that keep them in the store. So after a crash a topic exists
+with all its shards or not at all. A topic that is created again under a name has a new id and new shards, so records of
+the old one cannot reappear (promise P10).
 
-Creation has a time limit. What fails or runs over it is undone before the error is raised; only if the undoing fails
-as well (the disk is gone) may the topic be found after recovery, whole.
+Creation has a time limit. A creation that fails or times out is rolled back before the error is raised. If the rollback
+fails too, because the disk failed, recovery may find the complete topic.
 
-    attributes of a topic    {"config": TopicConfig, "migration": {"engine", "shards"} while it moves}
+    attributes of a topic    {"config": TopicConfig, "migration": {"engine", "shards"} during a migration,
+                              "shards": [[first shard, count], ...] by partition}
+
+`shards` duplicates the shard rows. Only a repair that cannot read those rows uses it.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 from uuid import UUID
 
@@ -55,17 +58,20 @@ from basaltmq.streams.shards import (
 )
 
 PARTITIONS_MAX: Final = SHARDS_PER_BATCH_MAX
-"""All shards of a topic are made in one batch."""
+"""One batch creates all shards of a topic."""
+
+PAGE_PARTITIONS: Final = 2_000
+"""Partitions after which a page of topics ends. Reading a partition's shard row takes 3 to 5 us."""
 
 CREATE_TIMEOUT_MS: Final = 30_000
-"""A creation is two small writes and a sync; past this the disk is in trouble."""
+"""A creation is two small writes and a sync. A longer one means disk trouble."""
 
 CACHE_BYTES: Final = 8 << 20
-"""Decoded topics: about 10,000 small ones."""
+"""Cache size for decoded topics: about 10,000 small ones."""
 
 
 class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a topic is made with. None means no limit; `durability` None is the most its engine gives."""
+    """Settings of a topic. None means no limit; for `durability`, the highest level of the engine."""
 
     partitions: int = 1
     engine: Engine = Engine.SEGMENT
@@ -77,14 +83,14 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """Per partition."""
     compact: bool = False
     compact_only: bool = False
-    """Where `compact` is set, retention does not apply: Kafka's cleanup.policy=compact without delete."""
+    """With `compact`: retention does not apply, as with Kafka's cleanup.policy=compact without delete."""
     tombstone_retention_ms: int = DAY_MS
     index_keys: bool = True
     index_tags: bool = True
     index_times: bool = True
     record_bytes_max: int = RECORD_BYTES_MAX
     append_time: bool = False
-    """Record batches of Kafka's producers get the broker's time."""
+    """The broker replaces the timestamps of Kafka producers' record batches with its own time."""
 
     def check(self) -> None:
         if not 1 <= self.partitions <= PARTITIONS_MAX:
@@ -116,34 +122,50 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
         )
 
 
-class Moving(msgspec.Struct, frozen=True):
-    """A topic on its way to another engine."""
+class MigrationState(msgspec.Struct, frozen=True):
+    """A running migration of a topic to another engine."""
 
     engine: Engine
     shards: list[int]
-    """The copies, by partition."""
+    """Shard numbers of the copies, by partition."""
 
 
 class TopicState(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The attributes of a topic's object."""
+    """The attributes of a topic's catalog object."""
 
     config: TopicConfig
-    migration: Moving | None = None
+    migration: MigrationState | None = None
+    shards: list[list[int]] = []
+    """Runs of shard numbers by partition, as [first, count]."""
+
+    def numbers(self) -> list[int]:
+        return [number for first, count in self.shards for number in range(first, first + count)]
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Encode numbers as [first, count] runs. The shards of a topic mostly have consecutive numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """A topic as it is."""
+    """A topic with its settings and shards."""
 
     id: UUID
     name: str
     config: TopicConfig
     shards: tuple[int, ...]
     """Shard numbers by partition."""
-    migration: Moving | None = None
+    migration: MigrationState | None = None
 
 
 topic_config: Final = converter(TopicConfig)
-"""Settings from plain values."""
+"""Converts plain values to a `TopicConfig`."""
 
 topic_state: Final = converter(TopicState)
 
@@ -151,14 +173,14 @@ topic_state: Final = converter(TopicState)
 class TopicPage(msgspec.Struct, frozen=True):
     topics: list[Topic]
     next_after: str | None
-    """Hand this in as `start_after`; None if this was the last page."""
+    """Pass as `start_after` for the next page; None on the last page."""
 
 
 FIXED: Final = ("engine", "index_keys", "index_tags", "index_times")
-"""What cannot be altered, with the remedy below."""
+"""Settings that cannot be altered. The constants below state the remedies."""
 
-_INDEXES_FIXED: Final = "indexes are made as records are written; make another topic and copy"
-_ENGINE_FIXED: Final = "move the topic to another engine by migration"
+_INDEXES_FIXED: Final = "indexes are built at append time; create another topic and copy the records"
+_ENGINE_FIXED: Final = "migrate the topic to another engine instead"
 
 
 class Topics:
@@ -177,7 +199,7 @@ class Topics:
         create_timeout_ms: int = CREATE_TIMEOUT_MS,
     ) -> None:
         self.lock = threading.RLock()
-        """Held by what changes topics, migration included."""
+        """Held during every change of topics and every step of a migration."""
         self.parent = parent
         self._catalog = catalog
         self._shards = shards
@@ -198,9 +220,9 @@ class Topics:
         topic_id: UUID | None = None,
         start_offsets: Mapping[int, int] | None = None,
     ) -> Topic:
-        """Create a topic with all its shards. Durable on return; on any error, time-out included, there is nothing.
+        """Create a topic with all its shards. Durable on return. On an error, time-outs included, nothing is created.
 
-        An import may ask for the id a topic had, used if it is free, and for first offsets by partition.
+        Imports pass `topic_id`, which is used if it is free, and `start_offsets` by partition.
         """
         config = config or TopicConfig()
         check_name(name)
@@ -232,7 +254,7 @@ class Topics:
     def _write(
         self, name: str, topic_id: UUID, config: TopicConfig, engine: StorageAdapter, starts: Mapping[int, int]
     ) -> None:
-        """The one batch."""
+        """Write the topic and its shards in one batch."""
         shard_config = config.of_shard()
         specs = [
             engine.place(
@@ -240,14 +262,15 @@ class Topics:
             )
             for partition in range(config.partitions)
         ]
-        wanted = NewObject(Kind.TOPIC, name, self.parent, _attributes(TopicState(config)), topic_id)
         with self._shards.exclusive():
             batch = Batch()
-            self._shards.plan_create(batch, specs)
+            made = self._shards.plan_create(batch, specs)
+            state = TopicState(config, shards=runs_of(meta.number for meta in made))
+            wanted = NewObject(Kind.TOPIC, name, self.parent, _attributes(state), topic_id)
             try:
                 self._catalog.create_many([wanted], also=batch, durable=False)
             except AlreadyExistsError as error:
-                raise TopicExistsError(f"the topic {name!r} exists") from error
+                raise TopicExistsError(f"topic {name!r} already exists") from error
 
     def _undo(self, topic_id: UUID) -> None:
         try:
@@ -255,16 +278,16 @@ class Topics:
             if found is not None:
                 self._delete(self._decoded(found), durable=False)
         except BasaltError:
-            # The store itself is gone; recovery decides, and finds the topic whole or not at all.
+            # The store has failed. Recovery finds either the complete topic or nothing.
             return
 
     @property
     def epoch(self) -> int:
-        """Changes with any topic: what was found in an epoch is right as long as that lasts."""
+        """Changes whenever any topic changes. Lookups may be cached until then."""
         return self._cache.epoch
 
     def find(self, name: str) -> Topic | None:
-        """The topic of this name, from a bounded cache."""
+        """Return the topic of this name, or None. Uses a bounded cache."""
         check_name(name)
         key = name.encode()
         cached = self._cache.get(key)
@@ -292,11 +315,19 @@ class Topics:
         return None if found is None or found.kind is not Kind.TOPIC else self._decoded(found)
 
     def page(self, *, start_after: str | None = None, limit: int = 100) -> TopicPage:
+        """Return topics by name, at most `limit`, and fewer if they have many partitions."""
         page = self._catalog.page(Kind.TOPIC, self.parent, start_after=start_after, limit=limit)
-        return TopicPage([self._decoded(each) for each in page.objects], page.next_after)
+        topics: list[Topic] = []
+        partitions = 0
+        for each in page.objects:
+            if partitions >= PAGE_PARTITIONS:
+                return TopicPage(topics, topics[-1].name)
+            topics.append(self._decoded(each))
+            partitions += len(topics[-1].shards)
+        return TopicPage(topics, page.next_after)
 
     def alter(self, name: str, **changes: Any) -> Topic:
-        """Change settings of a topic; more partitions are possible, fewer are not. One batch, durable on return."""
+        """Change settings of a topic in one batch. The number of partitions can only grow. Durable on return."""
         with self.lock:
             topic = self.get(name)
             config = _changed(topic, changes)
@@ -307,15 +338,15 @@ class Topics:
                 for partition in range(topic.config.partitions, config.partitions)
             ]
             if specs and topic.migration is not None:
-                raise InvalidArgumentError(f"topic {name!r} is being migrated; add partitions when that is done")
+                raise InvalidArgumentError(f"topic {name!r} is being migrated; add partitions after the migration")
             copies = topic.migration.shards if topic.migration else []
             with self._shards.exclusive():
                 batch = Batch()
                 for number in (*topic.shards, *copies):
                     self._shards.batch_update(batch, number, config=shard_config)
-                if specs:
-                    self._shards.plan_create(batch, specs)
-                self._catalog.update(topic.id, _attributes(TopicState(config, topic.migration)), also=batch)
+                made = self._shards.plan_create(batch, specs) if specs else []
+                shards = runs_of([*topic.shards, *(meta.number for meta in made)])
+                self._catalog.update(topic.id, _attributes(TopicState(config, topic.migration, shards)), also=batch)
                 for number in (*topic.shards, *copies):
                     self._shards.forget(number)
             for number in topic.shards:
@@ -326,7 +357,7 @@ class Topics:
             return self.get(name)
 
     def delete(self, name: str) -> None:
-        """Delete a topic, its records, shards and every group's offsets of it. Durable on return."""
+        """Delete a topic with its records, its shards and every group's offsets in it. Durable on return."""
         with self.lock:
             self._delete(self.get(name))
 
@@ -351,9 +382,12 @@ class Topics:
         if durable:
             self._sync.wait_durable()
 
-    def update_state(self, topic: Topic, config: TopicConfig, migration: Moving | None, also: Batch) -> Topic:
-        """Write a topic's state with the rows that go with it: for migration, which holds the lock."""
-        self._catalog.update(topic.id, _attributes(TopicState(config, migration)), also=also)
+    def update_state(self, topic: Topic, config: TopicConfig, migration: MigrationState | None, also: Batch) -> Topic:
+        """Write a topic's state together with the rows in `also`. Only for `Migration`, which holds the lock."""
+        is_moved = migration is None and topic.migration is not None and config.engine is topic.migration.engine
+        numbers = topic.migration.shards if is_moved and topic.migration is not None else topic.shards
+        state = TopicState(config, migration, runs_of(numbers))
+        self._catalog.update(topic.id, _attributes(state), also=also)
         return self.get(topic.name)
 
     def close(self) -> None:
@@ -363,12 +397,12 @@ class Topics:
         try:
             state = topic_state(found.attributes)
         except msgspec.ValidationError as error:
-            raise CorruptionError(f"the settings of topic {found.name!r} cannot be read: {error}") from error
+            raise CorruptionError(f"the settings of topic {found.name!r} cannot be decoded: {error}") from error
         numbers = tuple(number for _, number in self._shards.of_topic(found.id))
         if len(numbers) != state.config.partitions:
             again = self._catalog.get(found.id)
             if again is None:
-                raise TopicNotFoundError(f"the topic {found.name!r} was deleted")
+                raise TopicNotFoundError(f"topic {found.name!r} was deleted")
             if again.attributes == found.attributes:
                 raise CorruptionError(
                     f"topic {found.name!r} has {len(numbers)} shards for {state.config.partitions} partitions"
@@ -384,7 +418,7 @@ class Topics:
             self._cache.clear()
 
     def _wait_durable(self, deadline: _Deadline) -> None:
-        """Wait for the sync, but not for ever: a disk that hangs must not hang the caller."""
+        """Wait for the sync up to the deadline, because a hanging disk must not block the caller for ever."""
         failure: list[BaseException] = []
 
         def wait() -> None:
@@ -403,7 +437,7 @@ class Topics:
 
 
 class _Deadline:
-    """A moment by which something has to be done."""
+    """A time limit for an operation."""
 
     def __init__(self, what: str, limit_ms: int) -> None:
         self._what = what
@@ -418,7 +452,7 @@ class _Deadline:
             raise self.passed()
 
     def passed(self) -> TimedOutError:
-        return TimedOutError(f"{self._what} took longer than {self._limit_ms} ms and was undone; try again")
+        return TimedOutError(f"{self._what} took longer than {self._limit_ms} ms and was rolled back; try again")
 
 
 def _attributes(state: TopicState) -> dict[str, Any]:
@@ -431,7 +465,7 @@ def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
     unknown = changes.keys() - set(TopicConfig.__struct_fields__)
     if unknown:
         known = ", ".join(TopicConfig.__struct_fields__)
-        raise InvalidArgumentError(f"a topic has no setting {', '.join(sorted(unknown))}; it has {known}")
+        raise InvalidArgumentError(f"a topic has no setting {', '.join(sorted(unknown))}; the settings are {known}")
     try:
         config = topic_config(msgspec.to_builtins(given))
     except msgspec.ValidationError as error:
@@ -443,6 +477,6 @@ def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
             raise InvalidConfigError(f"{field} of topic {topic.name!r} cannot be altered: {remedy}")
     if config.partitions < topic.config.partitions:
         raise InvalidConfigError(
-            f"topic {topic.name!r} has {topic.config.partitions} partitions and cannot have fewer; make another topic"
+            f"topic {topic.name!r} has {topic.config.partitions} partitions and cannot have fewer; create another topic"
         )
     return config

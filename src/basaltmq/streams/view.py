@@ -1,28 +1,28 @@
-"""Topics, records and groups of a store that another process may have open for writing: read only, beside it.
+"""A read-only view of the topics, records and groups of a store that another process may have open for writing.
 
     with StreamView.open("data") as view:
         batch = view.read("orders", 0, offset=0)
 
-No lock is taken and no file is written, so a view works while a writer runs, after one crashed, on a store nobody has
-open, on a backup and on a read-only file system. It shows one moment until `refresh` or `wait`.
+A view takes no lock and writes no file. So it works beside a running writer, after a crash, on a closed store, on a
+backup and on a read-only file system. It shows a snapshot until `refresh` or `wait`.
 
-What it stands on: a read-only RocksDB of that moment (`open_view`), the plane over an `OverlayStore` on it, because
-opening a plane writes, and `SegmentView`, whose index lives in another overlay. A refresh looks at the log first and at
-the store after it, and so knows the shard of every frame it meets. The store is gathered again only if its files have
-changed, which appends to segment topics do not do; and by `wait` not all the time, because it takes some 50 ms and more
-with a long WAL: topics and commits may then be seen a little later than records.
+Components: a read-only RocksDB snapshot (`open_view`), a plane over an `OverlayStore` on it (because opening a plane
+writes), and `SegmentView`, whose index is in a second overlay. A refresh reads the log first and the store second, so
+it has the shard of every frame. It loads the store again only if the store's files changed; appends to segment topics
+do not change them. Loading takes 50 ms or more with a long WAL, so `wait` limits how often it does so. Topics and
+commits may therefore appear slightly later than records.
 
-The overlay of the index stays as long as nothing was flushed below; when something was, it is dropped and the log read
-from the index's checkpoint on, so it holds no more than what the writer holds in memory itself. A writer that was
-started again (another epoch in COMMITTED) may have cut the log back: everything is read anew.
+The index overlay is kept until the writer flushes its index. Then the view drops the overlay and reads the log from the
+new checkpoint, so the overlay holds no more than the writer holds in memory. A restarted writer (a new epoch in
+COMMITTED) may have truncated the log, so the view reads everything again.
 
-Cleaning may delete a segment under a reader. Its frames lie further on by then, durable and indexed, so the answer is
-to refresh and look again.
+Segment cleaning may delete a segment that a reader uses. Its live frames then have durable, indexed copies further on,
+so the view refreshes and retries.
 
-Records of memory topics are in the other process; here they cannot be read. RocksDB topics are seen through the WAL: it
-is made durable before one is read, so that nothing shown can be taken back by a power loss.
+Records of memory topics are in the other process, so a view cannot read them. RocksDB topics are read through the WAL.
+The view syncs the WAL first, so a power loss cannot revoke what it shows.
 
-A view may be shared between threads; its calls then wait for one another.
+Threads may share a view; its calls are serialized.
 """
 
 from __future__ import annotations
@@ -55,30 +55,30 @@ from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, TopicPage
-from basaltmq.streams.view_engines import SeenRocksdb, UnseenMemory
+from basaltmq.streams.view_engines import MemoryView, RocksdbView
 
 LOG: Final = "log"
-"""The directory of the commit log beside the store's."""
+"""Directory of the commit log, beside the database directory."""
 
 WATCH_INTERVAL_S: Final = 0.02
-"""Between two looks of `wait`: some ten system calls each, about 1 % of a core."""
+"""Polling interval of `wait`: about ten system calls each, 1 % of a core."""
 
-GATHER_PAUSE_FACTOR: Final = 9
-"""`wait` leaves so many times as long between two looks at the store as one takes: at most a tenth of a core."""
+LOAD_PAUSE_FACTOR: Final = 9
+"""`wait` pauses this many times the duration of a store load between two loads: at most 10 % of a core."""
 
-GATHER_PAUSE_MAX_S: Final = 2.0
-"""As long as a follower waits at most for a topic that came."""
+LOAD_PAUSE_MAX_S: Final = 2.0
+"""Maximum pause between store loads: the maximum delay until a follower sees a new topic."""
 
 ATTEMPTS_MAX: Final = 16
-"""A reader that meets cleaning looks again; each time one more segment must have gone."""
+"""Maximum retries of a read that meets segment cleaning. Each retry means that one more segment was deleted."""
 
-GONE_FOR_GOOD: Final = 4
-"""So many looks at the newest index in a row that name one segment which is not there: it is lost, not cleaned."""
+LOST_AFTER_LOADS: Final = 4
+"""A segment that is missing in this many consecutive loads of the newest index is lost, not cleaned."""
 
 MANIFEST: Final = "MANIFEST-"
 
 PAGE: Final = 500
-"""Topics or groups read at once when listing."""
+"""Topics or groups per page of a listing."""
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def _now_ms() -> int:
 
 
 class StreamView:
-    """Streams as another process's files show them. Made by `open`."""
+    """A snapshot of the streams in a store, read from its files. Created by `open`."""
 
     def __init__(self, path: Path, options: StoreOptions | None, clock_ms: Clock) -> None:
         self.path = path
@@ -102,7 +102,7 @@ class StreamView:
         self._closing = threading.Event()
         self._stores: _Stores | None = None
         self._stamp: Stamp = ()
-        self._gather_due_s = 0.0
+        self._load_due_s = 0.0
         self._lanes: list[LaneView] = []
         self._epochs: list[int | None] = []
         self._marks_seen: list[Mark | None] = []
@@ -123,7 +123,7 @@ class StreamView:
         return view
 
     def topics(self, after: str | None = None) -> Iterator[Topic]:
-        """Every topic, in the order of names, or those after a name."""
+        """Yield the topics ordered by name, all or those after a name."""
         while True:
             page = self._on(partial(_topics_after, after))
             yield from page.topics
@@ -135,7 +135,7 @@ class StreamView:
         return self._on(lambda plane: plane.topics.get(name))
 
     def info(self, name: str, partition: int) -> ShardInfo:
-        """Offsets and size of a partition, as far as a reader may see."""
+        """Return the offsets and the size of a partition, as visible to readers."""
         return self._on(lambda plane: plane.drivers.info(name, partition))
 
     def read(
@@ -149,9 +149,9 @@ class StreamView:
         key: bytes | None = None,
         tag: bytes | None = None,
     ) -> ReadBatch:
-        """Records from an offset on, all or those of a key or with a tag; empty at the end."""
+        """Return records from an offset on: all, those with a key, or those with a tag. Empty at the end."""
         if key is not None and tag is not None:
-            raise InvalidArgumentError("give a key or a tag to look for, not both")
+            raise InvalidArgumentError("a read takes a key or a tag, not both")
 
         def look(plane: StreamPlane) -> ReadBatch:
             _require_seen(plane, name)
@@ -165,7 +165,7 @@ class StreamView:
         return self._on(look)
 
     def offset_at(self, name: str, partition: int, timestamp_ms: int) -> int:
-        """The first offset whose record is of this time or later; the end if there is none."""
+        """Return the first offset with a record at or after this time; the end if there is none."""
 
         def look(plane: StreamPlane) -> int:
             _require_seen(plane, name)
@@ -174,7 +174,7 @@ class StreamView:
         return self._on(look)
 
     def groups(self) -> Iterator[str]:
-        """Every group that has committed something."""
+        """Yield every group with a committed offset."""
         after: str | None = None
         while True:
             page = self._on(partial(_groups_after, after))
@@ -184,22 +184,22 @@ class StreamView:
             after = page[-1]
 
     def lag(self, group: str) -> list[PartitionLag]:
-        """Where a group stands, by topic and partition."""
+        """Return the group's lag by topic and partition."""
         return self._on(lambda plane: plane.groups.lag(group))
 
     def refresh(self) -> None:
-        """Show what there is by now. Costs what was written since, and a new look at the store if that changed."""
+        """Update the snapshot. The cost follows the log written since, plus a store load if the store changed."""
         with self._lock:
             self._require_open()
             self._refresh()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Refresh as soon as anything has changed since the last one; False if nothing did in that time."""
+        """Wait for a change, then refresh. Return False if nothing changed within the timeout."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._lock:
                 self._require_open()
-                is_due = time.monotonic() >= self._gather_due_s
+                is_due = time.monotonic() >= self._load_due_s
                 if self._has_changed(is_due):
                     self._refresh(is_due=is_due)
                     return True
@@ -208,7 +208,7 @@ class StreamView:
                 return False
 
     def close(self) -> None:
-        """Let go of the files. Closing twice is fine; a `wait` in another thread ends."""
+        """Close the files. Idempotent. Ends a `wait` in another thread."""
         self._closing.set()
         with self._lock:
             self._close_plane()
@@ -233,18 +233,18 @@ class StreamView:
                 self._require_open()
                 if gone is not None or self._plane is None:
                     self._refresh(store_too=True)
-                assert self._plane is not None, "a refresh that returns has a plane"
+                assert self._plane is not None, "a successful refresh creates a plane"
                 try:
                     return call(self._plane)
                 except SegmentGoneError as error:
                     if gone is not None and str(gone) == str(error):
                         repeated += 1
-                        if repeated == GONE_FOR_GOOD:
+                        if repeated == LOST_AFTER_LOADS:
                             break
                     gone = error
-        if repeated == GONE_FOR_GOOD:
+        if repeated == LOST_AFTER_LOADS:
             raise CorruptionError(
-                f"{gone}, and the index names it: bring the file back from a backup, or go on without what was in it "
+                f"{gone}, but the index refers to it: restore the file from a backup, or continue without its records "
                 "with basalt pipeline rebuild-index"
             ) from gone
         raise self._outpaced() from gone
@@ -254,7 +254,7 @@ class StreamView:
             raise StoreClosedError(f"the view of {self.path} is closed")
 
     def _outpaced(self) -> StoreStalledError:
-        return StoreStalledError(f"{self.path} is cleaned faster than it can be read here; try again")
+        return StoreStalledError(f"{self.path} is cleaned faster than this view can read it; try again")
 
     def _has_changed(self, store_too: bool) -> bool:
         return (
@@ -271,47 +271,47 @@ class StreamView:
         return self.path / LOG / f"{number:04d}"
 
     def _refresh(self, *, store_too: bool = False, is_due: bool = True) -> None:
-        """Catch up; with the store in any case, or if it changed and that is due."""
+        """Catch up with the log. Loads the store if `store_too`, or if it changed and `is_due`."""
         for _ in range(ATTEMPTS_MAX):
             with suppress(SegmentGoneError, StoreBehindError):
                 if self._catch_up(store_too, is_due):
                     return
-            # The index on disk does not need the segment that went, and the store knows the shard by now.
+            # The new index does not refer to the deleted segment, and the new store contains the new shard.
             store_too = True
         raise self._outpaced()
 
     def _catch_up(self, store_too: bool, is_due: bool) -> bool:
-        """One try; False if what was seen does not fit together because it changed meanwhile."""
+        """Try once to catch up. Return False if the files changed meanwhile and are inconsistent."""
         try:
             return self._try(store_too, is_due)
         except StoreBehindError:
-            # All that came before was applied.
+            # All earlier frames were applied.
             raise
         except BaseException:
-            # How much was, is not known; the next try begins anew.
+            # It is unknown how many frames were applied, so the next try starts from scratch.
             self._close_plane()
             raise
 
     def _try(self, store_too: bool, is_due: bool) -> bool:
-        marks, limits, is_anew = self._look_at_log()
+        marks, limits, is_reset = self._read_lanes()
         stamp = _stamp(self.path)
-        gathered = store_too or self._stores is None or (is_due and stamp != self._stamp)
-        if gathered:
-            self._gather(stamp)
-        if gathered or is_anew or self._plane is None:
-            self._build(is_anew)
-            # The index may reach further than the log did at the first look.
+        loaded = store_too or self._stores is None or (is_due and stamp != self._stamp)
+        if loaded:
+            self._load_store(stamp)
+        if loaded or is_reset or self._plane is None:
+            self._build(is_reset)
+            # The index may extend beyond the end of the log found above.
             for lane in self._lanes:
                 lane.relist()
         segments = self._segments
         stores = self._stores
         assert segments is not None, "the plane is built"
-        assert stores is not None, "the store was gathered"
+        assert stores is not None, "the store was loaded"
         for number, (lane, limit) in enumerate(zip(self._lanes, limits, strict=True)):
-            if not lane.covers(segments.applied(number), limit) and not (gathered and _stamp(self.path) == stamp):
+            if not lane.covers(segments.applied(number), limit) and not (loaded and _stamp(self.path) == stamp):
                 return False
         frames_max = CAUGHT_UP_FRAMES_MAX - stores.frames
-        stores.frames += segments.catch_up(limits, frames_max=frames_max, is_store_current=gathered)
+        stores.frames += segments.catch_up(limits, frames_max=frames_max, is_store_current=loaded)
         segments.show(
             [
                 lane.harden(segments.applied(number)) if mark is None else mark.synced_position
@@ -319,25 +319,25 @@ class StreamView:
             ]
         )
         self._marks_seen = marks
-        # A writer that started meanwhile may have cut off what was read.
+        # A writer that started meanwhile may have truncated what was read.
         return _epochs(self._marks()) == self._epochs
 
-    def _gather(self, stamp: Stamp) -> None:
+    def _load_store(self, stamp: Stamp) -> None:
         began_s = time.monotonic()
         if self._stores is None:
             self._stores = _Stores(open_view(self.path, options=self._options))
         else:
             self._stores.base.refresh()
         self._stamp = stamp
-        self._stores.gathered(_manifests(stamp), _manifests(_stamp(self.path)))
+        self._stores.loaded(_manifests(stamp), _manifests(_stamp(self.path)))
         now_s = time.monotonic()
-        self._gather_due_s = now_s + min(GATHER_PAUSE_MAX_S, GATHER_PAUSE_FACTOR * (now_s - began_s))
+        self._load_due_s = now_s + min(LOAD_PAUSE_MAX_S, LOAD_PAUSE_FACTOR * (now_s - began_s))
 
-    def _look_at_log(self) -> tuple[list[Mark | None], list[int], bool]:
-        """(what is durable, how far each lane goes, whether to read them anew), in an order that keeps them true."""
+    def _read_lanes(self) -> tuple[list[Mark | None], list[int], bool]:
+        """Return (COMMITTED marks, ends of lanes, whether to read all again). The read order keeps them consistent."""
         marks = self._marks()
-        is_anew = _epochs(marks) != self._epochs or LaneView.exists(self._lane_path(len(self._lanes)))
-        if is_anew:
+        is_reset = _epochs(marks) != self._epochs or LaneView.exists(self._lane_path(len(self._lanes)))
+        if is_reset:
             for lane in self._lanes:
                 lane.close()
             self._lanes = []
@@ -350,31 +350,31 @@ class StreamView:
             before = lane.end
             lane.relist()
             limits.append(lane.end)
-            is_anew = is_anew or lane.end < before
-        return marks, limits, is_anew
+            is_reset = is_reset or lane.end < before
+        return marks, limits, is_reset
 
-    def _build(self, is_anew: bool) -> None:
-        """A plane over the store as it was gathered."""
-        assert self._stores is not None, "the store was gathered"
-        if is_anew or self._plane is None:
+    def _build(self, is_reset: bool) -> None:
+        """Create a plane over the loaded store."""
+        assert self._stores is not None, "the store was loaded"
+        if is_reset or self._plane is None:
             self._stores.forget_tail()
         self._close_plane()
         self._stores.rows.discard()
-        wal = partial(SeenRocksdb, database=self.path / DATABASE)
+        wal = partial(RocksdbView, database=self.path / DATABASE)
         plane = StreamPlane(
             self._stores.rows,
             self._clock_ms,
-            makers={Engine.MEMORY: UnseenMemory, Engine.ROCKSDB: wal, Engine.SEGMENT: self._segment_view},
+            makers={Engine.MEMORY: MemoryView, Engine.ROCKSDB: wal, Engine.SEGMENT: self._segment_view},
         )
         self._plane = plane
         segments = plane.engines.get(Engine.SEGMENT)
-        assert isinstance(segments, SegmentView), "the plane was told which engine to make"
+        assert isinstance(segments, SegmentView), "the plane uses the given engine makers"
         self._segments = segments
 
     def _segment_view(
         self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders
     ) -> SegmentView:
-        assert self._stores is not None, "the store was gathered"
+        assert self._stores is not None, "the store was loaded"
         return SegmentView(self._stores.tail, shards, offsets, clock_ms, path=self.path / LOG, lanes=list(self._lanes))
 
     def _close_plane(self) -> None:
@@ -384,21 +384,21 @@ class StreamView:
 
 
 class _Stores:
-    """The store as gathered, and what is kept in memory over it."""
+    """The loaded store and its in-memory overlays."""
 
     def __init__(self, base: RocksStore) -> None:
         self.base = base
         self.rows = OverlayStore(base)
-        """For what opening a plane writes."""
+        """Overlay for what opening a plane writes."""
         self.tail = OverlayStore(base)
-        """For the index of what the log has beyond the index on disk."""
+        """Overlay for index rows of frames beyond the index on disk."""
         self.frames = 0
-        """Those in `tail`."""
+        """Number of frames in `tail`."""
         self._manifests: Stamp | None = None
-        """Of the moment gathered; None if the tables changed meanwhile and it may be the one or the other."""
+        """Manifests of the loaded store; None if they changed during the load."""
 
-    def gathered(self, before: Stamp, after: Stamp) -> None:
-        """The base was gathered again between these two looks: is the index below the same as it was?"""
+    def loaded(self, before: Stamp, after: Stamp) -> None:
+        """Record a load of the base between these two stamps. Drop `tail` if the index below may have changed."""
         if before != after or before != self._manifests:
             self.forget_tail()
         self._manifests = before if before == after else None
@@ -419,7 +419,7 @@ def _groups_after(after: str | None, plane: StreamPlane) -> list[str]:
 def _require_seen(plane: StreamPlane, name: str) -> None:
     if plane.topics.get(name).config.engine is Engine.MEMORY:
         raise InvalidArgumentError(
-            f"topic {name!r} is kept by the memory engine: its records are in the memory of the process that has the "
+            f"topic {name!r} uses the memory engine: its records are in the memory of the process that has the "
             "store open, and only that process can read them"
         )
 
@@ -429,12 +429,12 @@ def _epochs(marks: list[Mark | None]) -> list[int | None]:
 
 
 def _manifests(stamp: Stamp) -> Stamp:
-    """The part of a stamp that changes when tables come or go."""
+    """Return the part of a stamp that changes when SST files are added or removed."""
     return tuple(each for each in stamp if each[0].startswith(MANIFEST))
 
 
 def _stamp(path: Path) -> Stamp:
-    """Names and sizes of the store's logs and manifests: every change of the store makes one of them longer."""
+    """Return names and sizes of the store's WAL files and manifests. Every change of the store grows one of them."""
     found = []
     try:
         with os.scandir(path / DATABASE) as entries:
@@ -445,7 +445,7 @@ def _stamp(path: Path) -> Stamp:
                     except FileNotFoundError:
                         continue
     except FileNotFoundError:
-        # No store, or one just being made: opening it says which.
+        # The store is missing or just being created. Opening it reports which.
         return ()
     except OSError as error:
         raise os_error(error, path) from error

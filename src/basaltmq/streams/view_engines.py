@@ -1,8 +1,8 @@
-"""The memory and RocksDB engines beside the process that writes.
+"""The memory and RocksDB engines for a read-only view beside the writing process.
 
-What a RocksDB topic's view shows was read from the WAL, written but perhaps not synced. Syncing a file does not need
-the right to write it, so the WAL is made durable here before anything is read from it: what a reader sees, a power
-loss cannot take back. A log that is gone by then was flushed into tables, which are durable.
+A view of a RocksDB topic reads the WAL, which may be written but not synced. fdatasync needs no write permission, so
+the view syncs the WAL before it reads. A power loss then cannot revoke what a reader saw. A WAL file that has
+disappeared was flushed to SST files, which are durable.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import Shards
 
 
-class SeenRocksdb(RocksdbEngine):
-    """The RocksDB engine over a view of the store."""
+class RocksdbView(RocksdbEngine):
+    """The RocksDB engine over a read-only view of the store."""
 
     def __init__(
         self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders, *, database: Path
     ) -> None:
-        harden_wal(database)
+        sync_wal(database)
         super().__init__(store, shards, offsets, clock_ms, leaders)
 
 
-class UnseenMemory(MemoryEngine):
-    """Shards whose records are in the memory of another process: as seen from here there are none."""
+class MemoryView(MemoryEngine):
+    """Memory shards of another process. A view cannot read their records, so it reports them as empty."""
 
     def shard_info(self, shard: int) -> ShardInfo:
         meta = self._own(shard)
         return ShardInfo(meta, meta.start_offset, meta.start_offset, meta.start_offset, 0, 0)
 
 
-def harden_wal(database: Path) -> None:
-    """Return when everything in the WAL so far is durable."""
+def sync_wal(database: Path) -> None:
+    """Sync all WAL files to disk."""
     for path in wal_files(database):
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

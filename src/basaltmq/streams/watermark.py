@@ -1,17 +1,17 @@
-"""The high watermark: what readers of a shard may see.
+"""High watermarks: the offset below which readers of a shard see records.
 
     shard   ... 41 42 | 43 44 45 | 46 | 47 48
                        └ synced,   └ written
                          waiting
                       ^ high watermark            ^ next offset
 
-A write that asked for `synced` hides itself, and all after it, until a sync that began after it has returned; so a
-reader never sees a record that a power loss could take back. Writes of lower levels are visible at once unless such a
-write lies before them.
+A write with durability `synced` hides itself and all later writes until a sync that began after it has returned. So
+readers never see a record that a power loss could revoke. Writes of lower levels are visible at once, unless an
+unsynced `synced` write precedes them.
 
-Syncs are numbered. A write that has returned from the store gets the number of the sync that begins next, which makes
-it durable; so the writes of a shard that one sync covers need one entry, however many they are. The watermarks move
-before those who wait are told, so that a writer that was told can read what it wrote.
+Syncs are numbered. A completed write gets the number of the next sync to begin, which makes it durable. So all writes
+of a shard that one sync covers need only one entry. The watermarks advance before the waiters are notified, so a writer
+can read its own confirmed write.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from basaltmq.errors import BasaltError
 from basaltmq.store.sync.group_commit import GroupSync, Syncable
 
 UNSYNCED_APPENDS_MAX: Final = 10_000
-"""Appends that may wait for a sync nobody asked for; the next one waits itself."""
+"""Maximum appends that may be pending without a waiter. The next append waits for a sync."""
 
 _SYNCED: Final = Durability.SYNCED
 
 
-class Visible:
-    """The visible part of one shard. Guarded by the shard's lock."""
+class ShardOffsets:
+    """The offsets of one shard. Guarded by the shard's lock."""
 
     __slots__ = ("__weakref__", "high_watermark", "lock", "next_offset", "unsynced")
 
@@ -43,17 +43,17 @@ class Visible:
         self.next_offset = next_offset
         self.high_watermark = next_offset
         self.unsynced: deque[tuple[int, int]] | None = None
-        """(sync, first offset it covers) of writes that wait for one. None until there is one: most shards are idle."""
+        """(sync number, first offset it covers) of pending writes. None until the first: most shards are idle."""
 
     def settle(self) -> None:
         self.high_watermark = self.unsynced[0][1] if self.unsynced else self.next_offset
 
 
 class Watermarks:
-    """Numbers the syncs of one store or lane and moves the watermarks of its shards with them.
+    """Numbers the syncs of one store or lane and advances the high watermarks of its shards.
 
-    `secure` is its sync, if it has a faster one; then `tidy` is what is left to do when those who wait have been told.
-    `group` makes what tells them, if it is not a thread.
+    `secure` replaces the store's `sync` with a faster one. `tidy` then does the remaining work after the waiters are
+    notified. `group` creates the notifier, if it is not the default thread.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class Watermarks:
         self._secure = store.sync if secure is None else secure
         self._lock = threading.Lock()
         self._next = 1
-        """The sync that has not begun."""
+        """Number of the next sync to begin."""
         self._synced = 0
-        """The last that has returned."""
+        """Number of the last sync that returned."""
         self._unsynced = 0
-        """Appends that wait for the next one."""
-        self._waiting: deque[tuple[int, Visible]] = deque()
+        """Appends that the next sync will cover."""
+        self._waiting: deque[tuple[int, ShardOffsets]] = deque()
         if group is not None:
             self.group = group(self)
         else:
             self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
 
-    def written(self, shard: Visible, base_offset: int, durability: Durability) -> int:
-        """A write at `base_offset` has returned, and `next_offset` was moved; the sync that covers it.
+    def written(self, shard: ShardOffsets, base_offset: int, durability: Durability) -> int:
+        """Record a completed write at `base_offset` and return the number of the sync that covers it.
 
-        Under the shard's lock.
+        The caller holds the shard's lock and has advanced `next_offset`.
         """
         with self._lock:
             sequence = self._next
@@ -98,11 +98,11 @@ class Watermarks:
 
     @property
     def is_awaited(self) -> bool:
-        """Does a write wait for a sync?"""
+        """Whether a write waits for a sync."""
         return bool(self._waiting)
 
-    def hold(self) -> None:
-        """Wait for a sync if too many writes wait for one. Not under a shard's lock."""
+    def throttle(self) -> None:
+        """Wait for a sync if too many appends are pending. Do not call it under a shard's lock."""
         if self._unsynced > UNSYNCED_APPENDS_MAX:
             self.group.wait_durable()
 
@@ -111,7 +111,7 @@ class Watermarks:
             self.group.wait_durable()
 
     def wait_all(self) -> None:
-        """Return when everything written to the store so far is durable."""
+        """Return when all writes to the store so far are durable."""
         self.group.wait_durable()
 
     def confirmed(self, sequence: int) -> asyncio.Future[None]:
@@ -120,13 +120,13 @@ class Watermarks:
         return done()
 
     def sync(self) -> None:
-        """One sync of the store, by the group's thread."""
+        """Sync the store once. Called by the group's thread."""
         with self._lock:
             covered = self._next
             self._next = covered + 1
             self._unsynced = 0
         self._secure()
-        moved: list[Visible] = []
+        moved: list[ShardOffsets] = []
         with self._lock:
             waiting = self._waiting
             while waiting and waiting[0][0] <= covered:
@@ -143,25 +143,25 @@ class Watermarks:
         self._store.poison(error)
 
     def close(self) -> None:
-        """Sync what waits, then stop. The store stays open."""
+        """Sync pending writes, then stop. The store stays open."""
         self.group.close()
 
 
 class _TidyGroup(GroupSync):
-    """Has something to do after each sync that nobody waits for."""
+    """A group sync with extra work after each sync, which no waiter needs."""
 
     def __init__(self, target: Syncable, tidy: Callable[[], None]) -> None:
         self._tidy = tidy
         super().__init__(target)
 
     def _tidy_up(self) -> None:
-        # A failure has poisoned what was synced, which the next write finds out.
+        # A failure has poisoned the sync target, so the next write reports it.
         with suppress(BasaltError):
             self._tidy()
 
 
 def done() -> asyncio.Future[None]:
-    """A future of the running loop that has its answer."""
+    """Return a completed future of the running loop."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.set_result(None)
     return future

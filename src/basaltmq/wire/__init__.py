@@ -1,1 +1,1 @@
-"""Messages of the gRPC services, generated from `proto/` when Basalt is built; nothing here is written by hand."""
+"""Protobuf messages of the gRPC services, generated from `proto/`. Do not edit."""

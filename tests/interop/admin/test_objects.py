@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.interop.server import Broker
 
 from basaltmq.errors import RemoteError
-from basaltmq.http_client import ApiClient, path
+from basaltmq.http_client import HttpClient, path
 
 
 @pytest.fixture
-def api(broker: Broker) -> Iterator[ApiClient]:
-    with contextlib.closing(broker.api()) as client:
-        yield client
+def api(broker: Broker) -> HttpClient:
+    return broker.api()
 
 
 def refused(status: int, call: Any, *arguments: Any, **named: Any) -> str:
@@ -27,18 +24,18 @@ def refused(status: int, call: Any, *arguments: Any, **named: Any) -> str:
     return str(caught.value)
 
 
-def publish(api: ApiClient, queue: str, *payloads: str, **properties: Any) -> None:
+def publish(api: HttpClient, queue: str, *payloads: str, **properties: Any) -> None:
     for payload in payloads:
         body = {"routing_key": queue, "payload": payload, "properties": {"delivery_mode": 2, **properties}}
         assert api.post(path("exchanges", "/", "amq.default", "publish"), body) == {"routed": True}
 
 
-def get(api: ApiClient, queue: str, mode: str, count: int = 100) -> list[dict[str, Any]]:
+def get(api: HttpClient, queue: str, mode: str, count: int = 100) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = api.post(path("queues", "/", queue, "get"), {"count": count, "ackmode": mode})
     return found
 
 
-def test_a_message_is_published_looked_at_and_taken(api: ApiClient) -> None:
+def test_a_message_is_published_looked_at_and_taken(api: HttpClient) -> None:
     api.put(path("queues", "/", "taken"), {"durable": True})
     publish(api, "taken", "one", "two", headers={"n": 1, "deep": {"list": [1, "a", None]}}, expiration="600000")
     for _ in range(2):
@@ -56,7 +53,7 @@ def test_a_message_is_published_looked_at_and_taken(api: ApiClient) -> None:
     assert (shown["messages"], shown["message_stats"]["publish"]) == (0, 2)
 
 
-def test_bytes_come_and_go_as_base64(api: ApiClient) -> None:
+def test_bytes_come_and_go_as_base64(api: HttpClient) -> None:
     api.put(path("queues", "/", "raw"))
     raw = base64.b64encode(bytes(range(256))).decode()
     body = {"routing_key": "raw", "payload": raw, "payload_encoding": "base64"}
@@ -65,10 +62,12 @@ def test_bytes_come_and_go_as_base64(api: ApiClient) -> None:
     assert (found["payload"], found["payload_encoding"], found["payload_bytes"]) == (raw, "base64", 256)
 
 
-def test_what_no_queue_takes_is_told_and_wrong_messages_are_refused(api: ApiClient) -> None:
+def test_what_no_queue_takes_is_told_and_wrong_messages_are_refused(api: HttpClient) -> None:
     where = path("exchanges", "/", "amq.fanout", "publish")
     assert api.post(where, {"routing_key": "", "payload": "x"}) == {"routed": False}
-    assert "no property" in refused(400, api.post, where, {"routing_key": "", "payload": "", "properties": {"x": 1}})
+    assert "unknown property" in refused(
+        400, api.post, where, {"routing_key": "", "payload": "", "properties": {"x": 1}}
+    )
     assert "base64" in refused(400, api.post, where, {"routing_key": "", "payload": "%", "payload_encoding": "base64"})
     assert "payload" in refused(400, api.post, where, {"routing_key": ""})
     assert "user_id" in refused(
@@ -79,7 +78,7 @@ def test_what_no_queue_takes_is_told_and_wrong_messages_are_refused(api: ApiClie
     )
 
 
-def test_messages_move_between_queues_and_are_purged(api: ApiClient) -> None:
+def test_messages_move_between_queues_and_are_purged(api: HttpClient) -> None:
     for name in ("from", "to"):
         api.put(path("queues", "/", name))
     publish(api, "from", *map(str, range(5)))
@@ -93,7 +92,7 @@ def test_messages_move_between_queues_and_are_purged(api: ApiClient) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_large_messages_are_looked_at_and_taken_a_bounded_part_at_a_time(api: ApiClient) -> None:
+def test_large_messages_are_looked_at_and_taken_a_bounded_part_at_a_time(api: HttpClient) -> None:
     for name in ("large", "larger"):
         api.put(path("queues", "/", name))
     publish(api, "large", *(str(number) * (3 << 20) for number in range(8)))
@@ -107,7 +106,7 @@ def test_large_messages_are_looked_at_and_taken_a_bounded_part_at_a_time(api: Ap
     assert taken == list("01234567")
 
 
-def test_queues_are_declared_once_and_deleted(api: ApiClient) -> None:
+def test_queues_are_declared_once_and_deleted(api: HttpClient) -> None:
     where = path("queues", "/", "one/with slash")
     api.put(where, {"arguments": {"x-message-ttl": 60000}})
     api.put(where, {"arguments": {"x-message-ttl": 60000}})
@@ -121,7 +120,7 @@ def test_queues_are_declared_once_and_deleted(api: ApiClient) -> None:
     assert refused(404, api.delete, where)
 
 
-def test_exchanges_and_bindings_lead_messages(api: ApiClient) -> None:
+def test_exchanges_and_bindings_lead_messages(api: HttpClient) -> None:
     api.put(path("exchanges", "/", "news"), {"type": "topic", "arguments": {"alternate-exchange": "amq.fanout"}})
     api.put(path("queues", "/", "sport"))
     between = path("bindings", "/", "e", "news", "q", "sport")
@@ -147,7 +146,7 @@ def test_exchanges_and_bindings_lead_messages(api: ApiClient) -> None:
     assert refused(404, api.get, path("exchanges", "/", "news"))
 
 
-def test_policies_hold_for_queues_whose_names_fit(api: ApiClient) -> None:
+def test_policies_hold_for_queues_whose_names_fit(api: HttpClient) -> None:
     api.put(path("queues", "/", "tmp.one"))
     where = path("policies", "/", "short")
     api.put(where, {"pattern": "^tmp[.]", "definition": {"max-length": 2}, "apply-to": "queues", "priority": 3})
@@ -164,10 +163,10 @@ def test_policies_hold_for_queues_whose_names_fit(api: ApiClient) -> None:
     api.delete(where)
     assert api.get(path("queues", "/", "tmp.one"))["policy"] is None
     assert "regular expression" in refused(400, api.put, where, {"pattern": "(", "definition": {"max-length": 2}})
-    assert "does not exist" in refused(400, api.put, where, {"pattern": "", "definition": {"no-such": 2}})
+    assert "unknown key" in refused(400, api.put, where, {"pattern": "", "definition": {"no-such": 2}})
 
 
-def test_lists_come_whole_or_by_page(api: ApiClient) -> None:
+def test_lists_come_whole_or_by_page(api: HttpClient) -> None:
     for number in range(7):
         api.put(path("queues", "/", f"paged-{number}"))
     publish(api, "paged-3", "x")
@@ -182,7 +181,7 @@ def test_lists_come_whole_or_by_page(api: ApiClient) -> None:
     assert "part of the name" in refused(400, api.get, path("queues"), name="(a+)+$", use_regex="true")
 
 
-def test_virtual_hosts_are_made_restarted_and_deleted(api: ApiClient) -> None:
+def test_virtual_hosts_are_made_restarted_and_deleted(api: HttpClient) -> None:
     api.put(path("vhosts", "other/one"), {"description": "for tests"})
     api.put(path("vhosts", "other/one"))
     shown = api.get(path("vhosts", "other/one"))
@@ -197,7 +196,7 @@ def test_virtual_hosts_are_made_restarted_and_deleted(api: ApiClient) -> None:
 
 
 @pytest.mark.spec("A10")
-def test_the_store_of_a_virtual_host_is_looked_after_while_it_is_served(broker: Broker, api: ApiClient) -> None:
+def test_the_store_of_a_virtual_host_is_looked_after_while_it_is_served(broker: Broker, api: HttpClient) -> None:
     api.put(path("queues", "/", "stored"))
     publish(api, "stored", "x" * 1000)
     api.put(path("queues", "/", "streamed"), {"arguments": {"x-queue-type": "stream"}})

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import pytest
 from tests.interop.server import Broker
 
-from basaltmq.http_client import ApiClient, path
+from basaltmq.http_client import HttpClient, path
 
 LISTS = {
     "connections": ["name", "user", "channels"],
@@ -29,12 +26,11 @@ LISTS = {
 
 
 @pytest.fixture
-def api(broker: Broker) -> Iterator[ApiClient]:
-    with contextlib.closing(broker.api()) as client:
-        yield client
+def api(broker: Broker) -> HttpClient:
+    return broker.api()
 
 
-def test_objects_are_declared_with_switches_as_text(api: ApiClient) -> None:
+def test_objects_are_declared_with_switches_as_text(api: HttpClient) -> None:
     exchange = {"auto_delete": "false", "durable": "true", "internal": "false", "arguments": {}, "type": "fanout"}
     api.put(path("exchanges", "/", "x"), {**exchange, "name": "x", "vhost": "/"})
     queue = {
@@ -64,7 +60,7 @@ def test_objects_are_declared_with_switches_as_text(api: ApiClient) -> None:
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_every_list_answers_with_the_columns_asked_for(api: ApiClient, kind: str) -> None:
+def test_every_list_answers_with_the_columns_asked_for(api: HttpClient, kind: str) -> None:
     columns = LISTS[kind]
     found = api.get(path(kind), columns=",".join(columns) or None)
     assert isinstance(found, list)
@@ -72,7 +68,7 @@ def test_every_list_answers_with_the_columns_asked_for(api: ApiClient, kind: str
         assert not columns or set(item) <= set(columns)
 
 
-def test_the_overview_is_cut_to_the_columns_asked_for(api: ApiClient) -> None:
+def test_the_overview_is_cut_to_the_columns_asked_for(api: HttpClient) -> None:
     columns = "rabbitmq_version,cluster_name,queue_totals.messages,object_totals.queues"
     assert api.get(path("overview"), columns=columns) == {
         "rabbitmq_version": "3.13.7",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import http.client
 import json
 import re
@@ -67,7 +66,8 @@ BODIES: dict[tuple[str, str], Any] = {
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """A broker with virtual hosts a and b. Everything named `thing` exists in b."""
-    with running(tmp_path_factory.mktemp("broker") / "data") as started, contextlib.closing(started.api()) as api:
+    with running(tmp_path_factory.mktemp("broker") / "data") as started:
+        api = started.api()
         for vhost in ("a", "b"):
             api.put(path("vhosts", vhost))
         for name in ("thing", "other"):

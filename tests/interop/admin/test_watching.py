@@ -60,7 +60,7 @@ def test_health_checks_pass_and_name_what_fails(broker: Broker) -> None:
                   "protocol-listener/amqp", "certificate-expiration/1/months", "node-is-quorum-critical"):  # fmt: skip
         assert broker.call("GET", f"{checks}/{check}")["status"] == "ok", check
     assert broker.call("GET", path("aliveness-test", "/")) == {"status": "ok"}
-    for check, said in (("port-listener/1", "port 1"), ("protocol-listener/amqps", "amqps is not listened for")):
+    for check, said in (("port-listener/1", "port 1"), ("protocol-listener/amqps", "does not listen for amqps")):
         with_reason = fetch_as_guest(broker, f"{checks}/{check}")
         assert with_reason[0] == 503
         assert said in with_reason[1]

@@ -1,6 +1,6 @@
 """A gRPC server in a process of its own: a store, a queue plane and nothing else of the broker.
 
-    python server_process.py DIRECTORY [JSON of FilaOptions]
+    python server_process.py DIRECTORY [JSON of QueueServerOptions]
 
 Prints its port when it listens, and serves until it is told to stop or is killed.
 """
@@ -26,7 +26,7 @@ from basaltmq.catalog.catalog import Catalog
 from basaltmq.cli.server.command import SWITCH_S
 from basaltmq.protocols.grpc.services.access import Accounts
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
-from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer, TlsFiles
+from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions, TlsFiles
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.open import open_store
 from basaltmq.store.sync.loop_commit import LoopCommit
@@ -45,6 +45,23 @@ async def keep_time(plane: QueuePlane, closer: asyncio.Event) -> None:
                 await closer.wait()
 
 
+class PlaneOwner:
+    """A queue plane without a broker."""
+
+    def __init__(self, plane: QueuePlane) -> None:
+        self.create = plane.create
+        self.delete = plane.delete
+
+    def check(self, name: str) -> None:
+        """All queues may be used."""
+
+    def require_room(self) -> None:
+        """Publishers are never blocked."""
+
+    def failed(self, error: Exception) -> None:
+        """Errors need no handling."""
+
+
 async def at_once() -> None:
     """Nothing here outlives a power loss."""
 
@@ -61,14 +78,14 @@ async def guest_accounts(catalog: Catalog) -> Accounts:
     return Accounts(users, permissions, "/")
 
 
-async def serve(directory: Path, options: FilaOptions) -> None:
+async def serve(directory: Path, options: QueueServerOptions) -> None:
     store = open_store(directory)
     commit = LoopCommit(store)
     closer = asyncio.Event()
     plane = QueuePlane(store, commit, on_deadline=closer.set)
     catalog = Catalog(store)
     accounts = await guest_accounts(catalog)
-    server = FilaServer(plane, commit, ApiKeys(store), accounts, options)
+    server = QueueServer(plane, commit, ApiKeys(store), accounts, options, owner=PlaneOwner(plane))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -86,12 +103,12 @@ async def serve(directory: Path, options: FilaOptions) -> None:
     store.close()
 
 
-def options_of(text: str) -> FilaOptions:
+def options_of(text: str) -> QueueServerOptions:
     given = json.loads(text)
     tls = given.pop("tls", None)
     paths: dict[str, Any] = {name: Path(path) for name, path in (tls or {}).items()}
     files = None if tls is None else TlsFiles(**paths)
-    return FilaOptions(tls=files, **({"port": 0} | given))
+    return QueueServerOptions(tls=files, **({"port": 0} | given))
 
 
 if __name__ == "__main__":

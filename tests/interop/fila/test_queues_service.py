@@ -1,4 +1,4 @@
-"""basalt.v1 with our client: batches, leases with tokens, long polls, attendance, streaming produce."""
+"""basalt.v1 with our client: batches, leases with tokens, long polls, session, streaming produce."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.interop.fila.conftest import Admin, Server, until
 
 from basaltmq.client import AsyncClient, Client, Draft
-from basaltmq.client.worker_session import GiveUp
+from basaltmq.client.worker_session import Cancellation
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,
@@ -188,10 +188,10 @@ def test_many_who_poll_get_each_message_once(client: Client, queue: str) -> None
 
 @pytest.mark.spec("C7")
 def test_a_poll_that_is_given_up_takes_nothing(client: Client, queue: str) -> None:
-    give_up = GiveUp()
+    cancellation = Cancellation()
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(client.lease, queue, 5, wait=WAIT_S, give_up=give_up)
-        give_up.now()
+        waiting = pool.submit(client.lease, queue, 5, wait=WAIT_S, cancellation=cancellation)
+        cancellation.cancel()
         assert waiting.result(WAIT_S) == []
     client.enqueue(queue, b"whole")
     assert [each.payload for each in client.lease(queue, 5, wait=WAIT_S)] == [b"whole"]
@@ -215,13 +215,13 @@ def test_what_a_client_leased_is_back_as_soon_as_it_leaves(server: Server, clien
     assert sorted(got) == [(b"2", 0), (b"3", 0)]
 
 
-def test_leases_without_an_attendance_and_others_numbers(client: Client, queue: str, channel: grpc.Channel) -> None:
+def test_leases_without_a_session_and_others_numbers(client: Client, queue: str, channel: grpc.Channel) -> None:
     lease: Any = channel.unary_unary(
         "/basalt.v1.Queues/Lease", wire.LeaseRequest.SerializeToString, wire.LeaseResponse.FromString
     )
     client.enqueue(queue, [b"1"])
     with pytest.raises(grpc.RpcError) as refused:
-        lease(wire.LeaseRequest(queue=queue, attendance=client._presence.number()))
+        lease(wire.LeaseRequest(queue=queue, session=client._presence.number()))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION, "another connection's number"
     assert [each.payload for each in lease(wire.LeaseRequest(queue=queue)).messages] == [b"1"]
 
@@ -393,14 +393,14 @@ def test_the_async_client_does_the_same(server: Server, queue: str) -> None:
 
 
 def test_a_lease_goes_on_over_a_restart_of_the_broker(server: Server, queue: str, client: Client) -> None:
-    """The attendance is forgotten by the broker; the client begins another by itself."""
+    """The session is forgotten by the broker; the client begins another by itself."""
     client.enqueue(queue, b"1")
-    presence = client.attend()
+    presence = client.open_session()
     number = presence.number()
-    assert client.ack(client.lease(queue, attendance=presence)) == 1
+    assert client.ack(client.lease(queue, session=presence)) == 1
     presence._number = number + 1_000_000
     client.enqueue(queue, b"2")
-    assert client.lease(queue, wait=WAIT_S, attendance=presence)[0].payload == b"2"
+    assert client.lease(queue, wait=WAIT_S, session=presence)[0].payload == b"2"
     with pytest.raises(PreconditionFailedError):
-        client._ask(wire.LeaseRequest(queue=queue, attendance=number + 1_000_000), 0, None)
+        client._ask(wire.LeaseRequest(queue=queue, session=number + 1_000_000), 0, None)
     presence.close()

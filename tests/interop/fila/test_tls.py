@@ -107,7 +107,7 @@ def test_our_own_client_speaks_tls_both_ways(serve: Callable[..., Server], files
         assert len(client.enqueue("q", [b"1", b"2"])) == 2
     with Client(address, ca_certificate=authority, timeout=10) as client, pytest.raises(UnavailableError):
         client.enqueue("q", b"3")
-    with pytest.raises(InvalidArgumentError, match="needs its key"):
+    with pytest.raises(InvalidArgumentError, match="must be given together"):
         Client(address, ca_certificate=authority, client_certificate=certificate)
 
 

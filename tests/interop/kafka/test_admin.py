@@ -74,6 +74,7 @@ def test_settings_of_a_topic_are_altered(kafka: Broker) -> None:
     assert described.result(WAIT_S)["retention.ms"].value == "60000"
 
 
+@pytest.mark.spec("B10")
 def test_a_topic_is_compacted_and_retained_from_when_it_is_told_to_be(kafka: Broker) -> None:
     """Both were made without, and filled: librdkafka's compressed batches without an index of their keys."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers(kafka), "compression.type": "lz4"})

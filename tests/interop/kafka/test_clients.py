@@ -187,6 +187,7 @@ def test_aiokafka_produces_idempotently_and_consumes_in_a_group(kafka: Broker) -
     assert asyncio.run(through_aiokafka(kafka)) == [b"%d" % number for number in range(200)]
 
 
+@pytest.mark.spec("B1")
 def test_a_stream_of_amqp_and_a_topic_of_kafka_are_one(kafka: Broker) -> None:
     send(kafka, "both", [b"from kafka"])
     connection = pika.BlockingConnection(pika.URLParameters(kafka.url("amqp")))

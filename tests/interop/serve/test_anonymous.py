@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,8 +86,8 @@ def test_anonymous_access_follows_guest_and_ends_with_it(own_broker: Broker) -> 
         assert create_topic(client, "other") == e.TOPIC_AUTHORIZATION_FAILED
         assert verdict(lambda: anonymous.CreateQueue(name="mine-q")) == "ok"
         assert verdict(lambda: anonymous.CreateQueue(name="other-q")) == "PERMISSION_DENIED"
-        with contextlib.closing(broker.api("root", "root")) as root:
-            root.call("DELETE", path("users", "guest"))
+        root = broker.api("root", "root")
+        root.call("DELETE", path("users", "guest"))
         assert client.is_closed()
         assert verdict(anonymous.ListQueues) == "UNAUTHENTICATED"
         with RawClient(broker.port("kafka")) as late:

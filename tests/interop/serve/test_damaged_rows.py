@@ -17,7 +17,8 @@ from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.client import Client
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp, queue_stats_key
+from basaltmq.store.keys.parts import lp
+from basaltmq.store.keys.queues import queue_stats_key
 from basaltmq.store.open import open_store
 
 WAIT_S = 30
@@ -61,8 +62,8 @@ def damaged(own_broker: Broker) -> tuple[Broker, Path]:
             rows = list(store.scan(Family.MESSAGES, lp(name), lp(name) + b"\xff"))
             batch.put(Family.MESSAGES, rows[0][0], rows[0][1][:9])
             batch.put(Family.MESSAGES, rows[2][0], b"\x7f" + rows[2][1][1:])
-        for key, _ in store.scan(Family.BODIES):
-            batch.delete(Family.BODIES, key)
+        for key, _ in store.scan(Family.MESSAGE_CONTENT):
+            batch.delete(Family.MESSAGE_CONTENT, key)
         batch.put(Family.QUEUE_STATS, queue_stats_key("grpc"), b"")
         store.write(batch)
         store.sync()

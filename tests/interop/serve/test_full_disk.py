@@ -112,11 +112,10 @@ def drain(broker: Broker, queue: str, at_least: set[int]) -> None:
 
 def alarm(broker: Broker, about: str = LOW) -> str | None:
     """What the health check says, if it fails with this; a store may be behind with compaction meanwhile."""
-    with contextlib.closing(broker.api()) as api:
-        try:
-            api.call("GET", ALARMS)
-        except RemoteError as error:
-            return str(error) if error.status == 503 and about in str(error) else None
+    try:
+        broker.call("GET", ALARMS)
+    except RemoteError as error:
+        return str(error) if error.status == 503 and about in str(error) else None
     return None
 
 

@@ -65,7 +65,7 @@ def test_everything_a_broker_writes_is_for_its_user_alone(own_broker: Broker) ->
     own_broker.stop()
     own_broker.data_dir.chmod(0o755)
     own_broker.start()
-    assert "had mode 0755; it is 0700 now" in own_broker.log()
+    assert "from 0755 to 0700" in own_broker.log()
     assert own_broker.data_dir.stat().st_mode & 0o777 == 0o700
 
 
@@ -94,7 +94,7 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) 
     assert done.returncode == 78
     said = last_line(done)
     assert f"error [not_a_store]: {tmp_path / 'data'} is not the data directory of a broker" in said
-    assert "but holds letter.txt" in said
+    assert "it contains letter.txt" in said
     assert "--data-dir" in said
     assert list(letter.parent.iterdir()) == [letter]
 
@@ -132,9 +132,9 @@ def test_data_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (("--amqp-port=many",), {}, "amqp.port from --amqp-port"),
         ((), {"BASALT_LOG_LEVEL": "loud"}, "variable BASALT_LOG_LEVEL"),
         (("--amqps-enabled=true",), {}, "amqps.enabled needs tls.certificate"),
-        (("--config=nowhere.toml",), {}, "nowhere.toml cannot be read"),
-        (("--tls-certificate=nowhere.pem", "--tls-key=nowhere.key"), {}, "nowhere.pem cannot be read"),
-        (("--host=203.0.113.7",), {}, "203.0.113.7 is no address of this machine"),
+        (("--config=nowhere.toml",), {}, "cannot read the settings file nowhere.toml"),
+        (("--tls-certificate=nowhere.pem", "--tls-key=nowhere.key"), {}, "cannot read tls.certificate nowhere.pem"),
+        (("--host=203.0.113.7",), {}, "203.0.113.7 is not an address of this machine"),
     ],
 )
 def test_wrong_settings_end_with_one_line_and_a_code_that_is_not_restarted(
@@ -211,7 +211,7 @@ def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(tmp_path: 
             assert broker.process is not None
             # The body has a minute to come, and the grace is ten: either would be noticed here.
             assert broker.process.wait(30) == 0
-        assert "SIGINT again: not waiting for clients" in broker.log()
+        assert "SIGINT received again, skipping the grace period" in broker.log()
         with pytest.raises(pika.exceptions.AMQPError):
             connection.channel()
 
@@ -235,11 +235,11 @@ def test_a_reload_takes_over_what_it_can_and_keeps_all_if_something_is_wrong(tmp
     with running(tmp_path / "data", f"--config={file}") as broker:
         file.write_text('[log]\nlevel = "loud"\n')
         broker.signal(signal.SIGHUP)
-        said(broker, "everything stays as it is")
+        said(broker, "the previous settings stay in effect")
         file.write_text('[log]\nlevel = "debug"\n[auth]\nloopback_users = []\n[limits]\nheartbeat_s = 7\n')
         broker.signal(signal.SIGHUP)
         said(broker, "reloaded: auth.loopback_users, log.level")
-        assert "these wait for a restart: limits.heartbeat_s" in broker.log()
+        assert "these settings take effect after a restart: limits.heartbeat_s" in broker.log()
         assert broker.call("GET", path("whoami"))["name"] == "guest"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import signal
 import ssl
@@ -13,7 +12,7 @@ import pika
 import pytest
 from tests.interop.server import POLL_S, Broker, running
 
-from basaltmq.http_client import ApiClient, path
+from basaltmq.http_client import HttpClient, Login, path
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 WAIT_S = 60
@@ -34,10 +33,10 @@ def test_amqp_and_http_over_tls_with_a_certificate_that_is_renewed(tmp_path: Pat
     with running(tmp_path / "data", *flags) as broker:
         trusting = ssl.create_default_context(cafile=str(FILES / "authority.pem"))
         assert body_through(broker, trusting, pika.PlainCredentials("guest", "guest")) == b"over TLS"
-        with contextlib.closing(admin(broker)) as api:
-            assert api.get(path("health", "checks", "certificate-expiration", "1", "years"))["status"] == "ok"
-            api.put(path("users", "alice"), {"password_hash": "", "tags": []})
-            api.put(path("permissions", "/", "alice"), {"configure": ".*", "write": ".*", "read": ".*"})
+        api = admin(broker)
+        assert api.get(path("health", "checks", "certificate-expiration", "1", "years"))["status"] == "ok"
+        api.put(path("users", "alice"), {"password_hash": "", "tags": []})
+        api.put(path("permissions", "/", "alice"), {"configure": ".*", "write": ".*", "read": ".*"})
         trusting.load_cert_chain(FILES / "client.pem", FILES / "client.key")
         assert body_through(broker, trusting, pika.credentials.ExternalCredentials()) == b"over TLS"
         before = shown(broker)
@@ -86,9 +85,9 @@ def body_through(broker: Broker, context: ssl.SSLContext, credentials: object) -
         connection.close()
 
 
-def admin(broker: Broker) -> ApiClient:
+def admin(broker: Broker) -> HttpClient:
     server = f"https://localhost:{broker.port('admin')}"
-    return ApiClient(server, "guest", "guest", authority=str(FILES / "authority.pem"))
+    return HttpClient(Login(server, ca=(FILES / "authority.pem").read_text()))
 
 
 def shown(broker: Broker) -> str:

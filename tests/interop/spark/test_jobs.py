@@ -26,11 +26,11 @@ from basaltmq.pipeline.archive.replay import ReplayJob, replay
 from basaltmq.pipeline.audit.audit import Audited, AuditJob, audit
 from basaltmq.pipeline.findings import exit_code
 from basaltmq.pipeline.latency import latency
-from basaltmq.pipeline.reports import audit_page, latency_page
+from basaltmq.pipeline.reports.pages import audit_page, latency_page
 from basaltmq.queues.events.topic import EventSettings
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 
 pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(500), pytest.mark.xdist_group("spark")]
@@ -150,7 +150,7 @@ def test_every_fault_that_is_planted_is_found_and_named(spark: SparkSession, tmp
         orders.delete_before(1, 10)
     with closing(open_store(data)) as store:
         extra = Batch()
-        extra.put(Family.STREAM_INDEX, keys.stream_index_key(b"K", 1, 7, 7), b"")
+        extra.put(Family.STREAM_INDEX, stream_keys.stream_index_key(b"K", 1, 7, 7), b"")
         store.write(extra)
     (segment,) = (path for path in (data / "log").rglob("*.log") if b"torn" * 100 in path.read_bytes())
     segment.write_bytes(segment.read_bytes().replace(b"torn" * 100, b"Torn" + b"torn" * 99))
@@ -241,4 +241,4 @@ def test_latency_is_told_from_events(spark: SparkSession, tmp_path: Path) -> Non
     assert sum(each.acked for each in result.minutes) == 19
     assert "<svg" in latency_page(result)
     assert exit_code([]) == 0
-    assert "Everything fits" in audit_page(Audited("x", None, [], [], [], 0.0))
+    assert "No inconsistency found" in audit_page(Audited("x", None, [], [], [], 0.0))

@@ -18,8 +18,8 @@ from basaltmq.pipeline.dedup import DedupJob, dedup
 from basaltmq.pipeline.dlq import STAMP, RedriveJob, redrive
 from basaltmq.pipeline.latest import LatestJob, latest
 from basaltmq.pipeline.profile import ProfileJob, fields_of, profile
-from basaltmq.pipeline.profile_page import profile_page
-from basaltmq.pipeline.sink import Outlet
+from basaltmq.pipeline.reports.pages import profile_page
+from basaltmq.pipeline.sink import Sink
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 
@@ -43,7 +43,7 @@ def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSes
         db.topic("out", partitions=2)
     source, place = {"path": str(data), "subscribe": "t"}, {"path": str(data)}
 
-    job = DedupJob(source=source, to=Outlet(topic="out", place=place), window_s=60, checkpoint=str(tmp_path / "run"))
+    job = DedupJob(source=source, to=Sink(topic="out", place=place), window_s=60, checkpoint=str(tmp_path / "run"))
     done = dedup(spark, job)
     assert (done.read, done.kept, done.duplicates) == (9, 7, 2)
     assert dedup(spark, job).run == done.run
@@ -55,11 +55,11 @@ def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSes
     assert by_value[0]["duplicates"] == 1
 
     folder = tmp_path / "newest"
-    assert latest(spark, LatestJob(source=source, to=Outlet(parquet=str(folder)))).keys == 2
+    assert latest(spark, LatestJob(source=source, to=Sink(parquet=str(folder)))).keys == 2
     rows = spark.read.parquet(str(folder)).collect()
     assert sorted((bytes(row.key), row.offset) for row in rows) == [(b"a", 5), (b"c", 4)], "b was deleted"
-    with pytest.raises(InvalidArgumentError, match="is there and complete"):
-        latest(spark, LatestJob(source=source, to=Outlet(parquet=str(folder))))
+    with pytest.raises(InvalidArgumentError, match="exists and is complete"):
+        latest(spark, LatestJob(source=source, to=Sink(parquet=str(folder))))
 
     told = profile(spark, ProfileJob(source=source))
     (of,) = told.topics

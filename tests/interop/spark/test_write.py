@@ -35,7 +35,7 @@ def test_a_frame_is_written_where_keys_say_and_once_per_run(spark: SparkSession,
         pytest.raises((AnalysisException, PySparkException), match="is open for writing by process"),
     ):
         write.save()
-    with pytest.raises((AnalysisException, PySparkException), match="never overwritten"):
+    with pytest.raises((AnalysisException, PySparkException), match="cannot be overwritten"):
         frame.write.format("basalt").mode("overwrite").option("topic", "out").save(str(tmp_path / "data"))
 
 

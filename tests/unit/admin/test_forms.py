@@ -16,7 +16,7 @@ from basaltmq.admin.http.message import HttpError, Request
 from basaltmq.admin.http.paging import listing, only_columns
 from basaltmq.admin.http.routes import Call
 from basaltmq.admin.monitoring.exposition import Metric, expose
-from basaltmq.admin.monitoring.rates import LOOKS_MAX, Rates
+from basaltmq.admin.monitoring.rates import SAMPLES_MAX, Rates
 from basaltmq.admin.objects.json_tables import payload_of, properties_of, shown_payload, shown_properties, shown_table
 
 values = st.recursive(
@@ -46,9 +46,9 @@ def test_properties_come_back_as_they_went(given_: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"nope": 1}, "'nope' is no property"),
+        ({"nope": 1}, "unknown property 'nope'"),
         ({"priority": "high"}, "priority"),
-        ({"headers": [1]}, "headers is an object"),
+        ({"headers": [1]}, "headers must be an object"),
     ],
 )
 def test_properties_that_are_none_are_refused(wrong: dict[str, Any], said: str) -> None:
@@ -142,9 +142,9 @@ def test_rates_are_those_since_the_last_look_that_is_old_enough() -> None:
     now[0] = 20.0
     assert rates.of("q", thing, {"publish": 300}) == {"publish": 0.0}
     assert rates.of("q", other, {"publish": 900}) == {"publish": 0.0}, "another queue of the name"
-    for number in range(LOOKS_MAX + 10):
+    for number in range(SAMPLES_MAX + 10):
         rates.of(number, thing, {})
-    assert len(rates._looks) == LOOKS_MAX
+    assert len(rates._samples) == SAMPLES_MAX
 
 
 def every_error(root: type[errors.BasaltError]) -> list[type[errors.BasaltError]]:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.admin.http.host_check import Hosts
+from basaltmq.admin.http.host_check import HostCheck
 from basaltmq.admin.http.message import HttpError, Request
 from basaltmq.admin.http.routes import Call, Route, check_content_type
-from basaltmq.admin.objects.store import _place
+from basaltmq.admin.objects.store import _backup_path
 
 
-def hosts(*configured: str, listener: str = "0.0.0.0") -> Hosts:  # noqa: S104
-    return Hosts(listener, lambda: configured)
+def hosts(*configured: str, listener: str = "0.0.0.0") -> HostCheck:  # noqa: S104
+    return HostCheck(listener, lambda: configured)
 
 
-def host_status(checked: Hosts, host: str | None, local: str = "10.1.2.3") -> int:
+def host_status(checked: HostCheck, host: str | None, local: str = "10.1.2.3") -> int:
     request = Request("GET", "/api/queues", {} if host is None else {"host": host}, local=local)
     try:
         checked.check_host(request)
@@ -145,9 +145,9 @@ def test_backups_stay_below_their_directory(tmp_path: Path) -> None:
     (root / "inner").mkdir()
     (root / "home").symlink_to(root / "inner")
     for given in ("one", "a/b", str(root / "one"), "./one", "home/one"):
-        assert _place(root, given).is_relative_to(root), given
+        assert _backup_path(root, given).is_relative_to(root), given
     refused = ("", ".", "..", "../x", "a/../../x", "link/x", str(outside / "x"), "/etc/x", "/", str(root), "a\0b")
     for given in refused:
         with pytest.raises(HttpError, match=r"admin\.backup_dir") as caught:
-            _place(root, given)
+            _backup_path(root, given)
         assert caught.value.status == 403, given

@@ -39,20 +39,20 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         ),
         ("[amqp]\nport = 70000", r"amqp\.port in .*65535"),
         ("[amqp]\nport = true", r"amqp\.port in .*got `bool`"),
-        ("[amqp]\nprot = 1", r"amqp\.prot in .*is no setting of Basalt; did you mean amqp\.port\?"),
+        ("[amqp]\nprot = 1", r"amqp\.prot in .*is not a Basalt setting; did you mean amqp\.port\?"),
         ("[ampq]\nport = 1", r"ampq in .*did you mean amqp\?"),
         ("amqp = 5", r"amqp in .*is a table; write \[amqp\]"),
-        ("data_dir = {a = 1}", r"data_dir in .*takes one value"),
+        ("data_dir = {a = 1}", r"data_dir in .*must be one value"),
         ('[log]\nlevel = "loud"', r"log\.level in .*'loud'; use one of debug, info, warning, error"),
         ('[memory]\ncache_bytes = "7Q"', r"memory\.cache_bytes in .*'Q' is not a unit; use KiB"),
-        ("[memory]\ncache_bytes = -1", r"memory\.cache_bytes in .*not negative"),
+        ("[memory]\ncache_bytes = -1", r"memory\.cache_bytes in .*must not be negative"),
         ('[memory]\nhigh_watermark = "0%"', r"memory\.high_watermark in .*above 0%"),
         ('[memory]\nhigh_watermark = "much"', r'memory\.high_watermark in .*"60%" or a size'),
         ("[tls]\nkey = 3", r"tls\.key in .*expected a path"),
         ("[amqps]\nenabled = true", r"amqps\.enabled needs tls\.certificate and tls\.key"),
         ('[tls]\nclients = "ask"', r"needs tls\.authority"),
         ("[amqp]\nport = 15672", r"amqp\.port and admin\.port are both 15672 on 127\.0\.0\.1"),
-        ("[amqp\nport = 1", r"is not TOML"),
+        ("[amqp\nport = 1", r"is not valid TOML"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_named_with_its_remedy(tmp_path: Path, text: str, said: str) -> None:
@@ -61,11 +61,11 @@ def test_what_is_wrong_in_the_file_is_named_with_its_remedy(tmp_path: Path, text
 
 
 def test_a_missing_or_senseless_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfigError, match=r"nowhere\.toml cannot be read: No such file"):
+    with pytest.raises(InvalidConfigError, match=r"cannot read the settings file .*nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     big = tmp_path / "big.toml"
     big.write_bytes(b"#" * (1 << 21))
-    with pytest.raises(InvalidConfigError, match="is it the right one"):
+    with pytest.raises(InvalidConfigError, match="is larger than"):
         load(big)
 
 

@@ -236,9 +236,9 @@ def test_consumers_that_come_and_go_leave_nothing_behind() -> None:
         for number in range(1000):
             vhost.subscribe("q", sink, tag=str(number), owner="mine").cancel()
         assert len(stays.queue.consumers) == 1
-        line = stays.queue.consumers.first_line()
-        assert line is not None
-        assert len(line) < 40
+        rotation = stays.queue.consumers.first_rotation()
+        assert rotation is not None
+        assert len(rotation) < 40
         publish(vhost, FakePublisher(), "q", *bodies(3))
         await until(lambda: sink.by_tag == {"stays": bodies(3)})
 
@@ -256,7 +256,7 @@ def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end(
         await turns(5)
         for name in names:
             vhost.subscribe(name, sink, tag=name)
-        vhost.dispatch.run()
+        vhost.tick.dispatch.run()
         assert len(sink.by_tag) == QUEUES_PER_TURN
         await until(lambda: len(sink.got) == 2 * len(names))
         assert set(sink.by_tag) == set(names)
@@ -295,8 +295,8 @@ def test_a_queue_that_cannot_be_read_is_no_harm_to_the_others() -> None:
         publish(vhost, publisher, "bad", b"x" * 6000)
         await until(lambda: len(publisher.told) == 1)
         batch = Batch()
-        for key, _ in store.scan(Family.BODIES):
-            batch.delete(Family.BODIES, key)
+        for key, _ in store.scan(Family.MESSAGE_CONTENT):
+            batch.delete(Family.MESSAGE_CONTENT, key)
         store.write(batch)
         for name in ("bad", "good"):
             vhost.subscribe(name, sink, tag=name)

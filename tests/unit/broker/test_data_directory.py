@@ -48,7 +48,7 @@ def test_a_directory_that_others_can_use_is_tightened_and_named(tmp_path: Path, 
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(mode)
-    assert f"{data} had mode {mode:04o}" in str(protect(data))
+    assert f"{data} from {mode:04o} to 0700" in str(protect(data))
     assert mode_of(data) == 0o700
     assert made_in(data) == (0o700, 0o600)
     assert protect(data) is None
@@ -57,7 +57,7 @@ def test_a_directory_that_others_can_use_is_tightened_and_named(tmp_path: Path, 
 def test_a_directory_with_other_files_is_warned_of_and_left_alone(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "letters").write_text("not ours")
-    assert "It holds other files" in str(protect(tmp_path))
+    assert "It contains other files" in str(protect(tmp_path))
     assert mode_of(tmp_path) == 0o755
 
 

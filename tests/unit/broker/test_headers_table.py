@@ -14,8 +14,8 @@ from basaltmq.broker.routing.exchange import (
     Binding,
     Destination,
     HeadersTable,
-    _Wanted,
-    wanted_headers,
+    _Condition,
+    header_condition,
 )
 from basaltmq.broker.routing.topology import hash_arguments
 
@@ -42,7 +42,7 @@ def test_the_index_finds_what_a_comparison_with_all_finds(
     for each in list(bound.values())[:removed]:
         table.remove(bound.pop(each.identity))
     for headers in messages:
-        expected = {each.destination for each in bound.values() if wanted_headers(each.arguments).is_met(headers)}
+        expected = {each.destination for each in bound.values() if header_condition(each.arguments).is_met(headers)}
         assert table.match([], headers) == expected
 
 
@@ -53,14 +53,14 @@ def test_a_message_is_compared_with_few_of_many_bindings(monkeypatch: pytest.Mon
         mode = "any" if number % 2 else "all"
         table.add(binding(number, mode, {"n": number, "kind": "order"}))
     compared = 0
-    met = _Wanted.is_met
+    met = _Condition.is_met
 
-    def counted(self: _Wanted, headers: dict[str, Any]) -> bool:
+    def counted(self: _Condition, headers: dict[str, Any]) -> bool:
         nonlocal compared
         compared += 1
         return met(self, headers)
 
-    monkeypatch.setattr(_Wanted, "is_met", counted)
+    monkeypatch.setattr(_Condition, "is_met", counted)
     assert table.match([], {"n": 17, "kind": "none"}) == {Destination(QUEUE, "q17")}
     assert table.match([], {"n": 18, "kind": "none"}) == set()
     assert compared == 2

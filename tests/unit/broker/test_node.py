@@ -142,7 +142,7 @@ def test_a_vhost_that_stays_down_stops_the_node_only_if_asked_to(tmp_path: Path,
         await node.create_vhost("bad")
         node.vhost("bad").fail(StorageError("the test breaks the disk"))
         assert node.supervised("bad").state is VHostState.DOWN
-        with pytest.raises(VHostDownError, match="start it once the cause is gone"):
+        with pytest.raises(VHostDownError, match="fix the cause, then start it"):
             node.vhost("bad")
         assert node.stop_requested.is_set() is (strategy == "stop_node")
         assert node.vhost("/").is_up
@@ -200,12 +200,12 @@ def test_a_vhost_whose_directory_is_gone_or_anothers_stays_down_and_is_not_made_
     (directories.path("two") / NAME_FILE).write_bytes((directories.path("/") / NAME_FILE).read_bytes())
 
     async def found(node: Node) -> None:
-        for name, text in (("one", "is missing"), ("two", "says it is of vhost '/', not of 'two'")):
+        for name, text in (("one", "is missing"), ("two", "belongs to vhost '/', not to 'two'")):
             supervised = node.supervised(name)
             await until(lambda each=supervised: each.state is VHostState.DOWN)  # type: ignore[misc]
             assert text in str(supervised.error)
         assert node.vhost("/").is_up
-        with pytest.raises(VHostDownError, match="is missing; put it back"):
+        with pytest.raises(VHostDownError, match="is missing; restore it"):
             await node.restart_vhost("one")
         (tmp_path / "elsewhere").rename(directories.path("one"))
         await node.start_vhost("one")

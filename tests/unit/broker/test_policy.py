@@ -13,7 +13,7 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, NotFoundError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import broker as broker_keys
 from basaltmq.store.memory import MemoryStore
 
 
@@ -53,7 +53,7 @@ def test_a_stored_policy_with_unsupported_syntax_applies_to_nothing_and_the_rest
     old = policy("old", "^(?!amq\\.).*", {"max-length": 2}, priority=9)
     row = b"\x01" + msgspec.msgpack.encode(old)
     batch = Batch()
-    batch.put(Family.TOPOLOGY, keys.policy_key(USERS, "old"), row)
+    batch.put(Family.TOPOLOGY, broker_keys.policy_key(USERS, "old"), row)
     store.write(batch)
     policies = Policies(store)
     policies.load()

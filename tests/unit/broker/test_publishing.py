@@ -155,12 +155,12 @@ def test_a_fan_out_stores_its_body_once_and_keeps_the_order_of_each_queue() -> N
         publish(vhost, publisher, "", b"x" * 5000, exchange="amq.fanout", first=2)
         publish(vhost, publisher, "q0", b"after", first=3)
         await until(lambda: len(publisher.told) == 3)
-        assert len(list(store.scan(Family.BODIES))) == 1
+        assert len(list(store.scan(Family.MESSAGE_CONTENT))) == 1
         assert [len(each.payload) for each in drain(vhost, "q0")] == [6, 5000, 5]
         for name in names[1:]:
             assert [each.payload for each in drain(vhost, name)] == [b"x" * 5000]
         vhost.declare_queue("q0", passive=True)
-        assert list(store.scan(Family.BODIES)) == []
+        assert list(store.scan(Family.MESSAGE_CONTENT)) == []
 
     run(test, store)
 
@@ -272,20 +272,20 @@ def test_while_the_store_is_behind_everything_waits_and_nothing_is_lost_or_doubl
 
     async def test(vhost: VHost) -> None:
         held: list[bool] = []
-        vhost.on_blocked = held.append
+        vhost.tick.on_stalled = held.append
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
         store.stall = True
         publish(vhost, publisher, "q", b"1", b"2")
         vhost.publish(publisher, "amq.direct", "nowhere", PERSISTENT, b"x", mandatory=True, number=3)
         await until(lambda: held == [True])
-        was_blocked = vhost.blocked
+        was_blocked = vhost.tick.is_stalled
         await turns()
         assert (was_blocked, publisher.told) == (True, [])
         store.stall = False
         await until(lambda: len(publisher.told) == 4)
         assert held == [True, False]
-        assert not vhost.blocked
+        assert not vhost.tick.is_stalled
         assert [what for what, _ in publisher.told].count("returned") == 1
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2"]
 
@@ -492,7 +492,7 @@ def test_large_messages_of_one_turn_are_written_in_several() -> None:
         for number, body in enumerate(bodies):
             vhost.publish(publisher, "", "q", PERSISTENT, body, number=number + 1)
         await turns(1)
-        assert len(vhost.publishing.pending) == 3
+        assert len(vhost.tick.pending) == 3
         await until(lambda: len(publisher.told) == 4)
         assert publisher.numbers() == [1, 2, 3, 4]
         assert [message.payload for message in vhost.plane.browse("q")] == bodies

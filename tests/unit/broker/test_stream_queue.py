@@ -180,7 +180,7 @@ def test_dead_letters_reach_a_stream_whole_also_over_a_restart() -> None:
         await until(lambda: vhost.plane.stats("s")["messages"] == 0)
         got = vhost.get("q")
         assert got is not None
-        vhost.streams._visible = lambda queue: None
+        vhost.stream_queues._wake = lambda queue: None
         vhost.spool._busy.add("s")
         vhost.settle([settlement("q", got[0], REJECT)])
         await turns(20)
@@ -234,7 +234,7 @@ def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
         await turns(20)
         assert publisher.told == []
         store.stall = False
-        vhost.streams.append(vhost.queues.by_name["s"], [(properties.seal("", "s", PERSISTENT), b"3")])
+        vhost.stream_queues.append(vhost.queues.by_name["s"], [(properties.seal("", "s", PERSISTENT), b"3")])
         await until(lambda: publisher.numbers() == [1, 2])
         assert await read(vhost, 4, "first") == [b"0", b"1", b"2", b"3"]
 

@@ -177,7 +177,7 @@ def test_stopping_ends_a_restart_under_way() -> None:
 def test_a_restart_by_hand_that_fails_says_so_and_why() -> None:
     async def test(rig: Rig) -> None:
         rig.refuse = 100
-        with pytest.raises(VHostDownError, match="is down: the test does not open; start it once the cause is gone"):
+        with pytest.raises(VHostDownError, match="is down: the test does not open; fix the cause, then start it"):
             await rig.supervised.restart_by_hand()
         assert rig.supervised.state is VHostState.DOWN
         with pytest.raises(VHostDownError, match="the test does not open"):

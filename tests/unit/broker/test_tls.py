@@ -28,11 +28,11 @@ def test_clients_are_asked_as_the_settings_say() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Tls(), "give both PEM files"),
-        (Tls(FILES / "nowhere.pem", GOOD.key), r"tls\.certificate .*nowhere\.pem cannot be read: No such file"),
+        (Tls(), "set both PEM files"),
+        (Tls(FILES / "nowhere.pem", GOOD.key), r"cannot read tls\.certificate .*nowhere\.pem: No such file"),
         (Tls(GOOD.certificate, FILES / "client.key"), "do not work together: key values mismatch"),
         (Tls(FILES / "README.md", GOOD.key), "do not work together"),
-        (Tls(GOOD.certificate, GOOD.key, FILES / "README.md"), "holds no certificates"),
+        (Tls(GOOD.certificate, GOOD.key, FILES / "README.md"), "contains no PEM certificates"),
     ],
 )
 def test_files_that_do_not_work_are_named(settings: Tls, said: str) -> None:

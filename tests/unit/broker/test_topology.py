@@ -19,7 +19,7 @@ from basaltmq.errors import (
 )
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import exchange_key
+from basaltmq.store.keys.broker import exchange_key
 from basaltmq.store.memory import MemoryStore
 
 QUEUES = {"q1", "q2", "q3"}

@@ -67,7 +67,7 @@ def test_a_lost_or_damaged_name_file_is_written_again(
     file.unlink() if raw is None else file.write_bytes(raw)
     with_node(tmp_path, holds_all)
     assert read_name(file.parent) == "shop"
-    assert "the file was written again" in caplog.text
+    assert "rewriting the file" in caplog.text
     assert not (tmp_path / "quarantine").exists()
 
 
@@ -78,7 +78,7 @@ def test_the_name_file_of_another_vhost_is_not_written_over(tmp_path: Path) -> N
         directories.make(name)
     file = directories.path("two") / NAME_FILE
     file.write_bytes((directories.path("one") / NAME_FILE).read_bytes())
-    with pytest.raises(CorruptionError, match="says it is of vhost 'one', not of 'two'; put the right one back"):
+    with pytest.raises(CorruptionError, match="belongs to vhost 'one', not to 'two'; restore the right directory"):
         directories.check("two")
     assert read_name(file.parent) == "one"
 
@@ -95,7 +95,7 @@ def test_a_vhost_without_its_store_is_down_and_not_made_anew(tmp_path: Path, los
 
     async def is_down(node: Node) -> None:
         assert node.supervised("shop").state is VHostState.DOWN
-        with pytest.raises(VHostDownError, match="is missing or empty; put it back from a backup, or delete the vhost"):
+        with pytest.raises(VHostDownError, match="is missing or empty; restore it from a backup, or delete the vhost"):
             await node.restart_vhost("shop")
         assert node.vhost("/").is_up
         assert contents(path) == before
@@ -143,6 +143,36 @@ def test_an_emptied_node_store_moves_nothing_to_quarantine(tmp_path: Path) -> No
     with_node(tmp_path, holds_all, recover=True)
 
 
+@pytest.mark.promise("P7", "P14")
+def test_recovery_makes_an_administrator_only_if_none_is_left(tmp_path: Path) -> None:
+    """A repair of the node store may lose users and keep virtual hosts."""
+    with_node(tmp_path, fill)
+
+    async def forget_users(node: Node) -> None:
+        await node.users.create("ann", "secret", tags=["monitoring"])
+        await node.users.delete("guest")
+
+    async def nobody_rules(node: Node) -> None:
+        assert not any(user.is_administrator for user in node.users.list())
+
+    async def has_guest(node: Node) -> None:
+        assert [user.name for user in node.users.list() if user.is_administrator] == ["guest"]
+        await holds_all(node)
+
+    async def replace_guest(node: Node) -> None:
+        await node.users.set_tags("ann", ["administrator"])
+        await node.users.delete("guest")
+
+    async def has_ann_only(node: Node) -> None:
+        assert [user.name for user in node.users.list()] == ["ann"]
+
+    with_node(tmp_path, forget_users)
+    with_node(tmp_path, nobody_rules)
+    with_node(tmp_path, has_guest, recover=True)
+    with_node(tmp_path, replace_guest)
+    with_node(tmp_path, has_ann_only, recover=True)
+
+
 @pytest.mark.promise("P7")
 def test_a_quarantined_vhost_comes_back_as_its_report_says(tmp_path: Path) -> None:
     with_node(tmp_path, fill)
@@ -173,7 +203,7 @@ def test_a_directory_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: P
     (tmp_path / name).write_text("dear")
     before = contents(tmp_path)
     for recover in (False, True):
-        with pytest.raises(NotAStoreError, match="name an empty or new directory") as caught:
+        with pytest.raises(NotAStoreError, match="an empty or new directory") as caught:
             with_node(tmp_path, nothing, recover=recover)
         assert str(tmp_path) in str(caught.value)
         assert Path(name).name in str(caught.value)

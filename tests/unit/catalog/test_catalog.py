@@ -25,7 +25,7 @@ from basaltmq.errors import (
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 
 
 @pytest.mark.spec("D1")
@@ -37,7 +37,7 @@ def test_an_object_is_found_by_id_and_by_name(catalog: Catalog) -> None:
         assert catalog.get(topic.id) == topic
         assert catalog.find(Kind.TOPIC, "orders", vhost.id) == topic
         assert catalog.find(Kind.VHOST, "/") == vhost
-        assert catalog.find(Kind.QUEUE, "orders", vhost.id) is None
+        assert catalog.find(Kind.USER, "orders", vhost.id) is None
         assert catalog.find(Kind.TOPIC, "orders") is None
         assert catalog.find(Kind.TOPIC, "orders", uuid4()) is None
         assert catalog.get(uuid4()) is None
@@ -45,9 +45,9 @@ def test_an_object_is_found_by_id_and_by_name(catalog: Catalog) -> None:
 
 @pytest.mark.parametrize("name", ["", "\0", "a|b", "ä🜁", "x" * 65_535, "\U0010ffff"])
 def test_any_text_is_a_name(catalog: Catalog, name: str) -> None:
-    made = catalog.create(Kind.QUEUE, name)
-    assert catalog.find(Kind.QUEUE, name) == made
-    assert catalog.page(Kind.QUEUE).objects == [made]
+    made = catalog.create(Kind.TOPIC, name)
+    assert catalog.find(Kind.TOPIC, name) == made
+    assert catalog.page(Kind.TOPIC).objects == [made]
 
 
 @pytest.mark.spec("D1")
@@ -70,19 +70,21 @@ def test_many_are_created_in_one_batch_or_not_at_all(counting: CountingStore) ->
 
 
 def test_a_tree_is_created_in_one_call(catalog: Catalog) -> None:
-    vhost, exchange = uuid4(), uuid4()
+    vhost, user = uuid4(), uuid4()
     catalog.create_many(
         [
-            NewObject(Kind.BINDING, "b", exchange),
-            NewObject(Kind.EXCHANGE, "e", vhost, id=exchange),
+            NewObject(Kind.TOPIC, "t", vhost),
+            NewObject(Kind.PERMISSION, "p", user),
+            NewObject(Kind.USER, "u", id=user),
             NewObject(Kind.VHOST, "/", id=vhost),
         ]
     )
-    binding = catalog.find(Kind.BINDING, "b", exchange)
-    assert binding is not None
-    found = catalog.get(binding.id)
-    assert found is not None
-    assert found.parent == exchange
+    for kind, name, parent in ((Kind.TOPIC, "t", vhost), (Kind.PERMISSION, "p", user)):
+        child = catalog.find(kind, name, parent)
+        assert child is not None
+        found = catalog.get(child.id)
+        assert found is not None
+        assert found.parent == parent
     assert catalog.check().fault_count == 0
 
 
@@ -100,13 +102,13 @@ def test_update_writes_one_row_and_replaces_the_attributes(counting: CountingSto
 
 def test_rename_frees_the_old_name_and_keeps_what_is_under_it(catalog: Catalog) -> None:
     vhost = catalog.create(Kind.VHOST, "old")
-    queue = catalog.create(Kind.QUEUE, "q", vhost.id)
+    queue = catalog.create(Kind.TOPIC, "q", vhost.id)
     assert catalog.find(Kind.VHOST, "old") is not None
     assert catalog.find(Kind.VHOST, "other") is None
     renamed = catalog.rename(vhost.id, "other")
     assert catalog.find(Kind.VHOST, "old") is None
     assert catalog.find(Kind.VHOST, "other") == catalog.get(vhost.id) == renamed
-    assert catalog.find(Kind.QUEUE, "q", vhost.id) == queue
+    assert catalog.find(Kind.TOPIC, "q", vhost.id) == queue
     again = catalog.create(Kind.VHOST, "old")
     with pytest.raises(AlreadyExistsError):
         catalog.rename(again.id, "other")
@@ -116,14 +118,14 @@ def test_rename_frees_the_old_name_and_keeps_what_is_under_it(catalog: Catalog) 
 
 def test_what_is_handed_out_is_the_holders_own(catalog: Catalog) -> None:
     wish: dict[str, Any] = {"list": [1]}
-    made = catalog.create(Kind.QUEUE, "q", attributes=wish)
+    made = catalog.create(Kind.TOPIC, "q", attributes=wish)
     for _ in range(2):
         found = catalog.get(made.id)
         assert found is not None
         found.attributes["list"].append(2)
         found.attributes["more"] = True
     wish["list"].append(3)
-    again = catalog.find(Kind.QUEUE, "q")
+    again = catalog.find(Kind.TOPIC, "q")
     assert again is not None
     assert again.attributes == {"list": [1]}
 
@@ -132,35 +134,35 @@ def test_what_is_handed_out_is_the_holders_own(catalog: Catalog) -> None:
 def test_lists_come_in_pages_without_gaps_or_repeats(catalog: Catalog) -> None:
     vhost, other = catalog.create(Kind.VHOST, "/"), catalog.create(Kind.VHOST, "other")
     wanted = [f"{'x' * (number % 3)}{number}" for number in range(57)]
-    catalog.create_many([NewObject(Kind.QUEUE, name, vhost.id) for name in wanted])
-    catalog.create(Kind.TOPIC, "not a queue", vhost.id)
-    catalog.create(Kind.QUEUE, "elsewhere", other.id)
-    order = sorted(wanted, key=lambda name: keys.object_name_key(vhost.id, Kind.QUEUE, name))
+    catalog.create_many([NewObject(Kind.TOPIC, name, vhost.id) for name in wanted])
+    catalog.create(Kind.USER, "not a topic")
+    catalog.create(Kind.TOPIC, "elsewhere", other.id)
+    order = sorted(wanted, key=lambda name: catalog_keys.object_name_key(vhost.id, Kind.TOPIC, name))
     for limit in (1, 10, 56, 57, 58):
         names: list[str] = []
-        page = catalog.page(Kind.QUEUE, vhost.id, limit=limit)
+        page = catalog.page(Kind.TOPIC, vhost.id, limit=limit)
         while True:
             assert len(page.objects) <= limit
             names += [each.name for each in page.objects]
             if page.next_after is None:
                 break
-            page = catalog.page(Kind.QUEUE, vhost.id, start_after=page.next_after, limit=limit)
+            page = catalog.page(Kind.TOPIC, vhost.id, start_after=page.next_after, limit=limit)
         assert names == order
-    assert catalog.page(Kind.QUEUE, uuid4()).objects == []
+    assert catalog.page(Kind.TOPIC, uuid4()).objects == []
     wrong: list[Any] = [0, -1, PAGE_MAX + 1, 1.5, None]
     for bad in wrong:
-        with pytest.raises(InvalidArgumentError, match="a page has"):
-            catalog.page(Kind.QUEUE, vhost.id, limit=bad)
+        with pytest.raises(InvalidArgumentError, match="limit of a page"):
+            catalog.page(Kind.TOPIC, vhost.id, limit=bad)
 
 
 def test_children_are_all_kinds_or_one(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("basaltmq.catalog.catalog._CHILDREN_AT_ONCE", 3)
-    vhost = catalog.create(Kind.VHOST, "/")
-    kinds = (Kind.QUEUE, Kind.TOPIC)
-    made = [catalog.create(kind, f"{kind}-{number}", vhost.id) for kind in kinds for number in range(5)]
-    assert sorted(catalog.children(vhost.id), key=lambda each: each.name) == made
-    assert list(catalog.children(vhost.id, Kind.TOPIC)) == made[5:]
-    assert list(catalog.children(ROOT)) == [vhost]
+    kinds = (Kind.USER, Kind.VHOST)
+    made = [catalog.create(kind, f"{kind}-{number}") for kind in kinds for number in range(5)]
+    topic = catalog.create(Kind.TOPIC, "t", made[5].id)
+    assert sorted(catalog.children(ROOT), key=lambda each: each.name) == made
+    assert list(catalog.children(ROOT, Kind.VHOST)) == made[5:]
+    assert list(catalog.children(made[5].id)) == [topic]
     assert list(catalog.children(made[0].id)) == []
 
 
@@ -170,10 +172,7 @@ def test_every_kind_stands_only_where_it_may(catalog: Catalog, kind: Kind) -> No
     places = {
         Kind.VHOST: vhost,
         Kind.USER: catalog.create(Kind.USER, "u").id,
-        Kind.EXCHANGE: catalog.create(Kind.EXCHANGE, "e", vhost).id,
         Kind.TOPIC: catalog.create(Kind.TOPIC, "t", vhost).id,
-        Kind.GROUP: catalog.create(Kind.GROUP, "g", vhost).id,
-        Kind.QUEUE: catalog.create(Kind.QUEUE, "q", vhost).id,
     }
     for parent_kind, parent in places.items():
         if parent_kind in PARENTS[kind]:
@@ -182,7 +181,7 @@ def test_every_kind_stands_only_where_it_may(catalog: Catalog, kind: Kind) -> No
             catalog.open()
             assert catalog.get(made.id) == made
         else:
-            with pytest.raises(InvalidArgumentError, match=f"cannot stand under a {parent_kind}"):
+            with pytest.raises(InvalidArgumentError, match=f"cannot have a {parent_kind}"):
                 catalog.create(kind, "x", parent)
     if kind in NEVER_AT_TOP:
         with pytest.raises(InvalidArgumentError, match="needs a parent"):
@@ -193,21 +192,21 @@ def test_every_kind_stands_only_where_it_may(catalog: Catalog, kind: Kind) -> No
 
 
 def test_bad_input_is_refused_with_nothing_written(catalog: Catalog, store: Store) -> None:
-    made = catalog.create(Kind.QUEUE, "q")
+    made = catalog.create(Kind.TOPIC, "q")
     before = rows(store)
     refused: list[tuple[Callable[[], object], type[Exception]]] = [
         (lambda: catalog.create("queue", "x"), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.create(Kind.QUEUE, None), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.create(Kind.QUEUE, "x" * 65_536), InvalidArgumentError),
-        (lambda: catalog.create(Kind.QUEUE, "\ud800"), InvalidArgumentError),
-        (lambda: catalog.create(Kind.QUEUE, "x", "text"), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.create(Kind.QUEUE, "x", uuid4()), NotFoundError),
-        (lambda: catalog.create(Kind.QUEUE, "x", attributes={"name": "y"}), InvalidArgumentError),
-        (lambda: catalog.create(Kind.QUEUE, "x", attributes={"x": b""}), InvalidArgumentError),
-        (lambda: catalog.create(Kind.QUEUE, "x", attributes={"x": "y" * (1 << 20)}), LimitExceededError),
-        (lambda: catalog.create(Kind.QUEUE, "x", attributes=[1]), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.create_many([NewObject(Kind.QUEUE, "x", id=made.id)]), AlreadyExistsError),
-        (lambda: catalog.create_many([NewObject(Kind.QUEUE, str(n)) for n in range(10_001)]), LimitExceededError),
+        (lambda: catalog.create(Kind.TOPIC, None), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: catalog.create(Kind.TOPIC, "x" * 65_536), InvalidArgumentError),
+        (lambda: catalog.create(Kind.TOPIC, "\ud800"), InvalidArgumentError),
+        (lambda: catalog.create(Kind.TOPIC, "x", "text"), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: catalog.create(Kind.TOPIC, "x", uuid4()), NotFoundError),
+        (lambda: catalog.create(Kind.TOPIC, "x", attributes={"name": "y"}), InvalidArgumentError),
+        (lambda: catalog.create(Kind.TOPIC, "x", attributes={"x": b""}), InvalidArgumentError),
+        (lambda: catalog.create(Kind.TOPIC, "x", attributes={"x": "y" * (1 << 20)}), LimitExceededError),
+        (lambda: catalog.create(Kind.TOPIC, "x", attributes=[1]), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: catalog.create_many([NewObject(Kind.TOPIC, "x", id=made.id)]), AlreadyExistsError),
+        (lambda: catalog.create_many([NewObject(Kind.TOPIC, str(n)) for n in range(10_001)]), LimitExceededError),
         (lambda: catalog.update(made.id, {"name": "r"}), InvalidArgumentError),
         (lambda: catalog.update(made.id, None), InvalidArgumentError),  # type: ignore[arg-type]
         (lambda: catalog.update(uuid4(), {}), NotFoundError),
@@ -218,8 +217,8 @@ def test_bad_input_is_refused_with_nothing_written(catalog: Catalog, store: Stor
         (lambda: catalog.delete("q"), InvalidArgumentError),  # type: ignore[arg-type]
         (lambda: catalog.get("q"), InvalidArgumentError),  # type: ignore[arg-type]
         (lambda: catalog.find("queue", "q"), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.find(Kind.QUEUE, 7), InvalidArgumentError),  # type: ignore[arg-type]
-        (lambda: catalog.find(Kind.QUEUE, "q", None), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: catalog.find(Kind.TOPIC, 7), InvalidArgumentError),  # type: ignore[arg-type]
+        (lambda: catalog.find(Kind.TOPIC, "q", None), InvalidArgumentError),  # type: ignore[arg-type]
     ]
     for number, (call, error) in enumerate(refused):
         with pytest.raises(error):
@@ -238,20 +237,20 @@ def test_events_tell_of_every_change_in_order_once_it_is_written(catalog: Catalo
 
     end = catalog.on_change(listen)
     vhost = catalog.create(Kind.VHOST, "/")
-    queue = catalog.create(Kind.QUEUE, "q", vhost.id)
+    queue = catalog.create(Kind.TOPIC, "q", vhost.id)
     updated = catalog.update(queue.id, {"x": 1})
     renamed = catalog.rename(queue.id, "r")
     with pytest.raises(AlreadyExistsError):
-        catalog.create(Kind.QUEUE, "r", vhost.id)
+        catalog.create(Kind.TOPIC, "r", vhost.id)
     catalog.delete(vhost.id)
     end()
     catalog.create(Kind.VHOST, "not told")
     assert events == [
         Event(Action.CREATED, vhost.id, Kind.VHOST, "/", ROOT),
-        Event(Action.CREATED, queue.id, Kind.QUEUE, "q", vhost.id),
-        Event(Action.UPDATED, queue.id, Kind.QUEUE, "q", vhost.id),
-        Event(Action.RENAMED, queue.id, Kind.QUEUE, "r", vhost.id, old_name="q"),
-        Event(Action.DELETED, queue.id, Kind.QUEUE, "r", vhost.id),
+        Event(Action.CREATED, queue.id, Kind.TOPIC, "q", vhost.id),
+        Event(Action.UPDATED, queue.id, Kind.TOPIC, "q", vhost.id),
+        Event(Action.RENAMED, queue.id, Kind.TOPIC, "r", vhost.id, old_name="q"),
+        Event(Action.DELETED, queue.id, Kind.TOPIC, "r", vhost.id),
         Event(Action.DELETED, vhost.id, Kind.VHOST, "/", ROOT),
     ]
     assert seen == [vhost, queue, updated, renamed, None, None]
@@ -267,7 +266,7 @@ def test_a_listener_that_fails_keeps_neither_the_change_nor_the_others(
 
     catalog.on_change(fail)
     catalog.on_change(lambda event: told.append(event.id))
-    made = catalog.create(Kind.QUEUE, "q")
+    made = catalog.create(Kind.TOPIC, "q")
     assert told == [made.id]
     assert catalog.get(made.id) == made
     assert "my bug" in caplog.text
@@ -279,11 +278,11 @@ def test_a_write_that_failed_is_not_seen_anywhere(counting: CountingStore) -> No
     catalog.open()
     events: list[Event] = []
     catalog.on_change(events.append)
-    made = catalog.create(Kind.QUEUE, "q")
+    made = catalog.create(Kind.TOPIC, "q")
     before = rows(counting)
     counting.fail_at = 0
     for call in (
-        lambda: catalog.create(Kind.QUEUE, "r"),
+        lambda: catalog.create(Kind.TOPIC, "r"),
         lambda: catalog.update(made.id, {"x": 1}),
         lambda: catalog.rename(made.id, "r"),
         lambda: catalog.delete(made.id),
@@ -291,8 +290,8 @@ def test_a_write_that_failed_is_not_seen_anywhere(counting: CountingStore) -> No
         with pytest.raises(OSError, match="power"):
             call()
     assert rows(counting) == before
-    assert catalog.get(made.id) == catalog.find(Kind.QUEUE, "q") == made
-    assert catalog.find(Kind.QUEUE, "r") is None
+    assert catalog.get(made.id) == catalog.find(Kind.TOPIC, "q") == made
+    assert catalog.find(Kind.TOPIC, "r") is None
     assert len(events) == 1
 
 
@@ -314,8 +313,8 @@ def test_opening_reads_as_little_with_many_objects_as_with_none(counting: Counti
 def test_open_closes_and_opens_again(store: Store) -> None:
     catalog = Catalog(store)
     vhost = uuid4()
-    assert catalog.open([NewObject(Kind.VHOST, "/", id=vhost), NewObject(Kind.QUEUE, "q", vhost)]) is True
-    with pytest.raises(StorageError, match="catalog is open already"):
+    assert catalog.open([NewObject(Kind.VHOST, "/", id=vhost), NewObject(Kind.TOPIC, "q", vhost)]) is True
+    with pytest.raises(StorageError, match="catalog is already open"):
         catalog.open()
     catalog.close()
     catalog.close()
@@ -331,14 +330,14 @@ def test_open_closes_and_opens_again(store: Store) -> None:
     ):
         with pytest.raises(StoreClosedError, match="is not open"):
             call()
-    assert catalog.open([NewObject(Kind.BINDING, "never looked at", uuid4())]) is False
+    assert catalog.open([NewObject(Kind.PERMISSION, "never looked at", uuid4())]) is False
     assert [each.name for each in catalog.children(vhost)] == ["q"]
 
 
 @pytest.mark.promise("P10")
 def test_on_delete_leaves_no_row(catalog: Catalog, store: Store) -> None:
     vhost = catalog.create(Kind.VHOST, "/")
-    catalog.create(Kind.QUEUE, "q", vhost.id)
+    catalog.create(Kind.TOPIC, "q", vhost.id)
     catalog.on_delete()
     assert rows(store) == {}
     assert catalog.open() is True
@@ -347,16 +346,16 @@ def test_on_delete_leaves_no_row(catalog: Catalog, store: Store) -> None:
 
 @pytest.mark.promise("P7")
 def test_a_damaged_object_is_named_and_the_others_are_served(catalog: Catalog, store: Store) -> None:
-    good, bad = catalog.create(Kind.QUEUE, "good"), catalog.create(Kind.QUEUE, "bad")
-    torn = catalog.create(Kind.QUEUE, "torn")
+    good, bad = catalog.create(Kind.TOPIC, "good"), catalog.create(Kind.TOPIC, "bad")
+    torn = catalog.create(Kind.TOPIC, "torn")
     batch = Batch()
-    batch.put(Family.CONFIGURED_OBJECTS, keys.configured_key(bad.id), b"\xff\xfe")
-    batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, Kind.QUEUE, "torn"), b"short")
+    batch.put(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(bad.id), b"\xff\xfe")
+    batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, Kind.TOPIC, "torn"), b"short")
     store.write(batch)
     with pytest.raises(CorruptionError, match=str(bad.id)):
-        catalog.find(Kind.QUEUE, "bad")
+        catalog.find(Kind.TOPIC, "bad")
     with pytest.raises(CorruptionError, match="rebuild"):
-        catalog.find(Kind.QUEUE, "torn")
-    assert catalog.find(Kind.QUEUE, "good") == good
+        catalog.find(Kind.TOPIC, "torn")
+    assert catalog.find(Kind.TOPIC, "good") == good
     catalog.rebuild_names()
-    assert catalog.find(Kind.QUEUE, "torn") == torn
+    assert catalog.find(Kind.TOPIC, "torn") == torn

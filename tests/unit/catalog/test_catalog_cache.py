@@ -47,22 +47,22 @@ def test_a_value_read_before_a_change_is_not_kept_after_it() -> None:
 def test_that_nothing_is_there_is_remembered_until_something_is(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
-    assert catalog.find(Kind.QUEUE, "q") is None
+    assert catalog.find(Kind.TOPIC, "q") is None
     reads = counting.reads
-    assert catalog.find(Kind.QUEUE, "q") is None
+    assert catalog.find(Kind.TOPIC, "q") is None
     assert counting.reads == reads
-    made = catalog.create(Kind.QUEUE, "q")
-    assert catalog.find(Kind.QUEUE, "q") == made
-    catalog.find(Kind.QUEUE, "q")
+    made = catalog.create(Kind.TOPIC, "q")
+    assert catalog.find(Kind.TOPIC, "q") == made
+    catalog.find(Kind.TOPIC, "q")
     reads = counting.reads
-    assert catalog.find(Kind.QUEUE, "q") == catalog.get(made.id) == made
+    assert catalog.find(Kind.TOPIC, "q") == catalog.get(made.id) == made
     assert counting.reads == reads
 
 
 def test_a_reader_overtaken_by_a_change_does_not_leave_its_find_in_the_cache(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
-    made = catalog.create(Kind.QUEUE, "q")
+    made = catalog.create(Kind.TOPIC, "q")
     plain_get = counting.get
 
     def get_then_change(family: Family, key: bytes) -> bytes | None:
@@ -73,8 +73,8 @@ def test_a_reader_overtaken_by_a_change_does_not_leave_its_find_in_the_cache(cou
         return value
 
     counting.get = get_then_change  # type: ignore[method-assign]
-    catalog.find(Kind.QUEUE, "q")
-    assert catalog.find(Kind.QUEUE, "q") is None
+    catalog.find(Kind.TOPIC, "q")
+    assert catalog.find(Kind.TOPIC, "q") is None
     assert catalog.get(made.id) is None
 
 

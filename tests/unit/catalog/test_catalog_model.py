@@ -26,7 +26,7 @@ from basaltmq.store.open import open_store
 
 NAMES = st.sampled_from(["a", "b", "", "ä🜁", "a\0", "long" * 30])
 ATTRIBUTES = st.dictionaries(st.sampled_from("xyz"), st.none() | st.booleans() | st.integers() | st.lists(st.text()))
-KINDS = st.sampled_from([Kind.VHOST, Kind.TOPIC, Kind.SUBSCRIPTION, Kind.EXCHANGE, Kind.BINDING])
+KINDS = st.sampled_from(list(Kind))
 
 
 class CatalogMachine(RuleBasedStateMachine):

@@ -17,7 +17,7 @@ from basaltmq.catalog.record import ROOT
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 def filled(catalog: Catalog) -> UUID:
     vhost = catalog.create(Kind.VHOST, "/").id
     catalog.create_many([NewObject(Kind.TOPIC, f"t{number}", vhost) for number in range(20)])
-    catalog.create_many([NewObject(Kind.QUEUE, f"q{number}") for number in range(20)])
+    catalog.create_many([NewObject(Kind.TOPIC, f"q{number}") for number in range(20)])
     return vhost
 
 
@@ -71,8 +71,8 @@ def test_a_damaged_index_is_rebuilt_identical(catalog: Catalog, store: Store, se
         else:
             batch.put(Family.OBJECT_NAMES, key, uuid4().bytes)
     for value in chance.sample(ids, 5):
-        batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, Kind.QUEUE, f"stale {value.hex()}"), value)
-        batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, Kind.QUEUE, str(UUID(bytes=value))), value)
+        batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, Kind.TOPIC, f"stale {value.hex()}"), value)
+        batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, Kind.TOPIC, str(UUID(bytes=value))), value)
     batch.put(Family.OBJECT_NAMES, b"garbage", b"")
     store.write(batch)
     faults = catalog.check()
@@ -90,11 +90,11 @@ def test_a_sound_index_is_rebuilt_without_a_write(catalog: Catalog, store: Store
 
 def test_a_row_that_leads_nowhere_does_not_keep_its_name(catalog: Catalog, store: Store) -> None:
     batch = Batch()
-    batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, Kind.QUEUE, "q"), uuid4().bytes)
+    batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, Kind.TOPIC, "q"), uuid4().bytes)
     store.write(batch)
-    assert catalog.find(Kind.QUEUE, "q") is None
-    made = catalog.create(Kind.QUEUE, "q")
-    assert catalog.find(Kind.QUEUE, "q") == made
+    assert catalog.find(Kind.TOPIC, "q") is None
+    made = catalog.create(Kind.TOPIC, "q")
+    assert catalog.find(Kind.TOPIC, "q") == made
     assert catalog.check().fault_count == 0
 
 
@@ -105,20 +105,22 @@ def test_of_many_with_one_name_the_lowest_id_has_it_whatever_the_index_said(stor
     batch = Batch()
     for object_id in ids:
         batch.put(
-            Family.CONFIGURED_OBJECTS, keys.configured_key(object_id), b'{"type":"queue","attributes":{"name":"q"}}'
+            Family.CONFIGURED_OBJECTS,
+            catalog_keys.configured_key(object_id),
+            b'{"type":"topic","attributes":{"name":"q"}}',
         )
     store.write(batch)
     catalog = Catalog(store)
     catalog.open()
-    found = catalog.find(Kind.QUEUE, "q")
+    found = catalog.find(Kind.TOPIC, "q")
     assert found is not None
     assert found.id == ids[0]
     assert {each.id for each in catalog.children(ROOT)} == set(ids)
     assert [fault.kind for fault in catalog.check().faults] == [FaultKind.NAME_DUPLICATE] * 39
     before = rows(store)
     batch = Batch()
-    batch.put(Family.OBJECT_NAMES, keys.object_name_key(ROOT, "queue", "q"), ids[20].bytes)
-    batch.delete(Family.OBJECT_NAMES, keys.object_name_key(ROOT, "queue", str(ids[20])))
+    batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, "topic", "q"), ids[20].bytes)
+    batch.delete(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, "topic", str(ids[20])))
     store.write(batch)
     catalog.rebuild_names()
     assert rows(store) == before

@@ -26,7 +26,7 @@ from basaltmq.errors import StoreTooNewError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 
@@ -92,11 +92,11 @@ def test_configuration_of_version_1_gets_its_name_index(fixture_store: Callable[
         topic = catalog.find(Kind.TOPIC, f"Thema-{number}-äöü-🜁", vhost.id)
         assert topic is not None
         assert (topic.id, topic.attributes) == (catalog_v1.id_of(f"topic-{number}"), {"partitions": number + 1})
-    twin = catalog.find(Kind.QUEUE, "twin", vhost.id)
+    twin = catalog.find(Kind.TOPIC, "twin", vhost.id)
     assert twin is not None
     assert twin.id == first
-    assert {each.id for each in catalog.children(vhost.id, Kind.QUEUE)} >= {first, second}
-    assert catalog.find(Kind.QUEUE, str(second), vhost.id) is None
+    assert {each.id for each in catalog.children(vhost.id, Kind.TOPIC)} >= {first, second}
+    assert catalog.find(Kind.TOPIC, str(second), vhost.id) is None
     nameless = catalog.get(catalog_v1.id_of("nameless"))
     assert nameless is not None
     assert nameless.parent == vhost.id
@@ -113,7 +113,7 @@ def test_a_twin_of_version_1_can_be_renamed_or_deleted(fixture_store: Callable[[
     catalog.rename(second, "no twin")
     assert FaultKind.NAME_DUPLICATE not in {fault.kind for fault in catalog.check().faults}
     catalog.delete(first)
-    assert catalog.find(Kind.QUEUE, "twin", catalog_v1.id_of("vhost")) is None
+    assert catalog.find(Kind.TOPIC, "twin", catalog_v1.id_of("vhost")) is None
     assert catalog.get(second) is not None
 
 
@@ -198,7 +198,7 @@ def test_a_newer_version_is_refused_by_name_of_both_and_left_alone(name: str, st
     batch.put(Family.VERSION, VERSIONS[name].encode(), b"\0\0\0\x07")
     store.write(batch)
     before = rows(store)
-    with pytest.raises(StoreTooNewError, match=rf"{VERSIONS[name]} is at version 7, .* up to 2"):
+    with pytest.raises(StoreTooNewError, match=rf"{VERSIONS[name]} is at version 7, .* up to version 2"):
         OPEN[name](store)
     assert rows(store) == before
 
@@ -212,9 +212,9 @@ def test_damaged_rows_of_version_1_do_not_keep_the_others_from_their_upgrade() -
     _write(
         store,
         [
-            (Family.CONFIGURED_OBJECTS, keys.configured_key(bad), b"{"),
+            (Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(bad), b"{"),
             (Family.PREFERENCES, bad.bytes, b"[]"),
-            (Family.AMQP_1_0_LINKS, keys.link_key("c", "cut", 0), b"\1\xff\xff"),
+            (Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "cut", 0), b"\1\xff\xff"),
         ],
     )
     configuration = ConfigurationStore(store)
@@ -224,7 +224,7 @@ def test_damaged_rows_of_version_1_do_not_keep_the_others_from_their_upgrade() -
     assert (preferences.visited, preferences.fault_count) == (len(catalog_v1.preferences()), 1)
     links = LinkStore(store).open_and_load(lambda each: None)
     assert (links.visited, links.fault_count) == (len(catalog_v1.links()), 1)
-    assert store.get(Family.AMQP_1_0_LINKS, keys.link_key("c", "cut", 0)) == b"\1\xff\xff"
+    assert store.get(Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "cut", 0)) == b"\1\xff\xff"
 
 
 def _write(store: Store, content: list[tuple[Family, bytes, bytes]]) -> None:

@@ -68,7 +68,7 @@ def test_asyncio_shares_one_sync_for_many_changes(monkeypatch: pytest.MonkeyPatc
 
     async def create_many() -> list[CatalogObject]:
         wishes = [
-            asyncio.ensure_future(catalog.durably(catalog.create, Kind.QUEUE, f"q{number}")) for number in range(50)
+            asyncio.ensure_future(catalog.durably(catalog.create, Kind.TOPIC, f"q{number}")) for number in range(50)
         ]
         await asyncio.sleep(0)
         assert not any(wish.done() for wish in wishes)
@@ -79,7 +79,7 @@ def test_asyncio_shares_one_sync_for_many_changes(monkeypatch: pytest.MonkeyPatc
     syncs = store.syncs
     created = asyncio.run(create_many())
     group.close()
-    assert [catalog.find(Kind.QUEUE, f"q{number}") for number in range(50)] == created
+    assert [catalog.find(Kind.TOPIC, f"q{number}") for number in range(50)] == created
     assert 1 <= store.syncs - syncs <= 2
 
 
@@ -89,13 +89,13 @@ def test_asyncio_works_without_a_group_and_hands_errors_through(counting: Counti
     syncs = counting.syncs
 
     async def twice() -> None:
-        await catalog.durably(catalog.create, Kind.QUEUE, "q")
+        await catalog.durably(catalog.create, Kind.TOPIC, "q")
         assert counting.syncs == syncs + 1
         with pytest.raises(AlreadyExistsError):
-            await catalog.durably(catalog.create, Kind.QUEUE, "q")
+            await catalog.durably(catalog.create, Kind.TOPIC, "q")
 
     asyncio.run(twice())
-    catalog.create(Kind.QUEUE, "blocking again")
+    catalog.create(Kind.TOPIC, "blocking again")
     assert counting.syncs == syncs + 2
 
 

@@ -22,7 +22,7 @@ from basaltmq.errors import (
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.memory import MemoryStore
 
 LINK = Link("client", "events", Role.SENDER, b"\x00\x53\x28", b"\x40")
@@ -89,7 +89,7 @@ def test_each_change_is_synced(counting: CountingStore) -> None:
 def test_a_second_open_fails_and_close_is_idempotent(store: Store) -> None:
     links, _ = opened(store)
     links.save_link(LINK)
-    with pytest.raises(StorageError, match="link store is open already"):
+    with pytest.raises(StorageError, match="link store is already open"):
         links.open_and_load(lambda link: None)
     links.close()
     links.close()
@@ -140,7 +140,7 @@ def test_an_entry_decodes_to_itself_and_any_other_length_is_refused(
     source: bytes, target: bytes, cut: int, extra: bytes
 ) -> None:
     link = Link("c", "n", Role.SENDER, source, target)
-    key = keys.link_key("c", "n", 0)
+    key = catalog_keys.link_key("c", "n", 0)
     raw = encode_link(link)
     assert decode_link(key, raw) == link
     for damaged in {raw[:cut], raw + extra} - {raw}:
@@ -155,10 +155,10 @@ def test_a_damaged_entry_is_reported_by_name_and_left_alone(store: Store) -> Non
     links.save_link(LINK)
     links.close()
     batch = Batch()
-    batch.put(Family.AMQP_1_0_LINKS, keys.link_key("c", "cut", 0), b"\2\0\0\0\x09x")
-    batch.put(Family.AMQP_1_0_LINKS, keys.link_key("c", "old", 0), b"\1\0\0\0\0")
-    batch.put(Family.AMQP_1_0_LINKS, keys.link_key("c", "role", 9), encode_link(LINK))
-    batch.put(Family.AMQP_1_0_LINKS, keys.link_key("c", "empty", 0), b"")
+    batch.put(Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "cut", 0), b"\2\0\0\0\x09x")
+    batch.put(Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "old", 0), b"\1\0\0\0\0")
+    batch.put(Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "role", 9), encode_link(LINK))
+    batch.put(Family.AMQP_1_0_LINKS, catalog_keys.link_key("c", "empty", 0), b"")
     batch.put(Family.AMQP_1_0_LINKS, b"\xff", b"")
     store.write(batch)
     before = rows(store)

@@ -111,7 +111,7 @@ def test_preferences_of_the_wrong_form_are_refused(field: str, value: Any) -> No
 @pytest.mark.spec("A3")
 def test_open_twice_fails_and_close_twice_is_fine(store: Store) -> None:
     preferences, _ = opened(store)
-    with pytest.raises(StorageError, match="open already"):
+    with pytest.raises(StorageError, match="already open"):
         preferences.open_and_load(lambda each: None)
     preferences.close()
     preferences.close()

@@ -40,7 +40,7 @@ def test_a_good_place_passes_every_check_and_is_left_as_it_was(tmp_path: Path) -
     found = findings(tmp_path)
     assert {each["check"] for each in found} >= {"python", "packages", "open files", "memory", "disk", "clock", "tls"}
     assert not any(each["state"] == "FAIL" for each in found)
-    assert "is new" in of(found, "data")[0]["said"]
+    assert "is empty" in of(found, "data")[0]["detail"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,8 +51,8 @@ def test_people_get_a_line_for_each_and_what_to_do(tmp_path: Path) -> None:
         result = CliRunner().invoke(main, words)
     assert result.exit_code == 0
     assert f"amqp 127.0.0.1:{port}: Address already in use" in result.stdout
-    assert "-> stop what uses it" in result.stdout
-    assert "to look at" in result.stdout.splitlines()[-1]
+    assert "-> stop the process that uses it" in result.stdout
+    assert "warnings" in result.stdout.splitlines()[-1]
 
 
 def test_a_port_that_the_running_broker_of_this_data_uses_is_no_trouble(tmp_path: Path) -> None:
@@ -63,7 +63,9 @@ def test_a_port_that_the_running_broker_of_this_data_uses_is_no_trouble(tmp_path
     ):
         port = taken.getsockname()[1]
         result = CliRunner().invoke(main, [*words, f"--amqp-port={port}"])
-    assert f"ok    ports       amqp 127.0.0.1:{port} is the running broker's, process {os.getpid()}" in result.stdout
+    assert (
+        f"ok    ports       amqp 127.0.0.1:{port} is used by the running broker, process {os.getpid()}" in result.stdout
+    )
 
 
 def test_a_full_disk_is_something_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,9 +79,9 @@ def test_a_certificate_that_ended_or_does_not_fit_is_something_to_mend(tmp_path:
     key = f"--tls-key={TLS / 'server.key'}"
     assert of(findings(tmp_path, f"--tls-certificate={TLS / 'server.pem'}", key), "tls")[0]["state"] == "ok"
     ended = of(findings(tmp_path, f"--tls-certificate={TLS / 'expired.pem'}", key, code=2), "tls")[0]
-    assert "expired" in ended["said"]
+    assert "expired" in ended["detail"]
     other = of(findings(tmp_path, f"--tls-certificate={TLS / 'client.pem'}", key, code=2), "tls")[0]
-    assert "do not work together" in other["said"]
+    assert "do not work together" in other["detail"]
 
 
 def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path, monkeypatc
     flags = (f"--tls-certificate={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}")
     soon = of(findings(tmp_path, *flags), "tls")[0]
     assert soon["state"] == "warn"
-    assert "ends in 5 days" in soon["said"] or "ends in 6 days" in soon["said"]
+    assert "expires in 5 days" in soon["detail"] or "expires in 6 days" in soon["detail"]
 
 
 def test_more_connections_than_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,28 +102,28 @@ def test_more_connections_than_files_are_told(tmp_path: Path, monkeypatch: pytes
 def test_data_that_is_served_and_data_that_is_not_a_brokers_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "letter").write_text("dear")
-    assert "letter" in of(findings(tmp_path, code=2), "data")[0]["said"]
+    assert "letter" in of(findings(tmp_path, code=2), "data")[0]["detail"]
     (tmp_path / "data" / "letter").unlink()
     store = open_store(tmp_path / "data" / "node" / "store")
     try:
         served = of(findings(tmp_path, "--verify"), "data")
     finally:
         store.close()
-    assert "served by process" in served[0]["said"]
-    assert "not verified" in served[1]["said"]
+    assert "served by process" in served[0]["detail"]
+    assert "not verified" in served[1]["detail"]
 
 
 def test_verifying_names_what_is_damaged(tmp_path: Path) -> None:
     open_store(tmp_path / "data" / "node" / "store").close()
-    assert "is sound" in of(findings(tmp_path, "--verify"), "data")[1]["said"]
+    assert "is intact" in of(findings(tmp_path, "--verify"), "data")[1]["detail"]
     [manifest] = (tmp_path / "data" / "node" / "store" / "kv").glob("MANIFEST-*")
     raw = bytearray(manifest.read_bytes())
     raw[len(raw) // 2] ^= 0xFF
     manifest.write_bytes(raw)
     faults = [each for each in of(findings(tmp_path, "--verify", code=2), "data") if each["state"] == "FAIL"]
-    assert manifest.name in faults[0]["said"]
+    assert manifest.name in faults[0]["detail"]
 
 
 def test_a_variable_with_a_slip_in_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASALT_AMQP_PROT", "1")
-    assert "BASALT_AMQP_PORT?" in of(findings(tmp_path), "settings")[0]["said"]
+    assert "BASALT_AMQP_PORT?" in of(findings(tmp_path), "settings")[0]["detail"]

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.cli.conftest import Basalt
 
 import basaltmq
-from basaltmq.cli.line_batches import portions
+from basaltmq.cli.line_batches import line_batches
 
 WAIT_S = 60.0
 
@@ -86,15 +86,15 @@ def test_an_output_that_cannot_be_written_is_one_line_and_no_traceback(basalt: B
 
 def test_lines_come_whole_and_numbered_in_portions_that_end_at_limits_and_pauses() -> None:
     text = b"".join(b"%d\n" % each for each in range(100_000)) + b"\nlast"
-    found = list(portions(cast(BinaryIO, io.BytesIO(text)), 1_000, 1 << 20))
+    found = list(line_batches(cast(BinaryIO, io.BytesIO(text)), 1_000, 1 << 20))
     assert [line for portion in found for line in portion] == list(enumerate(text.split(b"\n"), 1))
     assert [len(portion) for portion in found[:-1]] == [1_000] * (len(found) - 1)
-    by_bytes = list(portions(cast(BinaryIO, io.BytesIO(b"aaaa\nbbbb\ncc")), 10, 4))
+    by_bytes = list(line_batches(cast(BinaryIO, io.BytesIO(b"aaaa\nbbbb\ncc")), 10, 4))
     assert by_bytes == [[(1, b"aaaa")], [(2, b"bbbb")], [(3, b"cc")]]
     read, write = os.pipe()
     with open(read, "rb") as source, open(write, "wb", buffering=0) as pipe:
         pipe.write(b"one\ntwo\nth")
-        coming = portions(source, 1_000, 1 << 20)
+        coming = line_batches(source, 1_000, 1 << 20)
         assert next(coming) == [(1, b"one"), (2, b"two")]
         pipe.write(b"ree\nfour")
         pipe.close()

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.cli.queue.message_lines import PREVIEW_CHARS, preview
-from basaltmq.messages.branches import Xid
+from basaltmq.queues.transactions.xid import Xid
 
 Run: TypeAlias = Callable[..., Result]
 
@@ -59,7 +59,7 @@ def test_a_queue_is_made_filled_looked_at_leased_and_acked(run: Run) -> None:
     assert run("ack", "jobs", token).stdout == "1 message of queue jobs acked\n"
     assert "error [stale_lease]" in run("ack", "jobs", token, code=1).stderr
     assert lines(run("lease", "jobs", "--json", "--ack"))[0]["payload"] == ""
-    assert run("lease", "jobs").stdout == "nothing is ready in queue jobs\n"
+    assert run("lease", "jobs").stdout == "no ready messages in queue jobs\n"
     (row,) = json.loads(run("list", "--json").stdout)
     assert (row["ready"], row["leased"], row["enqueued"], row["acked"]) == (0, 0, 3, 3)
 
@@ -88,7 +88,7 @@ def test_tables_read_well(run: Run) -> None:
     peeked = run("peek", "jobs").stdout
     assert "\x1b" not in peeked
     assert "two \\x1b[2J" in peeked
-    assert "answer with: basalt queue ack jobs" in run("lease", "jobs").stdout
+    assert "acknowledge with: basalt queue ack jobs" in run("lease", "jobs").stdout
     shown = run("stats", "jobs").stdout
     assert "visibility_timeout_ms: 30000" in shown
     assert "ready" in shown
@@ -153,7 +153,7 @@ def test_purge_and_delete_ask_first(run: Run) -> None:
     assert "2 messages of queue jobs deleted" in run("purge", "jobs", stdin="y\n").stdout
     run("delete", "jobs", code=1, stdin="n\n")
     assert run("delete", "jobs", "--yes").stdout == "queue jobs deleted\n"
-    assert run("list").stdout == "no queues; make one with: basalt queue create NAME\n"
+    assert run("list").stdout == "no queues; create one with: basalt queue create NAME\n"
     assert "error [queue_not_found]" in run("purge", "jobs", "--yes", code=1).stderr
 
 
@@ -163,11 +163,11 @@ def test_purge_and_delete_ask_first(run: Run) -> None:
         (b"plain", "line 2: JSON is malformed"),
         (b'{"value": "x"}', "line 2: Object contains unknown field `value`"),
         (b'{"payload": 5}', "line 2: Expected `str | null`"),
-        (b'{"headers": {}}', "line 2: a message has either payload or payload_base64"),
-        (b'{"payload": "x", "payload_base64": "eA=="}', "line 2: a message has either"),
+        (b'{"headers": {}}', "line 2: set exactly one of payload and payload_base64"),
+        (b'{"payload": "x", "payload_base64": "eA=="}', "line 2: set exactly one of"),
         (b'{"payload_base64": "?"}', "line 2: payload_base64:"),
         (b'{"payload": "\xff"}', "line 2:"),
-        (b'{"payload": "x", "priority": 300}', "priority of a message is 0 to 255"),
+        (b'{"payload": "x", "priority": 300}', "priority of a message must be 0 to 255"),
     ],
 )
 def test_a_line_that_is_no_message_is_named_and_nothing_is_half_done(run: Run, line: bytes, said: str) -> None:
@@ -222,7 +222,7 @@ def test_a_preview_is_one_short_line() -> None:
 @pytest.mark.spec("A6")
 def test_branches_in_doubt_are_listed_beside_a_running_process_and_settled_by_an_operator(run: Run, data: Path) -> None:
     fill(run, "one", "two")
-    assert "no branch is in doubt" in run("transactions").stdout
+    assert "no prepared branches" in run("transactions").stdout
     x, y = Xid(1, b"global", b"a"), Xid(1, b"global", b"b")
     with basaltmq.open(data) as db:
         for xid in (x, y):
@@ -243,5 +243,5 @@ def test_branches_in_doubt_are_listed_beside_a_running_process_and_settled_by_an
     assert "committed by an operator" in run("transactions").stdout
     run("forget", str(x), "--yes")
     run("forget", str(y), "--yes")
-    assert "no branch is in doubt" in run("transactions").stdout
+    assert "no prepared branches" in run("transactions").stdout
     assert "format:global:branch" in run("forget", "nonsense", "--yes", code=1).stderr

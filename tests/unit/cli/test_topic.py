@@ -51,9 +51,9 @@ def test_a_topic_is_created_listed_described_and_deleted(basalt: Basalt) -> None
 
 def test_an_empty_store_says_what_to_do(basalt: Basalt, data: Path) -> None:
     basaltmq.open(data).close()
-    assert basalt("topic", "list").output == "no topics; make one with: basalt topic create NAME\n"
+    assert basalt("topic", "list").output == "no topics; create one with: basalt topic create NAME\n"
     assert json.loads(basalt("topic", "list", "--json").output) == []
-    assert basalt("topic", "groups").output == "no groups have committed anything\n"
+    assert basalt("topic", "groups").output == "no group has committed an offset\n"
 
 
 def test_deleting_asks_first(basalt: Basalt, data: Path) -> None:
@@ -168,7 +168,7 @@ def test_batches_before_a_bad_line_are_there_and_counted(basalt: Basalt, monkeyp
     assert basalt("topic", "read", "orders", "--raw").stdout == "a\nb\nc\n1\n2\n"
     monkeypatch.setattr(lines_of_input, "LINE_BYTES_MAX", 10)
     result = basalt("topic", "append", "orders", "--raw", stdin="short\nfar too long a line\n", code=1)
-    assert "line 2 is over 10 bytes" in result.stderr
+    assert "line 2 is longer than 10 bytes" in result.stderr
 
 
 def test_raw_lines_keys_partitions_and_files(basalt: Basalt, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_follower_that_retention_overtakes_says_what_it_missed(
         monkeypatch.setattr(StreamView, "wait", wait)
         result = basalt("topic", "read", "orders", "--follow", "--raw", "--limit", "3")
     assert result.stdout == "first\n3\n4\n"
-    assert "offsets 1 to 3 of partition 0 went by retention" in result.stderr
+    assert "offsets 1 to 3 of partition 0 were deleted by retention" in result.stderr
 
 
 def test_a_topic_deleted_under_a_follower_ends_it_with_an_error(
@@ -288,7 +288,7 @@ def test_commands_that_write_need_the_store_for_themselves_and_those_that_read_d
         for words in (("append", "orders"), ("create", "x"), ("delete", "orders", "--yes")):
             result = basalt("topic", *words, stdin='{"value": "x"}', code=1)
             assert "store_locked" in result.stderr
-            assert "trying again may help" in result.stderr
+            assert "a retry may succeed" in result.stderr
 
 
 def test_groups_are_listed_shown_moved_and_forgotten(basalt: Basalt, data: Path) -> None:
@@ -306,7 +306,7 @@ def test_groups_are_listed_shown_moved_and_forgotten(basalt: Basalt, data: Path)
     basalt("topic", "groups", "billing", "--topic", "orders", "--reset", "2", "--partition", "1")
     rows = json.loads(basalt("topic", "groups", "billing", "--json").output)
     assert [(row["partition"], row["committed"], row["lag"]) for row in rows] == [(0, 5, 0), (1, 2, 3)]
-    assert basalt("topic", "groups", "billing", "--delete").output == "group billing forgotten\n"
+    assert basalt("topic", "groups", "billing", "--delete").output == "group billing deleted\n"
     assert json.loads(basalt("topic", "groups", "--json").output) == []
 
 
@@ -314,7 +314,7 @@ def test_groups_are_listed_shown_moved_and_forgotten(basalt: Basalt, data: Path)
 def test_a_topic_moves_between_engines_with_all_it_holds(basalt: Basalt) -> None:
     basalt("topic", "create", "orders")
     basalt("topic", "append", "orders", "--raw", stdin="a\nb\nc\n")
-    assert "kept by the rocksdb engine" in basalt("topic", "migrate", "orders", "rocksdb").output
+    assert "now uses the rocksdb engine" in basalt("topic", "migrate", "orders", "rocksdb").output
     assert json.loads(basalt("topic", "list", "--json").output)[0]["engine"] == "rocksdb"
     assert basalt("topic", "read", "orders", "--raw").stdout == "a\nb\nc\n"
     basalt("topic", "migrate", "orders", "segment")
@@ -337,7 +337,7 @@ def test_metadata_is_exported_and_imported(basalt: Basalt, data: Path, tmp_path:
     assert result.stdout == "2 topics created, 2 offsets of groups set\n"
     result = CliRunner().invoke(main, [*other, "import"], input=export.read_bytes())
     assert result.stdout.startswith("0 topics created")
-    assert "left as they are, because they exist: orders, other" in result.stderr
+    assert "skipped existing topics: orders, other" in result.stderr
     with StreamView.open(tmp_path / "other") as view:
         assert view.topic("orders").config.retention_records == 50
         assert [row.lag for row in view.lag("billing")] == [0, 0]

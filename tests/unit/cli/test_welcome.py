@@ -34,7 +34,7 @@ def test_a_password_that_was_chosen_is_not_shown_and_guest_is_not_promised() -> 
     text = welcome(changed("auth", **chosen), PORTS, "9.9")
     assert "hunter2" not in text
     assert "amqp://root:PASSWORD@" in text
-    assert "guest is let in" not in welcome(changed("auth", loopback_users=()), PORTS, "9.9")
+    assert "guest can log in" not in welcome(changed("auth", loopback_users=()), PORTS, "9.9")
 
 
 def test_addresses_are_ones_a_client_can_use() -> None:

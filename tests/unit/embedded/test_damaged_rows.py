@@ -87,5 +87,5 @@ def test_commands_show_export_and_delete_what_is_in_quarantine(world: World, tmp
     assert row[1][-16:].hex() in run("queue", "quarantine", "show", record_id)
     assert run("queue", "quarantine", "export").count("\n") == 1
     assert "deleted" in run("queue", "quarantine", "delete", record_id, "--yes")
-    assert "nothing is in quarantine" in run("queue", "quarantine", "list")
+    assert "the quarantine is empty" in run("queue", "quarantine", "list")
     assert record_id not in run("store", "verify")

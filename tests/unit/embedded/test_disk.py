@@ -70,7 +70,7 @@ def test_producers_are_refused_while_the_disk_is_low_and_consumers_go_on(tmp_pat
         fill(other, leave_bytes=8 * MIB)
         sleep(0.05)
         for name, produce in producers(db).items():
-            with pytest.raises(DiskFullError, match=r"low on disk: \d+ bytes are free .* then try again"):
+            with pytest.raises(DiskFullError, match=r"low on disk: \d+ bytes are free .* then retry"):
                 produce()
             assert DiskFullError.retriable, name
         leased = db.queue("jobs").lease(10)

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.embedded.queue_rig import LONG_S, finish, in_background, payloads, until, waiting
 
 import basaltmq
+from basaltmq.durability import Durability
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.embedded.queue import EmbeddedQueue
 from basaltmq.errors import (
@@ -24,7 +25,7 @@ from basaltmq.errors import (
     StoreClosedError,
     TransactionError,
 )
-from basaltmq.queues.config import Durability, Overflow
+from basaltmq.queues.config import Overflow
 from basaltmq.queues.draft import Draft
 
 
@@ -128,9 +129,9 @@ def test_a_field_of_the_wrong_kind_is_refused(queue: EmbeddedQueue, fields: dict
 
 def test_fields_of_many_messages_are_their_own(queue: EmbeddedQueue) -> None:
     wrong: Any = {"headers": {"a": "b"}}
-    with pytest.raises(InvalidArgumentError, match="headers: for a single payload"):
+    with pytest.raises(InvalidArgumentError, match="headers: allowed for a single payload only"):
         queue.enqueue([b"x", b"y"], **wrong)
-    with pytest.raises(InvalidArgumentError, match="each Draft has its own"):
+    with pytest.raises(InvalidArgumentError, match="set them on each Draft"):
         queue.enqueue(Draft(payload=b"x"), delay_ms=5)
     assert queue.enqueue([]) == []
 
@@ -153,7 +154,7 @@ def test_a_lease_of_no_count_is_refused(queue: EmbeddedQueue, count: Any) -> Non
 
 @pytest.mark.parametrize("wait", [-1, "1", float("nan"), True])
 def test_a_wait_of_no_time_is_refused(queue: EmbeddedQueue, wait: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="wait is 0 seconds or more"):
+    with pytest.raises(InvalidArgumentError, match="wait must be 0 seconds or more"):
         queue.lease(wait=wait)
 
 
@@ -205,7 +206,7 @@ def test_only_what_lease_returned_can_be_settled_and_only_in_its_queue(db: Basal
     (message,) = queue.lease()
     wrong: list[Any] = [message.id, message.token, None, "x", [message, b"x"], {message: 1}]
     for each in wrong:
-        with pytest.raises(InvalidArgumentError, match="give what lease returned"):
+        with pytest.raises(InvalidArgumentError, match="pass what lease returned"):
             queue.ack(each)
     with pytest.raises(InvalidArgumentError, match="cannot be settled in queue 'other'"):
         db.queue("other").ack(message)

@@ -103,6 +103,7 @@ def test_records_over_the_limit_are_refused(db: Basalt) -> None:
     topic.append(b"x" * 100)
 
 
+@pytest.mark.spec("B4")
 def test_keys_choose_partitions_and_positions_say_where(db: Basalt) -> None:
     topic = db.topic("orders", partitions=4)
     places = {topic.append(b"x", key=b"same").partition for _ in range(5)}

@@ -13,9 +13,9 @@ import basaltmq
 from basaltmq.embedded.database import Basalt
 from basaltmq.embedded.transaction import Transaction
 from basaltmq.errors import InvalidArgumentError, StaleLeaseError, XaRolledBackError
-from basaltmq.messages.branches import Xid
 from basaltmq.queues.draft import Draft
-from basaltmq.transactions.transaction import State
+from basaltmq.queues.transactions.transaction import State
+from basaltmq.queues.transactions.xid import Xid
 
 X = Xid(7, b"g", b"b")
 
@@ -116,7 +116,7 @@ def test_a_session_block_that_raises_dooms_its_branch(db: Basalt) -> None:
 
 def test_what_is_no_queue_message_or_wait_is_refused_by_name(db: Basalt) -> None:
     tx = db.transaction()
-    with pytest.raises(InvalidArgumentError, match="by name"):
+    with pytest.raises(InvalidArgumentError, match="must be a name"):
         tx.enqueue(5, b"x")  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="lease returned"):
         tx.ack(b"x")  # type: ignore[arg-type]

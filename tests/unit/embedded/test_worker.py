@@ -224,7 +224,7 @@ def test_without_keep_alive_a_handler_that_hangs_loses_its_message(
         seen.may_end.set()
         until(lambda: worker.late == 1)
     assert message.attempts == 1
-    assert "after its lease was over" in caplog.text
+    assert "after its lease expired" in caplog.text
     queue.ack(message)
 
 
@@ -375,7 +375,7 @@ def test_a_poison_message_waits_longer_each_time_and_its_error_is_logged(
         assert failed.acquire(timeout=LONG_S)
         until(lambda: queue.stats()["delayed"] == 1)
     assert worker.failed < 10, "a failure is not tried again at once"
-    (record, *_) = [each for each in caplog.records if "the handler of queue" in each.message]
+    (record, *_) = [each for each in caplog.records if "handler failed on message" in each.message]
     assert message_id.hex() in record.message
     assert "Traceback" in caplog.text
     assert "raise ValueError" in caplog.text

@@ -242,7 +242,7 @@ def test_a_failed_write_poisons_the_lane(
     with pytest.raises(kind, match="log"):
         put(lane, b"x" * 16)
     monkeypatch.undo()
-    with pytest.raises(StorePoisonedError, match="opened again"):
+    with pytest.raises(StorePoisonedError, match="open the store again"):
         put(lane, b"x" * 16)
     with pytest.raises(StorePoisonedError):
         lane.sync()

@@ -34,7 +34,7 @@ def test_a_beginning_is_a_place_offsets_or_a_time(text: str | None, options: dic
 
 
 def test_a_beginning_that_is_neither_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="--from is earliest"):
+    with pytest.raises(InvalidArgumentError, match="--from: expected earliest"):
         bound("--from", "starting", "yesterday")
 
 
@@ -54,16 +54,16 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["archive", "--topics", ",", "--to", "x"], "name one topic or several"),
-        (["archive", "--topics", "a", "--to", "x", "--once", "--continuous", "1"], "not both"),
-        (["replay", "--topics", "a", "--checkpoint", "x"], "would double"),
+        (["archive", "--topics", ",", "--to", "x"], "expected one or more topic names"),
+        (["archive", "--topics", "a", "--to", "x", "--once", "--continuous", "1"], "give either"),
+        (["replay", "--topics", "a", "--checkpoint", "x"], "cannot be replayed into itself"),
         (["compact"], "Missing argument"),
-        (["dedup", "--topics", "a"], "say where records go"),
-        (["latest", "--topics", "a", "--target-topic", "b", "--parquet", "c"], "say where records go"),
-        (["profile", "--data-dir", "x", "--server", "http://y"], "not both"),
+        (["dedup", "--topics", "a"], "choose a target"),
+        (["latest", "--topics", "a", "--target-topic", "b", "--parquet", "c"], "choose a target"),
+        (["profile", "--data-dir", "x", "--server", "http://y"], "give either"),
         (["audit", "--server", "http://y"], "give --data-dir"),
         (["rebuild-index", "--server", "http://y"], "give --data-dir"),
-        (["dlq", "report", "--server", "http://y"], "name the queues"),
+        (["dlq", "report", "--server", "http://y"], "requires the names"),
         (["lag", "--server", "http://127.0.0.1:1"], "no broker answers"),
     ],
 )

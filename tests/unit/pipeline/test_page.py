@@ -1,4 +1,4 @@
-"""Pages are whole, hold what they are given, and nothing that is given becomes markup."""
+"""Report pages are well formed, show what they are given, and escape every name that comes from a client."""
 
 from __future__ import annotations
 
@@ -7,42 +7,107 @@ from xml.etree import ElementTree
 
 import pytest
 
-from basaltmq.pipeline.page import bars, code, heading, lying_bars, number, page, scale, table, tiles, verdict
+from basaltmq.pipeline.audit.audit import Audited, Bucket, PartitionAudit
+from basaltmq.pipeline.dlq import Cause, DeadHour, DeadKey, DeadQueue, DlqReport
+from basaltmq.pipeline.findings import Finding, Severity
+from basaltmq.pipeline.lag import GroupLag, Lag, QueueBacklog
+from basaltmq.pipeline.latency import Latencies, Minute, QueueLatency, Times
+from basaltmq.pipeline.profile import (
+    FieldProfile,
+    HourCount,
+    KeyCount,
+    Profile,
+    SizeBucket,
+    Sizes,
+    TopicProfile,
+)
+from basaltmq.pipeline.reports.figures import number
+from basaltmq.pipeline.reports.pages import audit_page, dlq_page, lag_page, latency_page, profile_page
+from basaltmq.pipeline.reports.plots import bars, horizontal_bars, scale
 
 pytestmark = pytest.mark.spec("F2")
 
-HOSTILE = "<script>alert('x')</script>&\""
+H = "<script>alert('x')</script>&\""
+HOUR = "2026-11-01 00:00"
+TIMES = Times(1.5, None, 3e6)
+SIZES = Sizes(1, 2.5, 3, 4, 5, 6, 7000)
+
+PAGES = {
+    "audit": audit_page(
+        Audited(
+            H,
+            H,
+            [Finding(Severity.LOSS, H, H, H)],
+            [PartitionAudit(H, 0, 0, 9, 1234, 1234, None)],
+            [Bucket(H, HOUR, 5, 4)],
+            1.0,
+        )
+    ),
+    "latency": latency_page(
+        Latencies(
+            [QueueLatency(H, None, 1234, 1, 0, 0, 0, 0, TIMES, TIMES, TIMES)],
+            [QueueLatency(H, H, 1, 1, 0, 0, 0, 0, TIMES, TIMES, TIMES)],
+            [Minute(H, HOUR, 1, 1, 0)],
+            {H: 1.5},
+        )
+    ),
+    "lag": lag_page(Lag([GroupLag(H, H, 0, 5, 10, 1234)], [QueueBacklog(H, 50, 1 << 30, 7)])),
+    "dlq": dlq_page(
+        DlqReport(
+            [DeadQueue(H, 1234, 100, H, H, 1, 2)],
+            [Cause(H, H, H, H, 3, 9, H, H)],
+            [DeadHour(H, HOUR, H, 3)],
+            [DeadKey(H, H, 4)],
+            2.5,
+        )
+    ),
+    "profile": profile_page(
+        Profile(
+            [TopicProfile(H, 1234, 2, H, H, 1, 2, 3, SIZES, SIZES, 10, 9, 0.9, H)],
+            [FieldProfile(H, H, H, 9, 0.1, 5, H, H)],
+            [KeyCount(H, H, 5)],
+            [SizeBucket(H, 2048, 7)],
+            [HourCount(H, HOUR, 1000)],
+            [H],
+            3.0,
+        )
+    ),
+}
 
 
-def test_a_page_is_well_formed_and_escapes_everything() -> None:
-    made = page(
-        HOSTILE,
-        [
-            heading(HOSTILE),
-            table([{HOSTILE: HOSTILE, "severity": HOSTILE, "n": 1234}, {HOSTILE: None, "severity": "x", "n": 1.5}]),
-            bars(HOSTILE, [HOSTILE] * 30, {HOSTILE: [float(i) for i in range(30)], "zero": [0.0] * 30}, HOSTILE),
-            lying_bars(HOSTILE, [HOSTILE, "b"], {HOSTILE: [1.0, 2.0]}, HOSTILE),
-            tiles([(HOSTILE, HOSTILE), ("n", 7)]),
-            verdict(HOSTILE, HOSTILE),
-            code(HOSTILE),
-        ],
-    )
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_well_formed_and_escapes_everything(name: str) -> None:
+    made = PAGES[name]
     assert "<script" not in made
     assert "1,234" in made
-    body = made.removeprefix("<!doctype html>\n")
-    body = re.sub(r"<meta [^>]*>", "", body)
-    root = ElementTree.fromstring(body)  # noqa: S314 made here
-    # A bar for each figure that is not 0, and two for the legend.
-    assert len(list(root.iter("rect"))) == 29 + 2 + 2
-    assert "http" not in made
-    assert HOSTILE in "".join(root.itertext())
+    assert "http" not in made, "a page loads nothing"
+    root = ElementTree.fromstring(re.sub(r"<!doctype html>|<meta [^>]*>", "", made))  # noqa: S314 made here
+    text = "".join(root.itertext())
+    assert H in text
+    assert "&lt;" not in text, "escaped twice"
+    assert list(root.iter("rect"))
 
 
-def test_nothing_to_plot_is_no_plot() -> None:
-    assert bars("x", [], {}) == ""
-    assert "none" in table([], "none")
-    assert lying_bars("x", [], {}) == ""
-    assert "rect" not in bars("x", ["a"], {"only": [0.0]})
+def test_pages_without_data_say_so() -> None:
+    assert "No inconsistency found." in audit_page(Audited("/d", None, [], [], [], 0.1))
+    assert "no events" in latency_page(Latencies([], [], [], {}))
+    assert "no queues" in lag_page(Lag([], []))
+    assert "No dead letters." in dlq_page(DlqReport([], [], [], [], 0.0))
+    assert "no records" in profile_page(Profile([], [], [], [], [], [], 0.0))
+
+
+def test_a_backlog_shows_delayed_messages_besides_the_others() -> None:
+    """The count of messages does not include delayed ones."""
+    assert "ready or leased 50 messages" in PAGES["lag"]
+    assert "delayed 7 messages" in PAGES["lag"]
+
+
+def test_no_plot_without_data() -> None:
+    assert bars("x", [], {}, "records") is None
+    assert horizontal_bars("x", [], {}, "records") is None
+    plot = bars("x", ["a"], {"only": [0.0]}, "records")
+    assert plot is not None
+    assert not plot.bars
 
 
 @pytest.mark.parametrize(
@@ -54,9 +119,10 @@ def test_an_axis_has_round_numbers(largest: float, top: float, step: float) -> N
 
 
 def test_a_plot_of_many_bars_sums_neighbours_up() -> None:
-    made = bars("x", [str(i) for i in range(5000)], {"n": [1.0] * 5000})
-    assert made.count("<rect") == 5000 // 13 + 1
-    assert "0: n 13" in made
+    plot = bars("x", [str(i) for i in range(5000)], {"n": [1.0] * 5000}, "records")
+    assert plot is not None
+    assert len(plot.bars) == 5000 // 13 + 1
+    assert plot.bars[0].tooltip == "0: n 13 records"
 
 
 @pytest.mark.parametrize(

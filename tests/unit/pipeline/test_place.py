@@ -22,7 +22,7 @@ def test_every_form_of_path_leads_to_the_store(tmp_path: Path) -> None:
         store = made.make(name)
         assert store_path(tmp_path / "node", name) == store
         assert store_path(store.parent) == store
-    with pytest.raises(NotFoundError, match="no vhost 'none'; there are "):
+    with pytest.raises(NotFoundError, match="no vhost 'none'; it has "):
         store_path(tmp_path / "node", "none")
     with pytest.raises(NotFoundError, match="there is no store at"):
         store_path(tmp_path / "nothing")

@@ -202,7 +202,7 @@ def test_a_wrong_row_is_found_by_comparing(tmp_path: Path) -> None:
         batch.delete(Family.STREAM_INDEX, next(store.scan(Family.STREAM_INDEX, b"N"))[0])
         store.write(batch)
     found = rebuild_index(LocalTasks(), RebuildJob(path=str(tmp_path), compare=True)).findings
-    assert sorted(each.said.split(" ", 2)[2] for each in found) == ["differs", "is missing"]
+    assert sorted(each.detail.split(" ", 2)[2] for each in found) == ["differs", "is missing"]
     assert exit_code(found) == 2
     assert rebuild_index(LocalTasks(), RebuildJob(path=str(tmp_path))).findings == []
     assert rebuild_index(LocalTasks(), RebuildJob(path=str(tmp_path), compare=True)).findings == []

@@ -42,10 +42,10 @@ def refusal() -> str:
 
 def test_a_missing_and_an_old_java_are_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
-    assert "needs Java 17 and there is none: apt install" in refusal()
+    assert "needs Java 17 but Java is not installed: apt install" in refusal()
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "needs Java 17 and there is none" in refusal()
+    assert "needs Java 17 but Java is not installed" in refusal()
     monkeypatch.setenv("JAVA_HOME", java(tmp_path / "old", 'openjdk version "11.0.2"'))
     assert "found 11: install it, or set JAVA_HOME" in refusal()
 

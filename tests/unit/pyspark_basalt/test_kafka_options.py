@@ -192,9 +192,9 @@ def test_what_is_not_there_is_told_before_anything_is_read(store: Path, is_strea
 
     with pytest.raises(TopicNotFoundError, match=r"there is no topic 'c' in .*; there are a, b"):
         ask(subscribe="c")
-    with pytest.raises(InvalidArgumentError, match="has partitions 0 to 1, and no 2"):
+    with pytest.raises(InvalidArgumentError, match="has partitions 0 to 1, not 2"):
         ask(assign='{"a": [2]}')
-    with pytest.raises(InvalidArgumentError, match=r"a\[0\] ends at offset 10; it cannot be read from 11"):
+    with pytest.raises(InvalidArgumentError, match=r"a\[0\] ends at offset 10; it cannot be read from offset 11"):
         ask(subscribe="a", startingOffsets='{"a": {"0": 11}}')
     with pytest.raises(InvalidArgumentError, match=r"partitions that are not read: b\[0\]"):
         ask(subscribe="a", startingOffsets='{"b": {"0": 1}}')

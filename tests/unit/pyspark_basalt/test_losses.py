@@ -115,7 +115,7 @@ def test_a_lower_end_of_the_same_topic_is_an_error_or_the_query_goes_on_there(
     found = lenient(copy, minOffsetsPerTrigger="1000")
     with caplog.at_level(logging.WARNING, "basaltmq.spark"):
         after = found.latestOffset(end, ALL)
-    assert "goes on at offset 5" in caplog.text
+    assert "continues at offset 5" in caplog.text
     assert after["orders"] == {"0": 5}
     assert batch(found, end, after) == []
     with basaltmq.open(copy) as db:
@@ -175,7 +175,7 @@ def test_a_planned_range_of_a_deleted_topic_is_lost(tmp_path: Path) -> None:
     told = r"orders-2\[0\] was deleted: expected offsets 0 to 2, found no topic"
     with pytest.raises(DataLossError, match=told):
         found.partitions(start, end)
-    views._opened.cache_clear()
+    views._open_view.cache_clear()
     with pytest.raises(DataLossError, match=told):
         list(found.read(gone))
     accepting = lenient(tmp_path, subscribePattern="orders.*")
@@ -237,7 +237,7 @@ def test_a_topic_deleted_between_listing_and_its_offsets_is_left_out(
         for name in ("orders", "orders-2"):
             db.topic(name, partitions=2).append([b"x"] * 3, partition=0)
     view = Deleting(tmp_path, "orders-2")
-    monkeypatch.setattr(source, "seen_at", lambda *_, **__: view)
+    monkeypatch.setattr(source, "topics_at", lambda *_, **__: view)
     try:
         if is_streaming:
             offset = reader(tmp_path, subscribePattern="orders.*").initialOffset()

@@ -43,15 +43,15 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
     ("given", "told"),
     [
         ({"subscribe": "orders"}, "say where the data is"),
-        ({"path": "/d"}, "one of subscribe, subscribePattern and assign"),
+        ({"path": "/d"}, "exactly one of subscribe"),
         ({"path": "/d", "subscribe": "a", "assign": '{"a": [0]}'}, "subscribe and assign"),
         ({"path": "/d", "subscribe": "a", "endingOffset": "latest"}, "did you mean endingOffsets"),
-        ({"path": "/d", "subscribe": " , "}, "subscribe names one topic"),
+        ({"path": "/d", "subscribe": " , "}, "subscribe must contain"),
         ({"path": "/d", "subscribePattern": "("}, "not a regular expression"),
-        ({"path": "/d", "assign": '{"a": "0"}'}, "assign gives partitions by topic"),
-        ({"path": "/d", "subscribe": "a", "startingOffsets": "soon"}, "startingOffsets is"),
-        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "gives partitions and offsets"),
-        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": 3}'}, "gives partitions and offsets"),
+        ({"path": "/d", "assign": '{"a": "0"}'}, "assign must contain partitions by topic"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": "soon"}, "startingOffsets must be"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "must have partitions and offsets"),
+        ({"path": "/d", "subscribe": "a", "startingOffsets": '{"a": 3}'}, "must have partitions and offsets"),
         ({"path": "/d", "subscribe": "a", "endingOffsets": "earliest"}, "cannot be earliest"),
         ({"path": "/d", "subscribe": "a", "endingOffsets": '{"a": {"0": -2}}'}, "cannot be earliest"),
         ({"path": "/d", "subscribe": "a", "startingTimestamp": "today"}, "milliseconds since 1970"),
@@ -59,7 +59,7 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"path": "/d", "subscribe": "a", "minPartitions": "0"}, "number above 0"),
         ({"path": "/d", "subscribe": "a", "failOnDataLoss": "maybe"}, "true or false"),
         ({"path": "/d", "server": "h", "subscribe": "a"}, "path, for a directory, or server"),
-        ({"path": "/d", "subscribe": "a", "password": "p"}, "password goes with server"),
+        ({"path": "/d", "subscribe": "a", "password": "p"}, "password requires server"),
         ({"server": "ftp://h", "subscribe": "a"}, "address of a broker's admin API"),
         ({"server": "http://me:s3same@h", "subscribe": "a"}, "not into server"),
         ({"server": "http://h:port", "subscribe": "a"}, "address of a broker's admin API"),
@@ -67,14 +67,14 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"server": "h", "subscribe": "a", "retryTimeoutMs": "soon"}, "number of milliseconds"),
         ({"path": "/d", "subscribe": "a", "queue": "q"}, "subscribe and queue"),
         ({"path": "/d", "queue": "q", "startingOffsets": '{"q": {"0": 1}}'}, "earliest or latest"),
-        ({"path": "/d", "queue": "q", "explodeEvents": "true"}, "explodeEvents is for topics"),
-        ({"path": "/d", "subscribe": "a", "commitGroup": "g"}, "commitGroup is for streams"),
-        ({"path": "/d", "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is for streams"),
-        ({"path": "/d", "subscribe": "a", "groupIdPrefix": "g"}, "commitGroup names one"),
-        ({"path": "/d", "subscribe": "a", "kafka.group.id": "g"}, "commitGroup names one"),
-        ({"path": "/d", "subscribe": "a", "kafka.bootstrap.servers": "h:9092"}, "give path, or server"),
-        ({"path": "/d", "subscribe": "a", "kafka.security.protocol": "SSL"}, "a setting of Kafka's clients"),
-        ({"path": "/d", "subscribe": "a", "fetchOffset.numRetries": "3"}, "retryTimeoutMs says"),
+        ({"path": "/d", "queue": "q", "explodeEvents": "true"}, "explodeEvents is only for topics"),
+        ({"path": "/d", "subscribe": "a", "commitGroup": "g"}, "commitGroup is only for streaming"),
+        ({"path": "/d", "subscribe": "a", "maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger is only for streaming"),
+        ({"path": "/d", "subscribe": "a", "groupIdPrefix": "g"}, "commitGroup commits its progress"),
+        ({"path": "/d", "subscribe": "a", "kafka.group.id": "g"}, "commitGroup commits its progress"),
+        ({"path": "/d", "subscribe": "a", "kafka.bootstrap.servers": "h:9092"}, "use path, or server"),
+        ({"path": "/d", "subscribe": "a", "kafka.security.protocol": "SSL"}, "a setting of Kafka clients"),
+        ({"path": "/d", "subscribe": "a", "fetchOffset.numRetries": "3"}, "use retryTimeoutMs"),
         ({"path": "/d", "subscribe": "a", "startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_delay_has_a_unit(text: str, ms: int) -> None:
 
 
 def test_a_stream_has_no_end() -> None:
-    with pytest.raises(InvalidArgumentError, match="endingOffsets is for batch queries"):
+    with pytest.raises(InvalidArgumentError, match="endingOffsets is only for batch queries"):
         parse({"path": "/d", "subscribe": "a", "endingOffsets": "latest"}, is_streaming=True)
 
 

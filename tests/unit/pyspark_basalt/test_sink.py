@@ -16,7 +16,7 @@ from basaltmq.streams.imports import stage
 from basaltmq.streams.imports.imports import open_imports
 from basaltmq.streams.imports.stage import CHUNK_BYTES, CHUNK_RECORDS
 from basaltmq.streams.partitions import partition_of_key
-from pyspark_basalt.chunks import Cutter
+from pyspark_basalt.chunks import ChunkSplitter
 from pyspark_basalt.sink import Staged, stage_rows
 from pyspark_basalt.views import view_of
 
@@ -83,7 +83,7 @@ def test_columns_say_topic_partition_headers_and_time(tmp_path: Path) -> None:
 
 
 def test_chunks_keep_their_limits_and_lose_nothing() -> None:
-    cutter = Cutter(lambda _: 1, "t", 0, 0)
+    cutter = ChunkSplitter(lambda _: 1, "t", 0, 0)
     many = rows(value=[b"%d" % i for i in range(CHUNK_RECORDS * 2 + 5)])
     large = rows(value=[b"x" * (CHUNK_BYTES // 3)] * 7 + [b"y" * (CHUNK_BYTES + 1)])
     for batch in (many, large):
@@ -95,7 +95,7 @@ def test_chunks_keep_their_limits_and_lose_nothing() -> None:
 
 
 def test_records_without_a_key_go_to_the_partitions_in_turns(tmp_path: Path) -> None:
-    cutter = Cutter(lambda _: 3, "t", 0, turn=4)
+    cutter = ChunkSplitter(lambda _: 3, "t", 0, turn=4)
     found = [partition for i in range(4) for _, partition, _ in cutter.chunks([rows(value=[b"%d" % i])])]
     assert found == [1, 2, 0, 1]
 

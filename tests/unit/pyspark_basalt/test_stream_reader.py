@@ -77,7 +77,7 @@ def test_a_group_is_told_of_each_finished_batch_the_last_included(tmp_path: Path
         assert [(each.topic, each.committed, each.lag) for each in view.lag("reports")] == [("orders", 3, 0)]
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"y"])
-        with pytest.raises(StoreLockedError, match="commitGroup by path needs the store for a moment: use server="):
+        with pytest.raises(StoreLockedError, match="commitGroup with path needs write access"):
             reader(tmp_path, commitGroup="reports").latestOffset(end, ALL)
 
 

@@ -41,16 +41,16 @@ def schema(text: str) -> StructType:
     ("options", "columns", "told"),
     [
         ({}, "value BINARY", "say where to write to"),
-        ({"path": "/x"}, "value BINARY", "which topic"),
+        ({"path": "/x"}, "value BINARY", "the topic is missing"),
         ({"path": "/x", "topics": "a"}, "value BINARY", "did you mean topic?"),
-        ({"path": "/x", "topic": "a"}, "key BINARY", "needs a column value"),
+        ({"path": "/x", "topic": "a"}, "key BINARY", "the column value is missing"),
         ({"path": "/x", "topic": "a"}, "value BINARY, price INT", "no column 'price'"),
-        ({"path": "/x", "topic": "a"}, "value INT", "value is binary or string, not int"),
-        ({"path": "/x"}, "value STRING, topic INT", "topic is string, not int"),
-        ({"path": "/x", "topic": "a", "runId": "r"}, "value BINARY", "go together"),
-        ({"path": "/x", "topic": "a", "runId": "r", "batchId": "-1"}, "value BINARY", "number from 0 on"),
-        ({"path": "/x", "topic": "a", "runId": "once-a", "batchId": "1"}, "value BINARY", "not remembered"),
-        ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run is named by"),
+        ({"path": "/x", "topic": "a"}, "value INT", "value must be binary or string, not int"),
+        ({"path": "/x"}, "value STRING, topic INT", "topic must be string, not int"),
+        ({"path": "/x", "topic": "a", "runId": "r"}, "value BINARY", "give both"),
+        ({"path": "/x", "topic": "a", "runId": "r", "batchId": "-1"}, "value BINARY", "number of at least 0"),
+        ({"path": "/x", "topic": "a", "runId": "once-a", "batchId": "1"}, "value BINARY", "not recorded"),
+        ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run name has"),
     ],
 )
 def test_what_is_wrong_is_named(options: dict[str, str], columns: str, told: str) -> None:
@@ -73,5 +73,5 @@ def test_a_batch_write_is_a_run_of_its_own_unless_named() -> None:
     assert first.run != second.run
     named = parse_write(given | {"RUNID": "r", "batchid": "7"}, schema("value STRING"), is_streaming=False)
     assert (named.run, named.batch) == ("r", 7)
-    with pytest.raises(InvalidArgumentError, match="its query's run"):
+    with pytest.raises(InvalidArgumentError, match="uses its query id"):
         parse_write(given | {"runId": "r", "batchId": "7"}, schema("value STRING"), is_streaming=True)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from basaltmq.durability import Durability
 from basaltmq.errors import StoreStalledError
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family

@@ -9,13 +9,13 @@ from typing import Final
 
 from tests.unit.queues.conftest import MS, START_NS, Clock
 
-from basaltmq.messages.branches import Xid
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.transactions.branches import decode_draft
+from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -39,12 +39,12 @@ Damage = Callable[[bytes, bytes], tuple[bytes, bytes]]
 BY_VALUE: Final = (
     Family.MESSAGES,
     Family.DELAYED,
-    Family.BODIES,
-    Family.LEASE_CALLS,
+    Family.MESSAGE_CONTENT,
+    Family.LEASES,
     Family.QUEUES,
     Family.QUEUE_STATS,
     Family.DEDUP,
-    Family.QUEUE_BRANCHES,
+    Family.XIDS,
     Family.BRANCH_DRAFTS,
     Family.STATE,
     Family.DELETED_QUEUES,
@@ -54,8 +54,8 @@ BY_VALUE: Final = (
 BY_KEY: Final = (
     Family.MESSAGES,
     Family.DELAYED,
-    Family.LEASE_CALLS,
-    Family.LEASE_CALL_EXPIRY,
+    Family.LEASES,
+    Family.LEASE_EXPIRY,
     Family.MESSAGE_EXPIRY,
     Family.TIMERS,
     Family.DEDUP_EXPIRY,
@@ -95,7 +95,7 @@ DAMAGES: Final[dict[str, Damage]] = {
 
 def damages_of(family: Family) -> list[Damage]:
     """What is noticed in a family: a body has no layout, only its length is known."""
-    return [damage for damage in DAMAGES.values() if family is not Family.BODIES or damage is not relaid]
+    return [damage for damage in DAMAGES.values() if family is not Family.MESSAGE_CONTENT or damage is not relaid]
 
 
 def populate(plane: QueuePlane) -> set[bytes]:
@@ -151,7 +151,7 @@ class World:
         with closing(GroupCommit(store)) as commit, QueuePlane(store, commit, clock_ns=Clock()) as plane:
             self.payloads = populate(plane)
         self.rows: list[Row] = [(family, key, value) for family in Family for key, value in store.scan(family)]
-        self._bodies = {key: value for family, key, value in self.rows if family is Family.BODIES}
+        self._bodies = {key: value for family, key, value in self.rows if family is Family.MESSAGE_CONTENT}
 
     def of(self, *families: Family) -> list[Row]:
         return [row for row in self.rows if row[0] in families]
@@ -173,11 +173,11 @@ class World:
             if family in (Family.MESSAGES, Family.DELAYED):
                 entry = rows.read_entry(key, value)
                 found.add(self._bodies[rows.body_of(value)] if entry.flags & APART else rows.payload_of(value))
-            elif family is Family.BODIES:
+            elif family is Family.MESSAGE_CONTENT:
                 found.add(value)
             elif family is Family.BRANCH_DRAFTS:
                 found.add(self._drafted(value))
-            elif family is Family.QUEUE_BRANCHES:
+            elif family is Family.XIDS:
                 found |= {self._drafted(draft) for _, _, draft in self.of(Family.BRANCH_DRAFTS)}
         return found & self.payloads
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import QueueNotFoundError, StaleLeaseError
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.lifecycle.due import DUE_ROWS
 from basaltmq.queues.plane import QueuePlane
@@ -184,7 +185,7 @@ def test_bodies_of_16_mib_go_in_come_back_whole_and_leave_nothing(planes: Planes
         assert held.payload == bodies[number]
         again.ack("q", held.token)
     assert payloads(again, "dead") == [bodies[0]]
-    assert store.rows(Family.BODIES) == store.rows(Family.MESSAGES) == store.rows(Family.CONTENT_REFS) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.MESSAGES) == store.rows(Family.CONTENT_REFS) == []
 
 
 @pytest.mark.spec("C7", "C8")

@@ -53,7 +53,7 @@ def test_messages_of_a_time_are_found_in_every_sub_queue_and_left_as_they_are(tm
             assert queues_of(seen, 5) == ["jobs", "jobs2"]
             with pytest.raises(QueueNotFoundError):
                 browse(seen, "none")
-            with pytest.raises(InvalidArgumentError, match="no cursor"):
+            with pytest.raises(InvalidArgumentError, match="not a cursor"):
                 browse(seen, "jobs", after=b"?")
         jobs.ack(leased)
 

@@ -10,7 +10,7 @@ from tests.unit.queues.conftest import TestStore, payloads
 from basaltmq.errors import InvalidArgumentError, StoreStalledError
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready import byte_limit as portion
+from basaltmq.queues.ready import byte_limit
 from basaltmq.store.families import Family
 
 SIZES = (10, 9000, 5000, 20_000, 1, 5000, 5000)
@@ -52,7 +52,7 @@ def test_bodies_that_do_not_fit_are_not_read(
     get_many = store.get_many
 
     def counted(family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        if family is Family.BODIES:
+        if family is Family.MESSAGE_CONTENT:
             read.append(len(keys))
         return get_many(family, keys)
 
@@ -95,7 +95,7 @@ def test_what_does_not_fit_stays_in_order_within_its_fairness_key_and_is_not_cal
 def test_a_lease_that_does_not_say_how_much_is_bounded_too(
     plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(portion, "LEASE_BYTES_MAX", 10_000)
+    monkeypatch.setattr(byte_limit, "LEASE_BYTES_MAX", 10_000)
     make()
     for most in (None, 1 << 40):
         plane.enqueue("q", drafts())
@@ -105,5 +105,5 @@ def test_a_lease_that_does_not_say_how_much_is_bounded_too(
             plane.ack("q", found[0].token)
         assert calls == [[0, 1], [2], [3], [4, 5], [6]]
     for wrong in (-1, "1", True):
-        with pytest.raises(InvalidArgumentError, match="0 bytes or more"):
+        with pytest.raises(InvalidArgumentError, match="must be 0 or more"):
             plane.lease("q", size_bytes_max=wrong)  # type: ignore[arg-type]

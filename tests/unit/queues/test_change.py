@@ -9,8 +9,9 @@ from contextlib import closing, suppress
 import pytest
 from tests.unit.queues.conftest import TestStore
 
+from basaltmq.durability import Durability
 from basaltmq.errors import StoreStalledError
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.sync.group_commit import GroupCommit
 

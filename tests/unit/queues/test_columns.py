@@ -8,17 +8,18 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import StaleLeaseError, StoreStalledError
 from basaltmq.ids import Ids
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.ready import plain as plain_module
 from basaltmq.queues.ready import row_changes
 from basaltmq.queues.ready.budget import PagingLimits
 from basaltmq.queues.ready.fair_queue import FairQueue
-from basaltmq.queues.ready.plain import Plain, Stretch
+from basaltmq.queues.ready.plain import ColumnQueue, Plain
 from basaltmq.queues.ready.rows import plain_rows, read_plain, weighted_rows, wrap
 from basaltmq.store.batch import DELETE, DELETE_RANGE, PUT, Batch
 from basaltmq.store.families import Family
@@ -34,30 +35,30 @@ def is_plain(plane: QueuePlane, queue: str, token: int) -> bool:
 
 def columns(first: int, count: int) -> Plain:
     numbers = range(first, first + count)
-    plain = Plain([b"k%04d" % n for n in numbers], [b"r%d" % n for n in numbers], [n + 9 for n in numbers], less=9)
+    plain = Plain([b"k%04d" % n for n in numbers], [b"r%d" % n for n in numbers], [n + 9 for n in numbers], overhead=9)
     plain.ids = [b"%04d" % n for n in numbers]
     return plain
 
 
 @pytest.mark.parametrize("count_taken", [1, 5, 64, 200])
-def test_a_stretch_gives_what_was_added_in_order_however_it_is_cut(count_taken: int) -> None:
-    stretch = Stretch()
+def test_a_column_queue_returns_messages_in_order_however_it_is_split(count_taken: int) -> None:
+    waiting = ColumnQueue()
     seen: list[tuple[bytes, bytes, int]] = []
     added = 0
     for count in (7, 1, 30, 2, 100, 3, 2500, 64, 63, 63, 1):
         plain = columns(added, count)
         before = [list(plain.keys), list(plain.rows), list(plain.sizes)]
-        stretch.add(plain)
+        waiting.add(plain)
         added += count
-        assert len(stretch) == added - len(seen)
-        assert stretch.last() == b"k%04d" % (added - 1)
-        assert stretch.first() == b"k%04d" % len(seen)
-        taken = stretch.take(count_taken)
+        assert len(waiting) == added - len(seen)
+        assert waiting.last() == b"k%04d" % (added - 1)
+        assert waiting.first() == b"k%04d" % len(seen)
+        taken = waiting.take(count_taken)
         seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
         # What was handed over is somebody else's too.
         assert [plain.keys, plain.rows, plain.sizes] == before
-    while len(stretch):
-        taken = stretch.take(count_taken)
+    while len(waiting):
+        taken = waiting.take(count_taken)
         assert taken.size_bytes == sum(taken.sizes)
         assert taken.row_bytes == sum(map(len, taken.rows))
         assert taken.ids == [key[-4:] for key in taken.keys]
@@ -97,7 +98,7 @@ def test_messages_published_by_the_hundred_are_leased_and_acked_as_columns(
     assert (stats["leased"], stats["ready"], stats["ready_bytes"]) == (8, 2, 2)
     plane.ack(queue, held[0].token)
     assert len(store.rows(Family.MESSAGES)) == 2
-    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    assert store.rows(Family.LEASES) == store.rows(Family.LEASE_EXPIRY) == []
     with pytest.raises(StaleLeaseError):
         plane.ack(queue, held[0].token)
     assert payloads(plane, queue) == [b"8", b"9"]

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
 from basaltmq.queues.config import (
     DURATION_MS_MAX,
     SCRIPT_BYTES_MAX,
-    Durability,
     Overflow,
     QueueConfig,
     decode_config,
@@ -98,7 +98,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) 
 
 @pytest.mark.spec("C4")
 def test_a_row_of_another_queue_or_with_a_field_from_the_future_is_told() -> None:
-    with pytest.raises(CorruptionError, match="says that it is of 'q'"):
+    with pytest.raises(CorruptionError, match="contains the name 'q'"):
         decode_config("other", encode_config(QueueConfig(name="q")))
     with pytest.raises(CorruptionError, match="colour"):
         decode_config("q", b"\x02" + msgspec.msgpack.encode({"name": "q", "colour": "red"}))

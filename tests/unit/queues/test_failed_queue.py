@@ -95,7 +95,7 @@ def test_a_change_of_several_queues_fails_the_one_that_is_to_blame(
     make("bad")
     make("good")
     with monkeypatch.context() as patched:
-        patched.setattr("basaltmq.queues.entry_builder.make", broken)
+        patched.setattr("basaltmq.queues.entry_builder.build", broken)
         with pytest.raises(QueueFailedError, match="'bad' failed"), plane.change():
             plane.enqueue("bad", [b"1"])
     assert plane._loaded.peek("bad") is None
@@ -139,17 +139,17 @@ def test_a_restart_counts_what_is_on_disk(plane: QueuePlane, make: Make, store: 
 def test_a_record_is_shown_and_deleted_with_what_it_refers_to(plane: QueuePlane, make: Make, store: TestStore) -> None:
     make("q")
     plane.enqueue("q", [b"x" * 6000])
-    (key,) = store.rows(Family.BODIES)
+    (key,) = store.rows(Family.MESSAGE_CONTENT)
     batch = Batch()
-    batch.put(Family.BODIES, key, b"x" * 5000)
+    batch.put(Family.MESSAGE_CONTENT, key, b"x" * 5000)
     store.write(batch)
     assert plane.lease("q") == []
     (record,) = plane.damage.records("q")
     assert plane.damage.records("other") == []
     assert plane.damage.record(record.id) == record
     assert plane.stats("q")["quarantined"] == plane.damage.total() == 1
-    assert store.rows(Family.BODIES) == [key], "the body is kept with its message"
+    assert store.rows(Family.MESSAGE_CONTENT) == [key], "the body is kept with its message"
     plane.damage.delete(record.id)
     assert plane.damage.records() == []
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []
     assert plane.stats("q")["quarantined"] == 0

@@ -68,7 +68,7 @@ def test_without_a_dead_letter_queue_the_message_is_dropped_and_counted(
     plane.enqueue(queue, [b"x" * 9000])
     plane.nack(queue, plane.lease(queue)[0].token)
     assert plane.stats(queue)["dropped"] == 1
-    assert store.rows(Family.BODIES) == store.rows(Family.MESSAGES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.MESSAGES) == []
 
 
 @pytest.mark.spec("C8")
@@ -312,7 +312,7 @@ def test_a_full_queue_refuses_a_call_whole(
     assert [m.payload for m in plane.browse(queue)] == [b"0", b"1"]
     dead = payloads(plane, "dead")
     assert dead == ([] if overflow is Overflow.REJECT_PUBLISH else [b"2", b"x" * 9000])
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []
     plane.enqueue(queue, [b"2"])
 
 
@@ -379,7 +379,7 @@ def test_a_body_for_a_hundred_queues_is_stored_once_and_goes_with_the_last(
     names = [make(f"q{n}", attempts_max=1, dead_letter_queue="dead") for n in range(100)]
     ids = plane.publish(names, b"x" * 1000)
     assert len(set(ids)) == 100
-    assert len(store.rows(Family.BODIES)) == 1
+    assert len(store.rows(Family.MESSAGE_CONTENT)) == 1
     assert len(store.rows(Family.CONTENT_REFS)) == 100
     plane = planes.open()
     for name in names[:50]:
@@ -392,9 +392,9 @@ def test_a_body_for_a_hundred_queues_is_stored_once_and_goes_with_the_last(
         plane.delete(name)
     for name in names[70:]:
         plane.purge(name)
-    assert len(store.rows(Family.BODIES)) == 1
+    assert len(store.rows(Family.MESSAGE_CONTENT)) == 1
     assert payloads(plane, "dead") == [b"x" * 1000] * 10
-    assert store.rows(Family.BODIES) == store.rows(Family.CONTENT_REFS) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.CONTENT_REFS) == []
 
 
 @pytest.mark.spec("E3")
@@ -404,16 +404,16 @@ def test_small_bodies_are_in_the_row_and_large_ones_apart(
 ) -> None:
     queue = make()
     plane.enqueue(queue, [b"x" * size])
-    assert len(store.rows(Family.BODIES)) == apart
+    assert len(store.rows(Family.MESSAGE_CONTENT)) == apart
     entry = plane._queue(queue).backing.head()
     assert entry is not None
     assert bool(entry.flags & APART) == apart
     held = plane.lease(queue)
     before = len(store.batches)
     plane.nack(queue, held[0].token)
-    assert not any(op[1] is Family.BODIES for op in store.batches[before].ops)
+    assert not any(op[1] is Family.MESSAGE_CONTENT for op in store.batches[before].ops)
     assert payloads(plane, queue) == [b"x" * size]
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []
 
 
 @pytest.mark.spec("E7")

@@ -144,7 +144,7 @@ def test_a_quantum_makes_longer_runs_and_keeps_the_shares(quantum: int) -> None:
     assert len(target.take(2 * quantum)) <= 4
     assert_shares(served(target, 100_000, 50), weights, slack=3.0 * quantum)
     for wrong in (0, -1, 1.0, True, 1025):
-        with pytest.raises(InvalidArgumentError, match="quantum of a scheduler is 1 to 1024"):
+        with pytest.raises(InvalidArgumentError, match="quantum of a scheduler must be 1 to 1024"):
             FairScheduler(wrong)  # type: ignore[arg-type]
 
 
@@ -171,7 +171,7 @@ def test_unknown_empty_and_blocked_keys_get_no_turns() -> None:
 @pytest.mark.parametrize("weight", [0, -1, WEIGHT_MAX + 1, 1.5, "3", True, None])
 def test_weights_out_of_range_are_refused_by_name(weight: object) -> None:
     target = scheduler({"a": 1})
-    with pytest.raises(InvalidArgumentError, match="weight of a fairness key is 1 to 4294967295"):
+    with pytest.raises(InvalidArgumentError, match="weight of a fairness key must be 1 to 4294967295"):
         target.set_weight("a", weight)  # type: ignore[arg-type]
     if weight is not None:
         for key in ("b",) if weight is True else ("a", "b"):
@@ -249,7 +249,7 @@ def test_turns_given_back_are_not_held_against_a_key() -> None:
             target.give_back(key, runs - used)
             total[key] += used
     assert_shares(total, weights, slack=20)
-    with pytest.raises(InvalidArgumentError, match="given back"):
+    with pytest.raises(InvalidArgumentError, match="turns to give back"):
         target.give_back("a", -1)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from basaltmq.errors import QueueFullError
+from basaltmq.ids import Ids
 from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
@@ -42,7 +43,7 @@ def test_many_bodies_for_many_queues_are_stored_once_each_and_go_with_the_last_m
     for name in NAMES:
         plane.create(QueueConfig(name=name))
     plane.publish_many(NAMES, drafts(7))
-    assert rows_of(store, Family.BODIES) == 7
+    assert rows_of(store, Family.MESSAGE_CONTENT) == 7
     assert rows_of(store, Family.CONTENT_REFS) == 35
     for number, name in enumerate(NAMES, 1):
         found = plane.lease(name, 100)
@@ -50,7 +51,7 @@ def test_many_bodies_for_many_queues_are_stored_once_each_and_go_with_the_last_m
             (draft.payload, draft.properties) for draft in drafts(7)
         ]
         plane.ack(name, found[0].token)
-        assert rows_of(store, Family.BODIES) == (7 if number < len(NAMES) else 0)
+        assert rows_of(store, Family.MESSAGE_CONTENT) == (7 if number < len(NAMES) else 0)
     assert rows_of(store, Family.CONTENT_REFS) == 0
     assert plane.stats("a")["messages"] == 0
     assert plane.stats("a")["apart"] == 0
@@ -86,7 +87,7 @@ def test_whatever_a_queue_asks_for_holds_as_it_does_one_by_one(config: QueueConf
         for name in NAMES:
             for leased in plane.lease(name, 100):
                 plane.ack(name, leased.token, [leased.id])
-        assert rows_of(store, Family.BODIES) == 0
+        assert rows_of(store, Family.MESSAGE_CONTENT) == 0
     assert found[0] == found[1]
     assert len(found[0]["c"]) == (3 if config.length_max else 6)
 
@@ -138,4 +139,40 @@ def test_a_queue_that_drops_its_copy_at_once_leaves_the_others_the_body(
         found = plane.lease("dead", 9)
         assert [each.payload for each in found] == [body]
         plane.ack("dead", found[0].token)
-    assert rows_of(store, Family.BODIES) == rows_of(store, Family.CONTENT_REFS) == 0
+    assert rows_of(store, Family.MESSAGE_CONTENT) == rows_of(store, Family.CONTENT_REFS) == 0
+
+
+@pytest.mark.spec("E4")
+def test_bodies_of_any_size_keep_their_order_and_small_ones_are_copied(store: Store) -> None:
+    plane = opened(store)
+    for name in NAMES:
+        plane.create(QueueConfig(name=name))
+    sizes = [1, 2000, 2000, 3, 0, 5000, 7]
+    sent = [Draft(payload=b"x" * size, properties=b"%d" % at) for at, size in enumerate(sizes)]
+    plane.publish_many(NAMES, sent)
+    assert rows_of(store, Family.MESSAGE_CONTENT) == 3
+    for name in NAMES:
+        assert plane.stats(name)["apart"] == 3
+        assert plane.stats(name)["size_bytes"] == sum(sizes)
+        found = plane.lease(name, 100)
+        assert [(each.payload, each.message().properties) for each in found] == [
+            (draft.payload, draft.properties) for draft in sent
+        ]
+        plane.ack(name, found[0].token)
+    assert rows_of(store, Family.MESSAGE_CONTENT) == rows_of(store, Family.MESSAGES) == 0
+
+
+def test_a_fan_out_makes_rows_and_ids_once_for_all_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plane = opened(store)
+    for name in NAMES:
+        plane.create(QueueConfig(name=name))
+    calls: list[int] = []
+    many = Ids.many
+
+    def counting(ids: Ids, count: int) -> list[bytes]:
+        calls.append(count)
+        return many(ids, count)
+
+    monkeypatch.setattr(Ids, "many", counting)
+    plane.publish_many(NAMES, drafts(1))
+    assert calls == [1, len(NAMES)], "the body's id, and one call for all messages"

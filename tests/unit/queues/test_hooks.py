@@ -115,12 +115,12 @@ def test_a_script_that_does_not_compile_rejects_the_queue_by_line() -> None:
         ("{weight = -1}", "weight must be"),
         (f"{{weight = {WEIGHT_MAX + 1}}}", "weight must be"),
         ("{weight = 'heavy'}", "weight must be a whole number, got string"),
-        ("{fairness_key = ('x'):rep(1025)}", "fairness_key of 1025 bytes is over the limit of 1024"),
-        ("{fairness_key = ('ä'):rep(513)}", "fairness_key of 1026 bytes"),
+        ("{fairness_key = ('x'):rep(1025)}", "fairness_key has 1025 bytes, the limit is 1024"),
+        ("{fairness_key = ('ä'):rep(513)}", "fairness_key has 1026 bytes"),
         ("{fairness_key = {}}", "fairness_key must be a string"),
-        ("{fairness_key = '\\xff'}", "not UTF-8"),
-        ("{throttle_keys = {''}}", "a throttle key has 1 to 1024 bytes"),
-        ("{throttle_keys = {('x'):rep(1025)}}", "a throttle key has"),
+        ("{fairness_key = '\\xff'}", "not valid UTF-8"),
+        ("{throttle_keys = {''}}", "a throttle key must have 1 to 1024 bytes"),
+        ("{throttle_keys = {('x'):rep(1025)}}", "a throttle key must have"),
         ("{throttle_keys = 'x'}", "throttle_keys must be a list"),
         (
             "(function() local t = {} for i = 1, 65 do t[i] = 'k' .. i end return {throttle_keys = t} end)()",
@@ -309,4 +309,4 @@ def test_limits_are_handed_to_the_script() -> None:
         "q", on_enqueue=source, on_failure=None, clock_ns=Clock(), limits=ScriptLimits(instructions_max=2000)
     )
     assert advise(tight, "a") == [DEFAULT]
-    assert "over the limit of 2000 instructions" in counters(tight).last_error
+    assert "limit of 2000 instructions exceeded" in counters(tight).last_error

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.durability import Durability
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.ready.budget import PagingLimits

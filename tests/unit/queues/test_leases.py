@@ -17,7 +17,8 @@ from basaltmq.queues.ready.backing import TRANSIENT, Entry
 from basaltmq.queues.ready.plain import Plain
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lease_call_expiry_key, lp, message_key
+from basaltmq.store.keys.parts import lp
+from basaltmq.store.keys.queues import lease_expiry_key, message_key
 
 KEYS = st.lists(
     st.tuples(st.sampled_from(["", "a", "é"]), st.integers(0, 2**64 - 1), st.binary(min_size=16, max_size=16)),
@@ -175,7 +176,7 @@ def test_a_hold_writes_nothing_and_lasts_until_it_is_released_or_the_process_end
     assert plane.stats(queue)["leased"] == 3
     assert plane.ack(queue, held[0].token, [held[0].id]) == 1
     assert plane.release(queue, held[0].token, [held[1].id]) == 1
-    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    assert store.rows(Family.LEASES) == store.rows(Family.LEASE_EXPIRY) == []
     again = planes.open()
     assert again.deadline_ns() is None
     assert [(d.payload, d.attempts) for d in again.lease(queue, 5)] == [(b"b", 0), (b"c", 0)]
@@ -195,7 +196,7 @@ def test_a_hold_becomes_a_lease_and_back(
     part = plane.extend(queue, held[0].token, 0, [held[0].id])
     assert part != held[0].token
     assert plane.extend(queue, held[0].token, 0) == held[0].token
-    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    assert store.rows(Family.LEASES) == store.rows(Family.LEASE_EXPIRY) == []
     clock.pass_ms(1e9)
     settle(plane, clock)
     assert plane.ack(queue, part) == plane.ack(queue, held[0].token) == 1
@@ -240,7 +241,7 @@ def test_extending_a_part_splits_the_lease(
     assert again.stats(queue)["leased"] == 1
     assert again.ack(queue, token) == 1
     assert payloads(again, queue) == [b"a", b"c"]
-    assert store.rows(Family.LEASE_CALLS) == store.rows(Family.LEASE_CALL_EXPIRY) == []
+    assert store.rows(Family.LEASES) == store.rows(Family.LEASE_EXPIRY) == []
 
 
 @pytest.mark.spec("C7")
@@ -292,7 +293,7 @@ def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: Te
     tokens = [old.next() for _ in range(3 * EXPIRY_PAGE)]
     batch = Batch()
     for index, token in enumerate(tokens):
-        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(1000 + index, "q", token), b"")
+        batch.put(Family.LEASE_EXPIRY, lease_expiry_key(1000 + index, "q", token), b"")
     store.write(batch)
     expiry = LeaseExpiry(store, Tokens.open(store, NOWHERE), NOWHERE)
     assert len(expiry._heap) == EXPIRY_PAGE

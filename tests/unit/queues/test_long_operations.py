@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import QueueNotFoundError, StaleLeaseError, StoreStalledError
 from basaltmq.queues import long_operations, queue
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.lifecycle import reclaim, redrive, removal
 from basaltmq.queues.plane import QueuePlane
@@ -46,7 +47,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
             assert not thread.is_alive(), "the plane is held between two pages"
             times.append(len(times))
 
-        monkeypatch.setattr(long_operations, "_breathe", breathe)
+        monkeypatch.setattr(long_operations, "_yield_lock", breathe)
         return times
 
     return install
@@ -110,7 +111,7 @@ def test_an_operation_whose_queue_is_deleted_in_the_middle_says_so(
         if name in {config.name for config in plane.configs()}:
             plane.delete(name)
 
-    monkeypatch.setattr(long_operations, "_breathe", breathe)
+    monkeypatch.setattr(long_operations, "_yield_lock", breathe)
     with pytest.raises(QueueNotFoundError):
         plane.move(name, target)
     assert len(payloads(plane, target)) == 10
@@ -240,3 +241,14 @@ def test_loading_a_queue_begins_behind_what_was_acked(
     clock.pass_ms(1000)
     settle(again, clock)
     assert payloads(planes.open(), "q") == [b"delayed", b"46", b"47", b"48", b"49"]
+
+
+@pytest.mark.promise("P13")
+def test_a_redrive_that_finds_nothing_is_looked_at_page_by_page(planes: Planes) -> None:
+    plane = planes.open()
+    plane.create(QueueConfig(name="dead"))
+    plane.enqueue("dead", [b"%d" % n for n in range(35)])
+    assert list(plane.redriving("dead", wanted=lambda message: False)) == [0, 0, 0, 0]
+    plane.create(QueueConfig(name="back"))
+    assert list(plane.redriving("dead", to="back", count=25)) == [10, 10, 5]
+    assert plane.stats("back")["messages"] == 25

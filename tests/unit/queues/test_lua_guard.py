@@ -9,7 +9,11 @@ import pytest
 from tests.unit.queues.lua_scripts import SHAPE, call, fault, result, script
 
 from basaltmq.errors import ScriptError
-from basaltmq.queues.scripts.sandbox import LuaScript, ScriptFailure, ScriptLimits
+from basaltmq.queues.scripts.sandbox import (
+    LuaScript,
+    ScriptFailure,
+    ScriptLimits,
+)
 
 pytestmark = [pytest.mark.spec("C12"), pytest.mark.promise("P8")]
 

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from tests.unit.queues.lua_scripts import call, fault, script
 
 from basaltmq.queues.scripts import sandbox as lua
-from basaltmq.queues.scripts.lua_patterns import PATTERNS
-from basaltmq.queues.scripts.sandbox import LuaScript, ScriptLimits
+from basaltmq.queues.scripts.sandbox import (
+    PATTERNS,
+    LuaScript,
+    ScriptLimits,
+)
 
 pytestmark = [pytest.mark.spec("C12"), pytest.mark.promise("P8")]
 

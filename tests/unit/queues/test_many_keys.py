@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from tests.unit.queues.conftest import Planes, payloads
 
+from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready import fair_queue as fair
+from basaltmq.queues.ready import fair_queue
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.paging_queue import PagingQueue
-from basaltmq.store.keys.queues import lp
+from basaltmq.store.keys.parts import lp
 from basaltmq.store.ranges import read_ranges
 
 
@@ -25,7 +26,7 @@ from basaltmq.store.ranges import read_ranges
 def test_many_keys_are_served_in_runs_and_get_their_shares(
     plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair, "MANY_KEYS", 20)
+    monkeypatch.setattr(fair_queue, "MANY_KEYS", 20)
     name = make()
     weights = {f"k{number}": 1 + number % 4 for number in range(40)}
     for key, weight in weights.items():
@@ -43,7 +44,7 @@ def test_many_keys_are_served_in_runs_and_get_their_shares(
         plane.ack(name, deliveries[0].token)
     exact = sum(got.values()) / sum(weights.values())
     # At any moment a key is less than one run from its exact share.
-    assert max(abs(got[key] - weight * exact) / weight for key, weight in weights.items()) <= fair.RUN
+    assert max(abs(got[key] - weight * exact) / weight for key, weight in weights.items()) <= fair_queue.RUN
     assert runs <= sum(got.values()) / 2
     # With few keys left each has its turn again at once.
     payloads(plane, name)
@@ -57,7 +58,7 @@ def test_many_keys_are_served_in_runs_and_get_their_shares(
 def test_a_queue_keeps_so_many_keys_apart_and_no_more(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, priorities_max: int
 ) -> None:
-    monkeypatch.setattr(fair, "SUB_QUEUES_MAX", 10)
+    monkeypatch.setattr(fair_queue, "SUB_QUEUES_MAX", 10)
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=priorities_max))
     plane.enqueue("q", [Draft(payload=b"x", fairness_key=f"k{n}") for n in range(10)])
@@ -78,7 +79,7 @@ def test_a_queue_keeps_so_many_keys_apart_and_no_more(
 def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_of_order(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, seed: int, budget_bytes: int
 ) -> None:
-    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
     chance = random.Random(seed)
     budget = MemoryBudget(budget_bytes)
     plane = planes.open(budget=budget)
@@ -90,7 +91,7 @@ def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_
         passes += 1
         return read_ranges(*arguments)
 
-    monkeypatch.setattr(fair, "read_ranges", counted)
+    monkeypatch.setattr(fair_queue, "read_ranges", counted)
     sent: dict[str, list[bytes]] = {}
     got: dict[str, list[bytes]] = {}
 
@@ -125,7 +126,7 @@ def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_
 def test_reading_for_many_deep_keys_keeps_to_a_row_of_each_beyond_the_budget(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
     budget = MemoryBudget(0)
     plane = planes.open(budget=budget)
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
@@ -136,7 +137,7 @@ def test_reading_for_many_deep_keys_keeps_to_a_row_of_each_beyond_the_budget(
         plane.ack("q", plane.lease("q", 16)[0].token)
         most = max(most, budget.used_bytes)
     # A turn of each, read in one pass, and what is left of those that had theirs.
-    assert most <= 40 * (fair.RUN + 2) * 500
+    assert most <= 40 * (fair_queue.RUN + 2) * 500
 
 
 @pytest.mark.spec("C10")
@@ -176,21 +177,21 @@ def test_drafts_with_keys_and_weights_are_kept_as_they_are_and_bad_ones_are_refu
 
 @pytest.mark.spec("C10")
 def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fair, "MANY_KEYS", 16)
+    monkeypatch.setattr(fair_queue, "MANY_KEYS", 16)
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     backing = plane._loaded.require("q").backing
-    assert isinstance(backing, fair.FairQueue)
-    for _ in range(fair.RUN):
+    assert isinstance(backing, fair_queue.FairQueue)
+    for _ in range(fair_queue.RUN):
         plane.enqueue("q", [Draft(payload=b"x", fairness_key=f"k{n}") for n in range(16)])
     assert backing._choose_run() == 1
     plane.enqueue("q", [Draft(payload=b"x", fairness_key="one more")])
     runs: dict[int, int] = {}
-    while deliveries := plane.lease("q", fair.RUN):
+    while deliveries := plane.lease("q", fair_queue.RUN):
         runs[len(backing.sub_queues())] = backing._choose_run()
         plane.ack("q", deliveries[0].token)
-    few = 16 // fair.FEW_KEYS_SHARE
-    assert runs == {left: fair.RUN if left > few else 1 for left in runs}
+    few = 16 // fair_queue.FEW_KEYS_SHARE
+    assert runs == {left: fair_queue.RUN if left > few else 1 for left in runs}
     assert {few, few + 1} <= runs.keys()
 
 
@@ -198,7 +199,7 @@ def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, mo
 def test_those_whose_turn_it_is_are_read_together_even_where_a_pass_ends_before_them(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fair, "MANY_KEYS", 8)
+    monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
     plane = planes.open(budget=MemoryBudget(0), paging=PagingLimits(read_ahead_bytes=2000))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     for _ in range(5):

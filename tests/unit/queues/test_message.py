@@ -22,7 +22,7 @@ from basaltmq.queues.message import (
     decode_row,
     encode_row,
 )
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 
 U64 = st.integers(0, (1 << 64) - 1)
 U32 = st.integers(0, (1 << 32) - 1)
@@ -102,7 +102,7 @@ def test_the_layout_is_the_one_on_disk() -> None:
 @pytest.mark.spec("C4", "C2")
 @given(MESSAGES)
 def test_the_key_holds_place_and_id(made: Message) -> None:
-    assert keys.decode_message_key(made.key()) == (made.queue, made.fairness_key, made.enqueued_ns, made.id)
+    assert queue_keys.decode_message_key(made.key()) == (made.queue, made.fairness_key, made.enqueued_ns, made.id)
 
 
 @pytest.mark.spec("C4")

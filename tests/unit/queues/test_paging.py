@@ -27,7 +27,7 @@ class Leased:
     def has_key(self, key: bytes) -> bool:
         return key in self.keys
 
-    def held_among(self, keys: Sequence[bytes]) -> list[int]:
+    def leased_among(self, keys: Sequence[bytes]) -> list[int]:
         return [number for number, key in enumerate(keys) if key in self.keys]
 
     def paged_out(self, entry: Entry) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     InvalidArgumentError,
     InvalidConfigError,
@@ -17,7 +18,7 @@ from basaltmq.errors import (
     StoreStalledError,
     TransactionError,
 )
-from basaltmq.queues.config import Durability, Overflow, QueueConfig
+from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
@@ -94,7 +95,7 @@ def test_deleting_a_queue_removes_all_its_data_and_it_starts_empty_again(
     with pytest.raises(QueueNotFoundError):
         plane.stats(queue)
     remaining = {label for label, _ in left(store)}
-    assert remaining <= {"messages", "bodies", "content_refs"}
+    assert remaining <= {"messages", "message_content", "content_refs"}
     assert payloads(plane, "q2") == [b"other", b"s" * 5000]
     assert left(store) == []
     for again in (plane, planes.open()):

@@ -82,7 +82,7 @@ def test_a_damaged_value_goes_to_quarantine_as_it_was(world: World, family: Fami
         records = check(world, [(row, damage)])
         if family in NO_RECORD or damage(*row[1:]) == row[1:]:
             continue
-        if family is Family.BODIES:
+        if family is Family.MESSAGE_CONTENT:
             # A body stays where it is: other messages may have it, and so may whoever mends it.
             assert not records or {record.family for record in records} <= {"messages", "branch_drafts"}
         elif row[1] != b"gone":

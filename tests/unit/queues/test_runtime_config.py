@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, InvalidConfigError, LimitExceededError
@@ -18,27 +16,26 @@ from basaltmq.queues.runtime_config import (
     mask_urls,
 )
 from basaltmq.queues.throttle.token_buckets import Limit
+from basaltmq.store.batch import Batch
+from basaltmq.store.families import Family
+from basaltmq.store.memory import MemoryStore
 
 pytestmark = pytest.mark.spec("C14")
 
 
 class Rows:
-    """The store below, in memory."""
+    """A memory store with direct access to the rows of settings."""
 
     def __init__(self) -> None:
-        self.rows: dict[str, bytes] = {}
+        self.store = MemoryStore()
 
-    def get_state(self, name: str) -> bytes | None:
-        return self.rows.get(name)
+    def put(self, name: str, row: bytes) -> None:
+        batch = Batch()
+        batch.put(Family.STATE, name.encode(), row)
+        self.store.write(batch)
 
-    def put_state(self, name: str, value: bytes) -> None:
-        self.rows[name] = value
-
-    def delete_state(self, name: str) -> None:
-        self.rows.pop(name, None)
-
-    def list_state(self, prefix: str = "") -> Iterator[tuple[str, bytes]]:
-        return iter(sorted((name, row) for name, row in self.rows.items() if name.startswith(prefix)))
+    def all(self) -> list[tuple[bytes, bytes]]:
+        return list(self.store.scan(Family.STATE))
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def rows() -> Rows:
 
 @pytest.fixture
 def config(rows: Rows) -> RuntimeConfig:
-    return RuntimeConfig(rows)
+    return RuntimeConfig(rows.store)
 
 
 def test_a_setting_is_written_read_and_deleted(config: RuntimeConfig, rows: Rows) -> None:
@@ -59,7 +56,7 @@ def test_a_setting_is_written_read_and_deleted(config: RuntimeConfig, rows: Rows
     assert config.set("region", "") == Setting("region", "", False)
     assert config.delete("region")
     assert not config.delete("region")
-    assert (config.reveal("region"), config.for_scripts("region"), rows.rows) == (None, None, {})
+    assert (config.reveal("region"), config.for_scripts("region"), rows.all()) == (None, None, [])
 
 
 @pytest.mark.parametrize(
@@ -145,9 +142,9 @@ def test_lists_come_in_pages_with_the_total_of_the_prefix(config: RuntimeConfig)
     assert config.list("c") == config.list("c", after="x")
     assert config.list("c").total == 0
     for limit in (-1, 10_001, True, "5"):
-        with pytest.raises(InvalidArgumentError, match="limit of a list"):
+        with pytest.raises(InvalidArgumentError, match="limit must be"):
             config.list(limit=limit)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match="a prefix is text"):
+    with pytest.raises(InvalidArgumentError, match="prefix must be text"):
         config.list(b"a")  # type: ignore[arg-type]
 
 
@@ -155,14 +152,14 @@ def test_lists_come_in_pages_with_the_total_of_the_prefix(config: RuntimeConfig)
 def test_unusable_throttles_are_refused_and_nothing_is_written(config: RuntimeConfig, rows: Rows, value: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"'throttle.x': .*throttle"):
         config.set("throttle.x", value)
-    assert rows.rows == {}
+    assert rows.all() == []
 
 
 def test_throttles_are_read_and_damaged_ones_reported(config: RuntimeConfig, rows: Rows) -> None:
     config.set("throttle.tenant.7", "10,20")
     config.set("throttle.b", "0.5,1")
-    rows.rows["throttle.bad"] = b"\0nonsense"
-    rows.rows["throttle.worse"] = b"\x07"
+    rows.put("throttle.bad", b"\0nonsense")
+    rows.put("throttle.worse", b"\x07")
     config.set("other", "x")
     problems: list[str] = []
     assert dict(config.throttles(problems.append)) == {"tenant.7": Limit(10, 20), "b": Limit(0.5, 1)}
@@ -174,7 +171,7 @@ def test_throttles_are_read_and_damaged_ones_reported(config: RuntimeConfig, row
 @pytest.mark.parametrize("row", [b"", b"\x02x", b"\0\xff"])
 def test_a_damaged_row_is_named_and_does_not_hide_the_others(config: RuntimeConfig, rows: Rows, row: bytes) -> None:
     config.set("a", "1")
-    rows.rows["b"] = row
+    rows.put("b", row)
     for read in (config.get, config.reveal, config.for_scripts):
         with pytest.raises(CorruptionError, match="setting 'b'"):
             read("b")
@@ -197,7 +194,7 @@ def test_unusable_keys_are_refused(config: RuntimeConfig, key: object, error: ty
 
 def test_a_value_may_be_as_large_as_the_limit(config: RuntimeConfig) -> None:
     config.set("a", "x" * VALUE_BYTES_MAX)
-    with pytest.raises(LimitExceededError, match="over the limit"):
+    with pytest.raises(LimitExceededError, match="exceeds the limit"):
         config.set("a", "x" * (VALUE_BYTES_MAX + 1))
     assert config.reveal("a") == "x" * VALUE_BYTES_MAX
 

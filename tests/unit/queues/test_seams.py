@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError, QueueFullError
 from basaltmq.pipeline.audit.queues import audit_queues
-from basaltmq.queues import entry_builder as making
-from basaltmq.queues.config import Durability, Overflow, QueueConfig, decode_config, encode_config
+from basaltmq.queues import entry_builder
+from basaltmq.queues.config import Overflow, QueueConfig, decode_config, encode_config
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
@@ -44,7 +45,7 @@ def test_plain_drafts_made_at_once_are_those_made_one_by_one(drafts: list[Draft]
         plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, ttl_ms=ttl_ms))
         with pytest.MonkeyPatch.context() as patch:
             if one_by_one:
-                patch.setattr(making, "_make_plain", lambda *_: None)
+                patch.setattr(entry_builder, "_build_plain", lambda *_: None)
             plane.enqueue("q", drafts)
         found = plane._queue("q").backing.fetch(10)
         entries.append([(e.key[:-16], e.row, e.size_bytes, e.flags, e.expires_ns) for e in found])
@@ -131,7 +132,7 @@ def test_dead_letters_go_where_the_router_says_in_the_batch_they_die_in(
     plane.nack(work, held[0].token, reject=True)
     assert len(store.batches) == before + 1
     assert asked == [("work", name, "rejected") for name in (b"a", b"b", b"c", b"d")]
-    assert len(store.rows(Family.BODIES)) == 2
+    assert len(store.rows(Family.MESSAGE_CONTENT)) == 2
     assert (plane.stats(work)["dead_lettered"], plane.stats(work)["dropped"]) == (2, 2)
     in_two = plane.lease(two, 5)
     assert in_two[0].payload == b"b" * 5000
@@ -209,7 +210,7 @@ def test_the_level_memory_writes_nothing_and_is_gone_with_the_process(
     held = plane.lease("m", 1, visibility_ms=0)
     plane.ack("m", held[0].token)
     assert len(store.batches) == before
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []
     plane.enqueue("m", [b"safe"], durability=Durability.WRITTEN)
     assert (plane.stats("m")["enqueued"], plane.stats("m")["acked"]) == (4, 1)
     assert [p[:4] for p in payloads(plane, "d")] == [b"kept", b"lost", b"cccc"]
@@ -297,5 +298,5 @@ def test_a_lease_of_transient_messages_that_was_given_a_time_goes_with_its_queue
     plane = planes.open()
     assert plane.stats("q")["enqueued"] == 1
     plane.delete("q")
-    for family in (Family.LEASE_CALLS, Family.LEASE_CALL_EXPIRY, Family.QUEUE_STATS):
+    for family in (Family.LEASES, Family.LEASE_EXPIRY, Family.QUEUE_STATS):
         assert planes.store.rows(family) == []

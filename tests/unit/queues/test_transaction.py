@@ -22,8 +22,8 @@ from basaltmq.queues.config import Overflow
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transactions import work
+from basaltmq.queues.transactions.transaction import State
 from basaltmq.store.families import Family
-from basaltmq.transactions.transaction import State
 
 pytestmark = pytest.mark.spec("A5")
 
@@ -207,4 +207,4 @@ def test_nothing_of_an_open_transaction_is_there_after_a_restart(planes: Planes,
     again.run_due()
     assert payloads(again, "out") == []
     assert sorted(payloads(again, "in")) == [b"1", b"2", b"3"]
-    assert planes.store.rows(Family.BODIES) == []
+    assert planes.store.rows(Family.MESSAGE_CONTENT) == []

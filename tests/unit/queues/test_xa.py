@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 import pytest
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     CorruptionError,
     QueueHeldError,
@@ -23,16 +23,16 @@ from basaltmq.errors import (
     XaRolledBackError,
     XidInUseError,
 )
-from basaltmq.messages.branches import Xid, xid_key
 from basaltmq.pipeline.audit.queues import audit_queues
-from basaltmq.queues.config import Durability, Overflow, QueueConfig
+from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transactions.branches import BranchRow, Hold, decode_branch, encode_branch
 from basaltmq.queues.transactions.xa import parse_xid
+from basaltmq.queues.transactions.xid import Xid, xid_key
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp
+from basaltmq.store.keys.parts import lp
 
 pytestmark = pytest.mark.spec("A6")
 
@@ -59,7 +59,7 @@ def prepared(plane: QueuePlane, xid: Xid = X) -> None:
 
 
 def nothing_of_branches(store: TestStore) -> bool:
-    return not store.rows(Family.QUEUE_BRANCHES) and not store.rows(Family.BRANCH_DRAFTS)
+    return not store.rows(Family.XIDS) and not store.rows(Family.BRANCH_DRAFTS)
 
 
 @pytest.mark.promise("P2")
@@ -106,7 +106,7 @@ def test_a_rollback_returns_what_was_held_to_its_place_and_forgets_what_was_to_c
     assert [(d.payload, d.attempts) for d in found] == [(b"1", 0), (b"2", 0), (b"3", 0)]
     assert payloads(plane, "out") == []
     assert nothing_of_branches(store)
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []
 
 
 @pytest.mark.usefixtures("queues")
@@ -330,24 +330,6 @@ def test_a_queue_that_was_let_go_from_memory_still_knows_what_is_held(planes: Pl
     assert sorted(payloads(plane, "out")) == [b"a", BIG]
 
 
-@pytest.mark.usefixtures("queues")
-def test_the_async_steps_do_what_their_brothers_do(plane: QueuePlane) -> None:
-    async def run() -> None:
-        for xid, commit in ((X, True), (Y, False)):
-            session = plane.xa.begin(xid)
-            session.dequeue("in")
-            session.enqueue("out", [b"a"])
-            session.end()
-            assert not (await plane.xa.prepare_async(xid)).read_only
-            await (plane.xa.commit_async(xid) if commit else plane.xa.rollback_async(xid))
-        plane.xa.begin(X).end()
-        assert (await plane.xa.prepare_async(X)).read_only
-
-    asyncio.run(run())
-    assert payloads(plane, "out") == [b"a"]
-    assert payloads(plane, "in") == [b"2", b"3"]
-
-
 def test_an_xid_is_written_and_read_as_text() -> None:
     assert parse_xid(str(X)) == X
     assert parse_xid(str(Y)) == Y
@@ -423,12 +405,12 @@ def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_
     plane.xa.prepare(X)
     assert list(audit_queues(store)) == []
     plane = planes.open()
-    assert len(store.rows(Family.BODIES)) == 1
+    assert len(store.rows(Family.MESSAGE_CONTENT)) == 1
     assert all(len(row) < 200 for _, row in store.scan(Family.BRANCH_DRAFTS))
     if not commit:
         plane.xa.rollback(X)
         assert nothing_of_branches(store)
-        assert store.rows(Family.BODIES) == store.rows(Family.CONTENT_REFS) == []
+        assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.CONTENT_REFS) == []
         assert [payloads(plane, name) for name in names] == [[], [], [b"first"], [], []]
         return
     store.refuse = 1
@@ -436,7 +418,8 @@ def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_
         plane.xa.commit(X)
     assert len(store.rows(Family.CONTENT_REFS)) == 1
     plane.xa.commit(X)
-    written = [value for batch in store.batches for _, family, _, value in batch.ops if family is Family.BODIES]
+    operations = [op for batch in store.batches for op in batch.ops]
+    written = [value for _, family, _, value in operations if family is Family.MESSAGE_CONTENT]
     assert written == [BIG]
     assert nothing_of_branches(store)
     assert list(audit_queues(store)) == []
@@ -445,7 +428,7 @@ def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_
     assert len(store.rows(Family.CONTENT_REFS)) == 4
     found = {name: payloads(plane, name) for name in names}
     assert found == {"a": [b"small", BIG], "b": [BIG, BIG], "again": [b"first"], "late": [BIG], "memory": [BIG]}
-    assert store.rows(Family.BODIES) == store.rows(Family.CONTENT_REFS) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.CONTENT_REFS) == []
 
 
 def test_a_payload_that_a_branch_of_an_earlier_version_kept_in_its_draft_is_enqueued(
@@ -457,7 +440,7 @@ def test_a_payload_that_a_branch_of_an_earlier_version_kept_in_its_draft_is_enqu
     session.end()
     plane.xa.prepare(X)
     batch = Batch()
-    for family in (Family.BODIES, Family.CONTENT_REFS):
+    for family in (Family.MESSAGE_CONTENT, Family.CONTENT_REFS):
         batch.delete(family, store.rows(family)[0])
     (key,) = store.rows(Family.BRANCH_DRAFTS)
     batch.put(Family.BRANCH_DRAFTS, key, lp("out") + msgspec.msgpack.encode(Draft(payload=BIG)))
@@ -465,4 +448,4 @@ def test_a_payload_that_a_branch_of_an_earlier_version_kept_in_its_draft_is_enqu
     plane = planes.open()
     plane.xa.commit(X)
     assert payloads(plane, "out") == [BIG]
-    assert store.rows(Family.BODIES) == []
+    assert store.rows(Family.MESSAGE_CONTENT) == []

@@ -13,7 +13,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
-A, B = Family.MESSAGES, Family.BODIES
+A, B = Family.MESSAGES, Family.MESSAGE_CONTENT
 
 
 def mixed(chance: random.Random) -> tuple[Batch, Batch]:

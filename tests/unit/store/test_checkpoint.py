@@ -27,7 +27,7 @@ from basaltmq.store.salvage.verify import verify
 
 pytestmark = pytest.mark.spec("A10")
 
-FAMILIES = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 
 
 def put(store: RocksStore, number: int) -> None:
@@ -221,7 +221,7 @@ def test_restore_refuses_a_checkpoint_that_is_not_whole_by_name(tmp_path: Path, 
         files = {**read_checksums(copy), "../../etc/passwd": (1, 1)}
         (copy / "CHECKSUMS").write_bytes(encode_line({"format": "basalt-checksums", "version": 1, "files": files}))
     elif damage == "form":
-        name = "unknown form"
+        name = "unknown structure"
         (copy / "CHECKSUMS").write_bytes(encode_line({"format": "basalt-checksums", "version": 1, "files": [1]}))
     else:
         name = "STORE"
@@ -261,7 +261,7 @@ def test_a_second_checkpoint_to_the_same_target_leaves_the_first_whole(tmp_path:
     put(store, 1)
 
     def again(draft: Path) -> None:
-        with pytest.raises(AlreadyExistsError, match="being made already"):
+        with pytest.raises(AlreadyExistsError, match="is being created as"):
             store.checkpoint(tmp_path / "copy")
         assert draft.is_dir()
 

@@ -380,7 +380,7 @@ def test_submit_pushes_back_when_too_much_waits(
     alone = group.submit(batch_of(b"a batch over the limit is taken when nothing waits"))
     disk.await_sync()
     taken = group.submit(batch_of(b"12345678"))
-    with pytest.raises(StoreStalledError, match="9 bytes wait"):
+    with pytest.raises(StoreStalledError, match="9 bytes already wait"):
         group.submit(batch_of(b"9"))
     disk.allowed.release()
     disk.allowed.release()
@@ -474,7 +474,7 @@ def test_close_says_when_the_disk_does_not_answer(disk: SlowDisk, monkeypatch: p
     group = GroupCommit(disk)
     future = group.submit(batch_of(b"k"))
     disk.await_sync()
-    with pytest.raises(StorageError, match="does not answer"):
+    with pytest.raises(StorageError, match="does not respond"):
         group.close()
     disk.allowed.release()
     future.result(WAIT_S)

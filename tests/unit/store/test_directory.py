@@ -140,5 +140,5 @@ def test_operating_system_errors_have_a_meaning_each(code: int, kind: type[Stora
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
 def test_a_line_that_matches_its_checksum_and_says_nothing_is_corrupt(body: bytes) -> None:
     raw = b"%08x %b\n" % (google_crc32c.value(body), body)
-    with pytest.raises(CorruptionError, match="holds no JSON; restore it"):
+    with pytest.raises(CorruptionError, match="is not JSON; restore it"):
         Marker.decode(raw, PATH)

@@ -20,7 +20,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from basaltmq.errors import StoreClosedError
 from basaltmq.store.batch import Batch
-from basaltmq.store.commit import GroupCommit
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store, open_view
 

@@ -82,7 +82,7 @@ def test_a_small_disk_without_room_for_the_reserve_serves_without_it(tmp_path: P
     assert disk.space.look() is None
     assert not disk.reserve.path.exists()
     disk.free = 90
-    assert disk.space.look() == f"low on disk: 90 bytes are free at {tmp_path}, at least 100 are wanted"
+    assert disk.space.look() == f"low on disk: 90 bytes are free at {tmp_path}, the minimum is 100"
 
 
 def test_a_full_disk_is_seen_through_everything_it_is_wrapped_in() -> None:

@@ -1,10 +1,11 @@
-"""Every pair of key functions in `store/keys.py`, found by name: a pair added there is tested here."""
+"""Every pair of key functions in `store/keys/`, found by name: a pair added there is tested here."""
 
 from __future__ import annotations
 
 import inspect
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import broker, catalog, parts, queues, streams
 
 HOSTILE = [
     "",
@@ -43,7 +44,6 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "body_id:bytes": st.binary(min_size=16, max_size=16),
     "kind:bytes": st.binary(min_size=1, max_size=1),
     "role:int": st.integers(0, 255),
-    "chunk:int": U32,
     "lane:int": U32,
     "partition:int": U32,
     "format_id:int": I64,
@@ -57,9 +57,14 @@ BY_TYPE: dict[str, st.SearchStrategy[Any]] = {
     "UUID": st.sampled_from([UUID(int=0), UUID(int=2**128 - 1)]) | st.uuids(),
 }
 
-PAIRS = sorted(
-    name.removeprefix("decode_") for name in vars(keys) if name.startswith("decode_") and name.endswith("_key")
+keys: Any = SimpleNamespace(
+    **{name: each for module in (parts, catalog, queues, streams, broker) for name, each in vars(module).items()}
 )
+"""All layouts in one namespace."""
+
+ENCODERS = {name for name in vars(keys) if name.endswith("_key") and not name.startswith(("_", "decode_"))}
+DECODERS = {name.removeprefix("decode_") for name in vars(keys) if name.startswith("decode_") and name.endswith("_key")}
+PAIRS = sorted(ENCODERS & DECODERS)
 PREFIXES = sorted(name for name in vars(keys) if name.endswith("_prefix") and not name.startswith("_"))
 
 
@@ -84,10 +89,9 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def test_every_key_function_has_its_decoder() -> None:
-    encoders = {name for name in vars(keys) if name.endswith("_key") and not name.startswith(("_", "decode_"))}
-    assert encoders == set(PAIRS)
-    assert len(PAIRS) > 15
+def test_every_key_function_has_its_decoder_except_those_of_rows_that_are_only_looked_up() -> None:
+    assert {"producers_key", "transient_counts_key"} == ENCODERS - DECODERS
+    assert DECODERS <= ENCODERS
 
 
 @pytest.mark.spec("A1", "C2")
@@ -132,11 +136,9 @@ def test_messages_of_a_fairness_key_sort_by_time_then_id(
 
 
 @pytest.mark.spec("C2")
-@given(U64, U64, TEXTS, st.binary(min_size=16, max_size=16))
-def test_the_expiry_bound_parts_due_leases_from_the_rest(
-    at_ns: int, now_ns: int, queue: str, message_id: bytes
-) -> None:
-    assert (keys.lease_expiry_key(at_ns, queue, message_id) < keys.lease_expiry_bound(now_ns)) == (at_ns < now_ns)
+@given(U64, U64, TEXTS, U64)
+def test_the_expiry_bound_parts_due_leases_from_the_rest(at_ns: int, now_ns: int, queue: str, token: int) -> None:
+    assert (keys.lease_expiry_key(at_ns, queue, token) < keys.lease_expiry_bound(now_ns)) == (at_ns < now_ns)
 
 
 @given(I64, I64, U64, U64)
@@ -221,8 +223,8 @@ NAMED: list[Callable[[str], bytes]] = [
     lambda text: keys.link_key("c", text, 0),
     lambda text: keys.message_key(text, "f", 0, bytes(16)),
     lambda text: keys.message_key("q", text, 0, bytes(16)),
-    lambda text: keys.lease_key(text, bytes(16)),
-    lambda text: keys.lease_expiry_key(0, text, bytes(16)),
+    lambda text: keys.lease_key(text, 1),
+    lambda text: keys.lease_expiry_key(0, text, 1),
     lambda text: keys.queue_key(text),
     lambda text: keys.state_key(text),
     lambda text: keys.consumer_offset_key(text, UUID(int=1), 0),
@@ -257,15 +259,12 @@ def test_transaction_ids_of_users_are_checked() -> None:
 @pytest.mark.parametrize(
     "encode",
     [
-        lambda: keys.metadata_key(-1),
-        lambda: keys.metadata_key(2**64),
-        lambda: keys.content_key(1, 2**32),
-        lambda: keys.queue_entry_key(UUID(int=1), -1),
-        lambda: keys.lease_expiry_key(-1, "q", bytes(16)),
+        lambda: keys.lease_expiry_key(-1, "q", 1),
+        lambda: keys.lease_expiry_key(2**64, "q", 1),
         lambda: keys.message_key("q", "f", 2**64, bytes(16)),
         lambda: keys.message_key("q", "f", 1, bytes(15)),
         lambda: keys.message_key("q", "f", 1, bytes(17)),
-        lambda: keys.lease_key("q", bytes(15)),
+        lambda: keys.lease_key("q", -1),
         lambda: keys.consumer_offset_key("g", UUID(int=1), 2**32),
     ],
 )

@@ -41,7 +41,7 @@ def home(tmp_path: Path) -> Path:
     store = open_store(path)
     batch = Batch()
     batch.put(Family.QUEUES, b"key", b"value")
-    batch.put(Family.MESSAGE_CONTENT, b"key", b"v" * 10_000)
+    batch.put(Family.STREAM_RECORDS, b"key", b"v" * 10_000)
     store.write(batch)
     store.close()
     # As another process left it, so that a name put there too early is seen.
@@ -112,7 +112,7 @@ def test_a_marker_that_is_a_directory_is_not_a_store(home: Path) -> None:
 
 def test_a_newer_store_is_refused_by_both_versions(home: Path) -> None:
     rewrite_marker(home, version=7)
-    refused(home, StoreTooNewError, "version 7, this Basalt knows up to 1")
+    refused(home, StoreTooNewError, "version 7, but this Basalt reads up to version 1")
 
 
 @pytest.mark.promise("P7")

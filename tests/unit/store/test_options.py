@@ -96,7 +96,7 @@ def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
     for number in range(1000):
         batch = Batch()
         batch.put(Family.MESSAGES, b"%d" % number, bytes(10_000))
-        batch.put(Family.QUEUE_ENTRIES, b"%d" % number, bytes(10_000))
+        batch.put(Family.CONTENT_REFS, b"%d" % number, bytes(10_000))
         for store in stores:
             store.write(batch)
     assert memory.write_buffers.get_buffer_size() == 16 * MIB

@@ -34,7 +34,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         batch = Batch()
         for number in range(step, ROWS, 3):
             batch.put(Family.MESSAGES, b"%05d" % number, rng.randbytes(200))
-            batch.put(Family.BODIES, b"%05d" % number, rng.randbytes(5_000))
+            batch.put(Family.MESSAGE_CONTENT, b"%05d" % number, rng.randbytes(5_000))
         store.write(batch)
         store.sync()
         if step < 2:
@@ -131,7 +131,7 @@ def test_a_store_without_its_manifest_is_refused_and_built_from_its_tables(kille
     assert tree(killed) == before
     assert repair(killed).losses == []
     assert len(keys_of(killed)) == ROWS
-    assert len(keys_of(killed, Family.BODIES)) == ROWS
+    assert len(keys_of(killed, Family.MESSAGE_CONTENT)) == ROWS
 
 
 @pytest.mark.promise("P7")
@@ -141,7 +141,7 @@ def test_a_missing_blob_file_costs_its_values_also_without_a_manifest(closed: Pa
     for manifest in (closed / "kv").glob("MANIFEST-*"):
         manifest.unlink()
     outcome = repair(closed)
-    bodies = keys_of(closed, Family.BODIES)
+    bodies = keys_of(closed, Family.MESSAGE_CONTENT)
     named = {bytes.fromhex(each) for loss in outcome.losses for each in loss.ids}
     assert named | bodies == {b"%05d" % number for number in range(ROWS)}
     assert not named & bodies
@@ -163,7 +163,7 @@ def test_two_damaged_tables_and_a_damaged_log_cost_only_what_is_in_the_damage(ki
     for key in in_tables:
         assert any(bytes.fromhex(r.start) <= key and (r.end is None or key < bytes.fromhex(r.end)) for r in ranges)
     assert 0 < len(in_tables) < 250
-    assert any("hold no whole record" in loss.text for loss in outcome.losses)
+    assert any("hold no complete record" in loss.text for loss in outcome.losses)
     assert verify(killed) == []
 
 

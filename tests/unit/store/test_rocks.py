@@ -29,7 +29,7 @@ from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
 
 WAIT_S = 60
 F = Family.MESSAGES
-G = Family.QUEUE_ENTRIES
+G = Family.CONTENT_REFS
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_an_option_that_is_unknown_or_fixed_is_refused_by_name(
     [("write_buffer_size", "many"), ("write_buffer_size", ""), ("disable_auto_compactions", "perhaps")],
 )
 def test_a_value_that_cannot_be_read_is_refused_by_name(store: RocksStore, name: str, value: str) -> None:
-    with pytest.raises(InvalidConfigError, match=f"option '{name}' cannot be read"):
+    with pytest.raises(InvalidConfigError, match=f"option '{name}' is not valid"):
         store.set_options({name: value}, F)
     put(store, F, b"k")
 
@@ -154,7 +154,7 @@ def test_figures_of_the_database_are_counted_once(store: RocksStore, monkeypatch
 
 @pytest.mark.spec("A10", "A11")
 def test_the_size_covers_memory_tables_files_and_blob_files(store: RocksStore) -> None:
-    put(store, Family.MESSAGE_CONTENT, *numbered(100), value=os.urandom(10_000))
+    put(store, Family.STREAM_RECORDS, *numbered(100), value=os.urandom(10_000))
     assert store.size_bytes() >= MIB * 100 // 110
     store.flush()
     properties = store.properties()
@@ -312,15 +312,15 @@ def test_a_store_closed_under_use_can_be_opened_at_once(tmp_path: Path, round_nu
 def test_a_compaction_under_way_does_not_hold_up_close(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for _ in range(10):
-        put(store, Family.MESSAGE_CONTENT, *(os.urandom(8) for _ in range(100)), value=os.urandom(8000))
-        store.flush(Family.MESSAGE_CONTENT)
+        put(store, Family.STREAM_RECORDS, *(os.urandom(8) for _ in range(100)), value=os.urandom(8000))
+        store.flush(Family.STREAM_RECORDS)
     begun = threading.Event()
 
     def compact() -> str:
         begun.set()
         try:
             while True:
-                store.compact(Family.MESSAGE_CONTENT)
+                store.compact(Family.STREAM_RECORDS)
         except StoreClosedError:
             return "closed"
 
@@ -330,12 +330,12 @@ def test_a_compaction_under_way_does_not_hold_up_close(tmp_path: Path) -> None:
         store.close()
         assert compacting.result(WAIT_S) == "closed"
     store = open_store(tmp_path / "store")
-    assert sum(1 for _ in store.scan(Family.MESSAGE_CONTENT)) == 1000
+    assert sum(1 for _ in store.scan(Family.STREAM_RECORDS)) == 1000
     store.close()
 
 
-KEPT = Family.LEASE_CALLS
-"""A family of which no row is passed over."""
+KEPT = Family.LEASES
+"""A family whose unreadable rows are not skipped."""
 
 
 @pytest.mark.promise("P7")

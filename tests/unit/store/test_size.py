@@ -13,7 +13,7 @@ import pytest
 from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError, StorePoisonedError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
-from basaltmq.store.keys.queues import content_key, metadata_key
+from basaltmq.store.keys.queues import body_key
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 from basaltmq.store.space.size import STEP_BYTES_MAX, STEP_BYTES_MIN, SizeGuard
@@ -122,7 +122,9 @@ def test_producers_are_refused_between_the_marks_with_figures_and_remedy() -> No
     guard.measure()
     scale.weight = UNDER + 1
     guard.measure()
-    with pytest.raises(StoreOverfullError, match=f"{UNDER + 1} bytes, its limit is {OVER}.*down to {UNDER}") as caught:
+    with pytest.raises(
+        StoreOverfullError, match=f"{UNDER + 1} bytes, its limit is {OVER}.*reduced it to {UNDER}"
+    ) as caught:
         guard.admit()
     assert caught.value.retriable
     scale.weight = UNDER
@@ -221,8 +223,8 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
             break
         batch = Batch()
         for _ in range(50):
-            batch.put(Family.MESSAGE_METADATA, metadata_key(produced), os.urandom(600))
-            batch.put(Family.MESSAGE_CONTENT, content_key(produced, 0), os.urandom(6000))
+            batch.put(Family.CONTENT_REFS, body_key(b"%016d" % produced), os.urandom(600))
+            batch.put(Family.STREAM_RECORDS, body_key(b"%016d" % produced), os.urandom(6000))
             produced += 1
         store.write(batch)
         assert produced < 20_000, "the store never became overfull"
@@ -232,8 +234,8 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
     for first in range(0, produced - kept, 50):
         batch = Batch()
         for number in range(first, min(first + 50, produced - kept)):
-            batch.delete(Family.MESSAGE_METADATA, metadata_key(number))
-            batch.delete(Family.MESSAGE_CONTENT, content_key(number, 0))
+            batch.delete(Family.CONTENT_REFS, body_key(b"%016d" % number))
+            batch.delete(Family.STREAM_RECORDS, body_key(b"%016d" % number))
         store.write(batch)
     assert guard.wait_underfull(WAIT_S)
     guard.admit()
@@ -243,7 +245,7 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
     )
     assert on_disk <= 6 * MIB
     assert events == [True, False]
-    assert sum(1 for _ in store.scan(Family.MESSAGE_CONTENT)) == kept
+    assert sum(1 for _ in store.scan(Family.STREAM_RECORDS)) == kept
     guard.close()
     store.close()
 
@@ -252,7 +254,7 @@ def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> 
     store = open_store(tmp_path / "store")
     batch = Batch()
     for number in range(200):
-        batch.put(Family.MESSAGE_CONTENT, content_key(number, 0), os.urandom(10_000))
+        batch.put(Family.STREAM_RECORDS, body_key(b"%016d" % number), os.urandom(10_000))
     store.write(batch)
     guard = SizeGuard(store, overfull_bytes=MIB, underfull_bytes=1000)
     guard.wrote(1)

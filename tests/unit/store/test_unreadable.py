@@ -25,7 +25,7 @@ def key(number: int) -> bytes:
     return b"\x00\x01q%05d" % number
 
 
-@pytest.fixture(params=[Family.MESSAGES, Family.LEASE_CALLS], ids=lambda family: family.label)
+@pytest.fixture(params=[Family.MESSAGES, Family.LEASES], ids=lambda family: family.label)
 def family(request: pytest.FixtureRequest) -> Family:
     found: Family = request.param
     return found
@@ -72,7 +72,7 @@ def test_messages_around_a_damaged_block_are_read_in_every_way(home: Path, famil
 
 
 @pytest.mark.promise("P7")
-@pytest.mark.parametrize("family", [Family.LEASE_CALLS], indirect=True)
+@pytest.mark.parametrize("family", [Family.LEASES], indirect=True)
 def test_rows_of_other_families_are_not_passed_over(home: Path, family: Family) -> None:
     store = open_store(home)
     with pytest.raises(CorruptionError):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.errors import CorruptionError, StoreTooNewError
+from basaltmq.errors import CorruptionError, StoreTooNewError, StoreTooOldError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -125,7 +125,7 @@ def test_a_newer_version_is_refused_by_name_of_both_and_nothing_is_touched() -> 
     put_version(batch, NAME, 7)
     store.write(batch)
     store.writes_left = 0
-    with pytest.raises(StoreTooNewError, match="things is at version 7, this Basalt knows up to 3"):
+    with pytest.raises(StoreTooNewError, match="things is at version 7, but this Basalt reads up to version 3"):
         bring_up_to_date(store, NAME, 3, STEPS, FAMILIES)
     assert [value for _, value in store.scan(F)] == [b"one"] * 2
 
@@ -152,6 +152,15 @@ def test_a_crash_before_any_write_of_an_upgrade_loses_and_repeats_nothing() -> N
         assert list(store.scan(Family.QUEUES)) == [(b"%d" % number, b"three") for number in range(5)]
         total_writes += 1
     assert total_writes == 5
+
+
+@pytest.mark.spec("A9")
+def test_an_older_version_without_an_upgrade_is_refused_by_both_versions() -> None:
+    store = MemoryStore()
+    bring_up_to_date(store, NAME, 2, {}, FAMILIES)
+    with pytest.raises(StoreTooOldError, match="is at version 2; this Basalt reads version 3 and cannot upgrade"):
+        bring_up_to_date(store, NAME, 3, {}, FAMILIES)
+    assert read_version(store, NAME) == 2
 
 
 def test_kinds_of_content_have_versions_of_their_own() -> None:

@@ -21,7 +21,7 @@ from basaltmq.store.rocks import RocksStore
 ROWS_MAX = 3000
 """Enough for hundreds of flushes while views are made."""
 
-FAMILIES = (Family.MESSAGES, Family.LEASES, Family.MESSAGE_CONTENT)
+FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 
 
 def put(store: RocksStore, number: int) -> None:
@@ -53,10 +53,10 @@ def test_a_view_reads_blob_values_in_tables_and_in_the_wal(tmp_path: Path) -> No
         put(store, number)
     view = open_view(tmp_path / "store")
     assert numbers(view) == list(range(20))
-    assert view.get(Family.MESSAGE_CONTENT, b"000003") == b"000003" * 1000
-    assert next(key for key, _ in view.scan(Family.MESSAGE_CONTENT, reverse=True)) == b"000019"
+    assert view.get(Family.STREAM_RECORDS, b"000003") == b"000003" * 1000
+    assert next(key for key, _ in view.scan(Family.STREAM_RECORDS, reverse=True)) == b"000019"
     with view.snapshot(*FAMILIES) as snapshot:
-        assert snapshot.get(Family.MESSAGE_CONTENT, b"000015") == b"000015" * 1000
+        assert snapshot.get(Family.STREAM_RECORDS, b"000015") == b"000015" * 1000
     view.close()
     store.close()
 

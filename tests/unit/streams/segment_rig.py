@@ -12,7 +12,7 @@ from basaltmq.log.lane import LaneOptions
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.memory import MemoryStore
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
@@ -118,7 +118,7 @@ class SegmentRig:
     def rows_of(self, shard: int) -> list[bytes]:
         number = shard.to_bytes(8, "big")
         return [key for key in self.rows() if key[:1] in b"OTKGDN" and key[1:9] == number] + [
-            key for key in self.rows() if key[:1] == b"E" and keys.decode_stream_expiry_key(key)[1] == shard
+            key for key in self.rows() if key[:1] == b"E" and stream_keys.decode_stream_expiry_key(key)[1] == shard
         ]
 
 

@@ -182,7 +182,7 @@ def test_a_stage_that_is_not_what_was_staged_is_refused_and_nothing_is_written(t
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2] ^= 1
     file.write_bytes(raw)
-    with open_imports(tmp_path) as imports, pytest.raises(CorruptionError, match="not what was staged"):
+    with open_imports(tmp_path) as imports, pytest.raises(CorruptionError, match="has changed since it was staged"):
         imports.run("q", 0, [part])
     assert values(tmp_path) == [[b"before"], []]
 
@@ -207,7 +207,7 @@ def test_what_a_topic_would_refuse_is_refused_before_anything_happens(tmp_path: 
 
 def test_a_store_that_is_in_use_is_told_in_one_line(tmp_path: Path) -> None:
     store(tmp_path)
-    with basaltmq.open(tmp_path), pytest.raises(StoreLockedError, match="for a moment"), open_imports(tmp_path):
+    with basaltmq.open(tmp_path), pytest.raises(StoreLockedError, match="exclusive access"), open_imports(tmp_path):
         pass
 
 
@@ -226,7 +226,7 @@ def test_stages_that_nobody_finishes_expire(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("run", ["", "../up", "a/b", "x" * 101, ".hidden"])
 def test_a_run_is_named_so_that_a_folder_can_be(tmp_path: Path, run: str) -> None:
-    with pytest.raises(InvalidArgumentError, match="a run is named by"):
+    with pytest.raises(InvalidArgumentError, match="a run name has"):
         folder_of(tmp_path, run, 0)
 
 
@@ -277,7 +277,7 @@ def test_a_cut_off_batch_waits_while_what_it_left_may_lie_behind_what_is_not_dec
         drivers = imports._streams.drivers
         begin = drivers.info("orders", 0).next_offset - 2
         monkeypatch.setattr(drivers, "read", lambda _topic, _number, at, *_: RecordsRead([], at, 0, begin))
-        with pytest.raises(StoreStalledError, match=rf"from offset {begin} on .* not decided"):
+        with pytest.raises(StoreStalledError, match=rf"from offset {begin} on .* open transaction"):
             imports.run("run", 0, [part])
     with open_imports(tmp_path) as imports:
         assert imports.run("run", 0, [part]).was_done

@@ -13,7 +13,7 @@ from tests.unit.streams.segment_rig import INDEX, SegmentRig, explain
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import Otherwise
 from basaltmq.streams.engines.segment.index.rows import Entry, SegmentStats
 
@@ -23,28 +23,28 @@ U32 = st.integers(0, (1 << 32) - 1)
 
 @given(U64, U64, U64)
 def test_frame_keys_come_back_and_sort_by_shard_and_offset(shard: int, one: int, other: int) -> None:
-    key = keys.frame_key(shard, one)
-    assert keys.decode_frame_key(key) == (shard, one)
-    assert (key < keys.frame_key(shard, other)) == (one < other)
-    assert keys.decode_deleted_record_key(keys.deleted_record_key(shard, one)) == (shard, one)
+    key = stream_keys.frame_key(shard, one)
+    assert stream_keys.decode_frame_key(key) == (shard, one)
+    assert (key < stream_keys.frame_key(shard, other)) == (one < other)
+    assert stream_keys.decode_deleted_record_key(stream_keys.deleted_record_key(shard, one)) == (shard, one)
     with pytest.raises(CorruptionError):
-        keys.decode_deleted_record_key(key)
+        stream_keys.decode_deleted_record_key(key)
 
 
 @given(U32, U64, U64)
 def test_log_keys_come_back(lane: int, start: int, shard: int) -> None:
-    assert keys.decode_log_checkpoint_key(keys.log_checkpoint_key(lane)) == lane
-    assert keys.decode_log_synced_key(keys.log_synced_key(lane)) == lane
-    assert keys.decode_log_changed_key(keys.log_changed_key(lane)) == lane
-    assert keys.decode_log_segment_key(keys.log_segment_key(lane, start)) == (lane, start)
-    assert keys.decode_log_unsynced_key(keys.log_unsynced_key(lane, start)) == (lane, start)
+    assert stream_keys.decode_log_checkpoint_key(stream_keys.log_checkpoint_key(lane)) == lane
+    assert stream_keys.decode_log_synced_key(stream_keys.log_synced_key(lane)) == lane
+    assert stream_keys.decode_log_changed_key(stream_keys.log_changed_key(lane)) == lane
+    assert stream_keys.decode_log_segment_key(stream_keys.log_segment_key(lane, start)) == (lane, start)
+    assert stream_keys.decode_log_unsynced_key(stream_keys.log_unsynced_key(lane, start)) == (lane, start)
     with pytest.raises(CorruptionError):
-        keys.decode_log_unsynced_key(keys.log_segment_key(lane, start))
+        stream_keys.decode_log_unsynced_key(stream_keys.log_segment_key(lane, start))
     with pytest.raises(CorruptionError):
-        keys.decode_log_changed_key(keys.log_synced_key(lane))
-    assert keys.decode_trimmed_shard_key(keys.trimmed_shard_key(shard)) == shard
+        stream_keys.decode_log_changed_key(stream_keys.log_synced_key(lane))
+    assert stream_keys.decode_trimmed_shard_key(stream_keys.trimmed_shard_key(shard)) == shard
     with pytest.raises(CorruptionError):
-        keys.decode_log_synced_key(keys.log_checkpoint_key(lane))
+        stream_keys.decode_log_synced_key(stream_keys.log_checkpoint_key(lane))
 
 
 def test_entries_and_sums_come_back_and_rows_of_another_length_are_refused() -> None:
@@ -187,7 +187,7 @@ def test_an_index_that_a_power_loss_threw_back_follows_the_shard_rows_again(tmp_
     rig.store.write(batch)
     os.truncate(next((tmp_path / "log" / "0000").glob("*.log")), end)
     rig.open()
-    offsets = {keys.decode_frame_key(key)[1] for key in rig.rows_of(shard) if key[:1] == b"O"}
+    offsets = {stream_keys.decode_frame_key(key)[1] for key in rig.rows_of(shard) if key[:1] == b"O"}
     assert offsets == ({4, 5} if what == "trim" else set())
     before = rig.rows()
     after = rig.rebuilt()

@@ -8,7 +8,7 @@ from basaltmq.log.batches.columnar import KEY_OFFSETS, VALUE_OFFSETS, ColumnBatc
 from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.engines.segment.index.plain import key_hashes
-from basaltmq.streams.engines.segment.index.rows import Words
+from basaltmq.streams.engines.segment.index.rows import IndexTerms
 from basaltmq.streams.shards import ShardConfig
 
 AT = 3
@@ -25,7 +25,7 @@ def _found(batch: ColumnBatch, *, records: int | None = None, is_wanted: bool = 
 )
 def test_hashes_are_those_the_index_has_of_the_records(keys: list[bytes]) -> None:
     batch = ColumnBatch.from_records([Record(b"v" * at, key) for at, key in enumerate(keys)], 1)
-    words = Words(batch, ShardConfig(index_keys=True))
+    words = IndexTerms(batch, ShardConfig(index_keys=True))
     found = _found(batch)
     assert found == {each.to_bytes(8, "big") for each in words.key_hashes}
     assert found == {hash64(key).to_bytes(8, "big") for key in keys}

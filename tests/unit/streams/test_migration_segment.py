@@ -1,4 +1,4 @@
-"""Moving topics to and from segment files, with what is not durable yet."""
+"""MigrationState topics to and from segment files, with what is not durable yet."""
 
 from __future__ import annotations
 

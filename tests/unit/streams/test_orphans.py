@@ -18,11 +18,11 @@ from basaltmq.errors import CorruptionError, StorageError
 from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.memory import MemoryStore
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import SHADOW, Engine, ShardConfig, ShardSpec
-from basaltmq.streams.topics import Moving, TopicConfig, Topics
+from basaltmq.streams.topics import MigrationState, TopicConfig, Topics
 
 FAMILIES = (
     Family.SHARDS,
@@ -68,11 +68,11 @@ def fill(plane: StreamPlane, name: str, topics: int = 3) -> tuple[UUID, Topics]:
 
 @given(st.uuids())
 def test_the_key_of_an_orphaned_topic_comes_back_and_no_other_is_taken_for_one(topic_id: UUID) -> None:
-    key = keys.orphaned_topic_key(topic_id)
-    assert keys.decode_orphaned_topic_key(key) == topic_id
-    for other in (key[:-1], key + b"x", keys.shard_name_prefix(topic_id)):
+    key = stream_keys.orphaned_topic_key(topic_id)
+    assert stream_keys.decode_orphaned_topic_key(key) == topic_id
+    for other in (key[:-1], key + b"x", stream_keys.shard_name_prefix(topic_id)):
         with pytest.raises(CorruptionError):
-            keys.decode_orphaned_topic_key(other)
+            stream_keys.decode_orphaned_topic_key(other)
 
 
 @pytest.mark.promise("P10")
@@ -112,7 +112,7 @@ def test_copies_of_a_migration_under_way_go_too(store: MemoryStore, plane: Strea
     topic = topics.get("t1")
     config = ShardConfig(durability=Durability.MEMORY)
     copies = plane.shards.create([ShardSpec(topic.id, at, Engine.MEMORY, config, flags=SHADOW) for at in range(2)])
-    topics.update_state(topic, topic.config, Moving(Engine.MEMORY, [each.number for each in copies]), Batch())
+    topics.update_state(topic, topic.config, MigrationState(Engine.MEMORY, [each.number for each in copies]), Batch())
     plane.catalog.delete(vhost)
     plane.engines.retain(0)
     assert rows(store) == before

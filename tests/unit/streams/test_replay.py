@@ -14,8 +14,10 @@ from basaltmq.log import recovery
 from basaltmq.log.batches.record import Record
 from basaltmq.log.lane import LaneOptions
 from basaltmq.log.ring import SLOT_BYTES
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.segment.index.index import StreamIndex
+from basaltmq.streams.engines.segment.reader import LogLane
 from basaltmq.streams.engines.segment.replay import Replay
 
 
@@ -109,7 +111,7 @@ def test_a_tail_torn_inside_a_run_is_cut_after_the_last_whole_frame(tmp_path: Pa
     path.write_bytes(path.read_bytes()[:-50])
     rig.wipe_index()
     rig.open()
-    assert rig.engine.shard_info(shard).next_offset == 19
+    assert rig.engine.shard_info(shard).next_offset == 20, "offset 19 was confirmed, and is not given out again"
     assert rig.engine.lanes[0].log.end == end // 20 * 19
     assert [record.offset for record in rig.drained(shard)] == list(range(19))
     rig.close()
@@ -117,7 +119,9 @@ def test_a_tail_torn_inside_a_run_is_cut_after_the_last_whole_frame(tmp_path: Pa
 
 def indexed_until(rig: SegmentRig) -> int:
     """How far the index goes that a crash leaves."""
-    return int.from_bytes(dict(rig.store.scan(INDEX, *keys.prefix_range(b"C")))[keys.log_checkpoint_key(0)], "big")
+    return int.from_bytes(
+        dict(rig.store.scan(INDEX, *key_parts.prefix_range(b"C")))[stream_keys.log_checkpoint_key(0)], "big"
+    )
 
 
 @pytest.mark.promise("P1", "P9")
@@ -274,7 +278,35 @@ def test_a_log_that_lost_synced_bytes_has_the_index_built_again(tmp_path: Path) 
     path = next((tmp_path / "log" / "0000").glob("*.log"))
     path.write_bytes(path.read_bytes()[:third])
     rig.open()
-    assert rig.engine.shard_info(shard).next_offset == 6
+    assert rig.engine.shard_info(shard).next_offset == 10, "confirmed offsets are not given out again"
     before = rig.rows()
     assert rig.rebuilt() == before
+    rig.close()
+
+
+@pytest.mark.promise("P6")
+def test_a_segment_that_lost_all_its_frames_in_a_power_loss_has_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first frame of a segment has the one before synced in the background, and may be synced with it.
+    monkeypatch.setattr(LogLane, "sync_soon", lambda self: None)
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard()
+    for _ in range(5):
+        rig.put(shard, b"a", b"b")
+    log = rig.engine.lanes[0].log
+    log.roll()
+    log.sync()
+    rig.engine.index.settle()
+    begin = log.end
+    rig.put(shard, b"lost")
+    rig.engine.index.settle()
+    assert log.active_start == begin, "the lost frame is the first of its segment"
+    rig.crash()
+    os.truncate(tmp_path / "log" / "0000" / f"{begin:020d}.log", 0)
+    rig.open()
+    assert len(rig.drained(shard)) == 10
+    before = rig.rows()
+    rebuilt = rig.rebuilt()
+    assert rebuilt == before, explain(before, rebuilt)
     rig.close()

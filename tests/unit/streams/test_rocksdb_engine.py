@@ -17,7 +17,7 @@ from basaltmq.errors import CorruptionError, StorageError, StorePoisonedError
 from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams import adapter, watermark
 from basaltmq.streams.engines.retention import Extent, start_offset_after
 from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
@@ -57,7 +57,7 @@ def rows(rig: Rig) -> int:
     bit=st.integers(0, 7),
 )
 def test_a_row_comes_back_and_any_flipped_bit_or_cut_is_seen(written: Record, at: int, bit: int) -> None:
-    key = keys.stream_record_key(3, 9)
+    key = stream_keys.stream_record_key(3, 9)
     raw = encode_row(key, written, 77)
     found = decode_row(key, raw)
     assert isinstance(found, StoredRecord)
@@ -71,7 +71,7 @@ def test_a_row_comes_back_and_any_flipped_bit_or_cut_is_seen(written: Record, at
         with pytest.raises(CorruptionError, match="record 9 of shard 3"):
             decode_row(key, damaged)
     with pytest.raises(CorruptionError):
-        decode_row(keys.stream_record_key(3, 10), raw)
+        decode_row(stream_keys.stream_record_key(3, 10), raw)
 
 
 @pytest.mark.spec("B6")
@@ -79,7 +79,7 @@ def test_a_row_comes_back_and_any_flipped_bit_or_cut_is_seen(written: Record, at
 def test_a_damaged_record_is_named_and_its_neighbours_can_be_read(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 5)
-    key = keys.stream_record_key(shard, 2)
+    key = stream_keys.stream_record_key(shard, 2)
     raw = rig.store.get(Family.STREAM_RECORDS, key)
     batch = Batch()
     batch.put(Family.STREAM_RECORDS, key, raw[:-1] + b"?")

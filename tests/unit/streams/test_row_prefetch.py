@@ -9,9 +9,9 @@ import pytest
 
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.memory import MemoryStore
-from basaltmq.streams.engines.segment.row_prefetch import AHEAD_MAX, IN_ORDER_MIN, RowsAhead
+from basaltmq.streams.engines.segment.row_prefetch import AHEAD_MAX, IN_ORDER_MIN, RowPrefetch
 
 COUNT = 400
 
@@ -35,7 +35,7 @@ class Counting(MemoryStore):
 
 def put(store: MemoryStore, shard: int, row: bytes) -> None:
     batch = Batch()
-    batch.put(Family.SHARDS, keys.shard_key(shard), row)
+    batch.put(Family.SHARDS, stream_keys.shard_key(shard), row)
     store.write(batch)
 
 
@@ -48,7 +48,7 @@ def filled() -> Counting:
 
 def test_shards_touched_in_order_are_read_many_at_a_time() -> None:
     store = filled()
-    rows = RowsAhead(store)
+    rows = RowPrefetch(store)
     assert [rows.get(shard) for shard in range(COUNT)] == [b"row %d" % shard for shard in range(COUNT)]
     assert store.single < 2 * IN_ORDER_MIN
     assert max(store.many) == AHEAD_MAX
@@ -57,7 +57,7 @@ def test_shards_touched_in_order_are_read_many_at_a_time() -> None:
 
 def test_shards_touched_in_any_order_are_read_one_by_one() -> None:
     store = filled()
-    rows = RowsAhead(store)
+    rows = RowPrefetch(store)
     for shard in range(0, COUNT, 2):
         assert rows.get(shard) == b"row %d" % shard
     assert not store.many
@@ -68,22 +68,22 @@ def test_shards_touched_in_any_order_are_read_one_by_one() -> None:
 def test_a_row_is_what_the_store_says_whatever_was_written_since_it_was_read(pause: int) -> None:
     rng = random.Random(pause)
     store = filled()
-    rows = RowsAhead(store)
+    rows = RowPrefetch(store)
     shard = 0
     for step in range(4000):
-        assert rows.get(shard) == MemoryStore.get(store, Family.SHARDS, keys.shard_key(shard))
+        assert rows.get(shard) == MemoryStore.get(store, Family.SHARDS, stream_keys.shard_key(shard))
         shard = shard + 1 if rng.randrange(50) else rng.randrange(COUNT)
         if step % pause == 0:
             number = shard + rng.randrange(3)
             batch = Batch()
-            batch.delete(Family.SHARDS, keys.shard_key(number + 1))
-            batch.put(Family.SHARDS, keys.shard_key(number), b"changed in step %d" % step)
+            batch.delete(Family.SHARDS, stream_keys.shard_key(number + 1))
+            batch.put(Family.SHARDS, stream_keys.shard_key(number), b"changed in step %d" % step)
             store.write(batch)
 
 
 def test_where_others_write_all_the_time_little_is_read_in_vain() -> None:
     store = filled()
-    rows = RowsAhead(store)
+    rows = RowPrefetch(store)
     for shard in range(COUNT):
         rows.get(shard)
         put(store, COUNT + 1, b"another %d" % shard)

@@ -24,7 +24,7 @@ from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import RECORD_BYTES_MAX, Record
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
 from basaltmq.streams.engines.segment import reader as segment_reader
-from basaltmq.streams.engines.segment.reader import PORTION_MS
+from basaltmq.streams.engines.segment.reader import INDEX_WRITE_INTERVAL_MS
 
 
 def flip(path: Path, at: int) -> None:
@@ -134,11 +134,11 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     gathered = index.rows
     rig.put(shard, b"1")
     assert index.rows > gathered, "nothing is due"
-    rig.now_ms += PORTION_MS
+    rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"2")
     assert index.rows <= gathered, "those before are written"
     rig.engine.batch_write(shard, (Record(b"3"),), Durability.SYNCED)
-    rig.now_ms += PORTION_MS
+    rig.now_ms += INDEX_WRITE_INTERVAL_MS
     before = index.rows
     last = rig.engine.batch_write(shard, (Record(b"4"),), Durability.SYNCED)
     assert index.rows > before, "a frame that awaits a sync is not written to its segment for the index"
@@ -153,11 +153,11 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     rig.put(shard, b"5")
     assert index.rows > before, "a portion that the store does not take is no reason to refuse a write"
     monkeypatch.setattr(rig.store, "write", real)
-    rig.now_ms += PORTION_MS
+    rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"6")
     assert index.rows <= gathered
-    monkeypatch.setattr(segment_reader, "PORTION_ROWS_MAX", 0)
-    rig.now_ms += PORTION_MS
+    monkeypatch.setattr(segment_reader, "INDEX_WRITE_ROWS_MAX", 0)
+    rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"7")
     assert index.rows > gathered, "so many are left to the limit"
     assert [record.value for record in rig.drained(shard)] == [b"%d" % at for at in range(8)]

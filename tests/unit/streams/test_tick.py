@@ -52,9 +52,9 @@ def test_those_who_are_called_share_the_sync_and_its_failure_with_those_who_awai
 
     async def run() -> None:
         before = len(told)
-        tick.tell(told.append)
+        tick.call_when_durable(told.append)
         waiting = tick.durable()
-        tick.tell(told.append)
+        tick.call_when_durable(told.append)
         assert len(told) == before
         await asyncio.wait_for(asyncio.wait([waiting]), 60)
         waiting.exception()

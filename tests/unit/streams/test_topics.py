@@ -132,7 +132,7 @@ def test_a_creation_that_takes_too_long_is_undone(plane: StreamPlane, store: Gat
     plane.engines.get(Engine.ROCKSDB)
     before = rows(store)
     store.gate.clear()
-    with pytest.raises(TimedOutError, match="undone") as caught:
+    with pytest.raises(TimedOutError, match="rolled back") as caught:
         plane.topics.create("orders", ROCKSDB, timeout_ms=50)
     assert caught.value.retriable
     store.gate.set()
@@ -218,6 +218,19 @@ def test_topics_are_listed_in_pages(plane: StreamPlane) -> None:
         if after is None:
             break
     assert seen == [f"t{number}" for number in range(7)]
+
+
+def test_a_page_of_topics_with_many_partitions_ends_early(plane: StreamPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("basaltmq.streams.topics.PAGE_PARTITIONS", 4)
+    for number in range(5):
+        plane.topics.create(f"t{number}", TopicConfig(partitions=3, engine=Engine.MEMORY))
+    pages: list[list[str]] = []
+    after: str | None = None
+    while not pages or after is not None:
+        page = plane.topics.page(start_after=after, limit=100)
+        pages.append([topic.name for topic in page.topics])
+        after = page.next_after
+    assert pages == [["t0", "t1"], ["t2", "t3"], ["t4"]]
 
 
 @pytest.mark.promise("P10")

@@ -254,7 +254,7 @@ def test_topics_that_come_go_and_come_again_are_followed(writer: Writer) -> None
 def test_a_shard_made_between_two_looks_at_the_store_is_not_skipped(writer: Writer) -> None:
     writer.create("first")
     with open_view(writer) as view:
-        view._gather_due_s = float("inf")
+        view._load_due_s = float("inf")
         writer.create("second")
         writer.put("second", b"b")
         assert view.wait(10)
@@ -291,7 +291,7 @@ def test_a_start_that_moved_between_two_looks_at_the_store_is_followed(writer: W
     for at in range(10):
         writer.put("orders", b"%d" % at)
     with open_view(writer) as view:
-        view._gather_due_s = float("inf")
+        view._load_due_s = float("inf")
         writer.plane.drivers.delete_records_before("orders", 0, 6)
         writer.put("orders", b"10")
         assert view.wait(10)
@@ -334,7 +334,7 @@ def test_cleaning_between_the_look_at_the_store_and_that_at_the_log_is_noticed(
     for at in range(60):
         writer.put("kept" if at % 6 == 0 else "gone", b"%d" % at * 100)
     expected = writer.read_all("kept")
-    real = StreamView._gather
+    real = StreamView._load_store
     cleaned: list[int] = []
 
     def gather(self: StreamView, stamp: Any) -> None:
@@ -344,7 +344,7 @@ def test_cleaning_between_the_look_at_the_store_and_that_at_the_log_is_noticed(
             writer.plane.topics.delete("gone")
             writer.clean()
 
-    monkeypatch.setattr(StreamView, "_gather", gather)
+    monkeypatch.setattr(StreamView, "_load_store", gather)
     before = writer.engine.lanes[0].log.start
     with open_view(writer) as view:
         assert writer.engine.lanes[0].log.start > before
@@ -359,7 +359,7 @@ def test_memory_topics_are_listed_and_reading_them_says_why_not(writer: Writer) 
     with open_view(writer) as view:
         info = view.info("ram", 0)
         assert (info.records, info.size_bytes) == (0, 0)
-        with pytest.raises(InvalidArgumentError, match="'ram' is kept by the memory engine"):
+        with pytest.raises(InvalidArgumentError, match="'ram' uses the memory engine"):
             view.read("ram", 0, 0)
         with pytest.raises(InvalidArgumentError, match="memory engine"):
             view.offset_at("ram", 0, 5)

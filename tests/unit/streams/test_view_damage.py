@@ -187,7 +187,7 @@ def test_an_index_without_its_log_says_where_the_log_should_be(writer: Writer) -
     with StreamView.open(bare) as view:
         info = view.info("orders", 0)
         assert (info.high_watermark, info.records, info.size_bytes) == (1, 0, 0)
-        with pytest.raises(StorageError, match="log/0000 is missing"):
+        with pytest.raises(StorageError, match="log/0000 does not exist"):
             view.read("orders", 0, 0)
 
 

@@ -15,6 +15,7 @@ from tests.unit.streams.view_child import SEGMENT_BYTES, TOPICS
 from tests.unit.streams.view_rig import Writer
 
 from basaltmq.errors import TopicNotFoundError
+from basaltmq.log.committed import read_mark
 from basaltmq.streams.view import StreamView
 
 CONFIRMED_PER_LIFE = 400
@@ -48,8 +49,10 @@ class Child:
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(30)
+        status = self._process.wait(30)
         self._reader.join(30)
+        assert not self._reader.is_alive(), "not all that the writer confirmed was read"
+        assert status == -signal.SIGKILL, f"the writer ended on its own with status {status}; its stderr says why"
         assert self._process.stdout is not None
         self._process.stdout.close()
 
@@ -90,13 +93,27 @@ def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_pa
                     assert again == seen[topic]
                     assert fresh.info(topic, 0) == view.info(topic, 0)
             for topic in TOPICS:
-                shown = seen[topic]
-                assert len(shown) > max(confirmed[topic])
-                assert all(shown[offset] == value for offset, value in confirmed[topic].items())
+                require_confirmed(path, view, topic, seen[topic], confirmed[topic])
             assert view.info("churn", 0).records <= 40
     finally:
         if view is not None:
             view.close()
+
+
+def require_confirmed(
+    path: Path, view: StreamView, topic: str, shown: list[bytes], confirmed: dict[int, bytes]
+) -> None:
+    """Every confirmed offset is shown with its value. A failure names all there is to find the cause by."""
+    missing = sorted(offset for offset in confirmed if offset >= len(shown))
+    changed = sorted(offset for offset, value in confirmed.items() if offset < len(shown) and shown[offset] != value)
+    if missing or changed:
+        files = sorted(f"{file.relative_to(path)} {file.stat().st_size}" for file in path.rglob("*") if file.is_file())
+        print(f"kept directory: {path}", *files, sep="\n")
+        marks = [f"{lane.name}: {read_mark(lane)}" for lane in sorted((path / "log").iterdir())]
+        raise AssertionError(
+            f"topic {topic}: confirmed offsets are missing: {missing}, or have another value: {changed}; confirmed up "
+            f"to {max(confirmed)}, the view ends at {len(shown)} with {view.info(topic, 0)}; marks {marks}; see {path}"
+        )
 
 
 def read_on(view: StreamView, topic: str, shown: list[bytes]) -> None:

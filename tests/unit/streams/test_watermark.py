@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from basaltmq.durability import Durability
-from basaltmq.streams.watermark import Visible, Watermarks
+from basaltmq.streams.watermark import ShardOffsets, Watermarks
 
 
 class Disk:
@@ -16,7 +16,7 @@ class Disk:
         pass
 
 
-def write(marks: Watermarks, shard: Visible, durability: Durability = Durability.SYNCED) -> int:
+def write(marks: Watermarks, shard: ShardOffsets, durability: Durability = Durability.SYNCED) -> int:
     with shard.lock:
         base = shard.next_offset
         shard.next_offset += 1
@@ -25,7 +25,7 @@ def write(marks: Watermarks, shard: Visible, durability: Durability = Durability
 
 @pytest.mark.promise("P1", "P3")
 def test_a_sync_shows_no_write_that_came_while_it_ran() -> None:
-    shard, other = Visible(0), Visible(0)
+    shard, other = ShardOffsets(0), ShardOffsets(0)
     seen: list[int] = []
     late: list[int] = []
 

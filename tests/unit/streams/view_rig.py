@@ -100,7 +100,7 @@ class Writer:
             lane.watermarks.close()
             lane.log.poison(RuntimeError("killed"))
             lane.log.close()
-        self.plane.engines._made.pop(Engine.SEGMENT)
+        self.plane.engines._open.pop(Engine.SEGMENT)
         self.store.poison(RuntimeError("killed"))
         self.plane.watermarks.close()
         self.store.close()

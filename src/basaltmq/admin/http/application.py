@@ -1,6 +1,6 @@
-"""The application the HTTP server serves: finds the route, knows the user, runs the handler, tells what went wrong.
+"""The application of the admin HTTP server: host checks, routing, authentication, handlers, error answers.
 
-Nothing of a request but its method and path is logged: bodies and headers hold passwords and messages.
+Only the method and the path of a request are logged, because bodies and headers contain passwords and messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from basaltmq.admin.http.auth import Authenticator
 from basaltmq.admin.http.errors import http_error
-from basaltmq.admin.http.host_check import SAFE_METHODS, Hosts
+from basaltmq.admin.http.host_check import SAFE_METHODS, HostCheck
 from basaltmq.admin.http.message import BodySink, HttpError, Request, Response, long_json_response
 from basaltmq.admin.http.paging import only_columns
 from basaltmq.admin.http.routes import Access, Call, Route, RouteTable, allowed, check_content_type, decode_body
@@ -20,15 +20,15 @@ from basaltmq.admin.http.server import Admitted
 from basaltmq.errors import BasaltError
 
 LIVENESS: Final = ("healthz",)
-"""Answers under any host name: load balancers address brokers by names of their own, and the answer says nothing."""
+"""Answered under any host name, because load balancers use their own names. The answer reveals nothing."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class AdminApplication:
-    """Serves a table of routes."""
+    """Serves a route table."""
 
-    def __init__(self, table: RouteTable, authenticator: Authenticator, hosts: Hosts) -> None:
+    def __init__(self, table: RouteTable, authenticator: Authenticator, hosts: HostCheck) -> None:
         self._table = table
         self._authenticator = authenticator
         self._hosts = hosts
@@ -44,7 +44,7 @@ class AdminApplication:
             user = await self._authenticator.user(request)
             if not allowed(user.tags, route.access):
                 raise HttpError(
-                    403, f"user {user.name!r} needs the tag {route.access.value}: basalt user tags {user.name} ..."
+                    403, f"user {user.name!r} needs the tag {route.access.value}; set it with basalt user tags"
                 )
 
         call = Call(request, names, user)
@@ -84,7 +84,7 @@ async def _run(route: Route, call: Call) -> Response:
         raise http_error(error) from error
     except Exception as error:
         _log.exception("%s %s failed", route.method, route.path)
-        raise HttpError(500, "the broker failed here; its log says how", code="internal") from error
+        raise HttpError(500, "internal error of the broker; see its log", code="internal") from error
     if call.request.method not in SAFE_METHODS and call.user is not None:
         _log.info("%s %s by %s", route.method, call.request.target.partition("?")[0], call.user.name)
     if made is None:

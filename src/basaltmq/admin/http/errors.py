@@ -1,4 +1,4 @@
-"""The one table from Basalt's errors to statuses of HTTP."""
+"""Mapping from Basalt's errors to HTTP status codes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STATUS: Final[dict[type[errors.BasaltError], int]] = {
 
 
 def status_of(error: errors.BasaltError) -> int:
-    """The status of the nearest class in the table."""
+    """Return the status of the most specific class in the table."""
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
@@ -48,7 +48,7 @@ def http_error(error: errors.BasaltError) -> HttpError:
     headers = {"Retry-After": "1"} if error.retriable else {}
     details: dict[str, str | int] = {}
     if isinstance(error, errors.DamagedFrameError):
-        # With these a reader goes on behind the damage.
+        # A reader uses these fields to continue after the damaged frame.
         details = {"base_offset": error.base_offset, "last_offset": error.last_offset}
         details |= {"shard": error.shard, "damage": error.reason}
     return HttpError(status_of(error), str(error), code=error.code, headers=headers, details=details)

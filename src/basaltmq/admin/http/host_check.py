@@ -1,14 +1,14 @@
-"""Host and Origin checks: which names the admin API answers to, and which pages may change something through it.
+"""Host and Origin checks: which host names the admin API accepts, and which web pages may change something.
 
-A browser sends a stored password to any name that leads to this machine. Two attacks use that:
+A browser sends a stored password to any name that resolves to this machine. Two attacks use that:
 
     DNS rebinding   a page of evil.example makes its name resolve to 127.0.0.1. The request carries Host: evil.example.
     CSRF            a page of another origin sends a request here. The request carries Origin: http://evil.example.
 
-So the host of every request must be a loopback name, the address of this connection's listener, the name of this
-machine, or a name from `admin.allowed_hosts`. A request that changes something and carries an Origin must come from
-the host that it addresses, or from one of those configured names. Programs send no Origin, and need none. There are no
-CORS headers: no page of another origin can read an answer.
+The host of every request must therefore be a loopback name, the address of this connection's listener, the name of this
+machine, or a name from `admin.allowed_hosts`. A request that changes something and has an Origin must come from the
+host that it addresses, or from a configured name. Programs send no Origin and need none. The API sends no CORS headers,
+so a page of another origin cannot read an answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from basaltmq.admin.http.message import HttpError, Request
 SETTING: Final = "admin.allowed_hosts"
 
 ANY: Final = "*"
-"""As a configured name: no check of the host. For brokers behind a gateway that checks it."""
+"""A configured name that disables the host check, for brokers behind a gateway that checks it."""
 
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -32,25 +32,23 @@ _AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]{2,45}\]|[a-z0-9_.-]{1,255})(?::([
 _DEFAULT_PORTS: Final = frozenset({"", "80", "443"})
 
 
-class Hosts:
-    """Decides for one listener."""
+class HostCheck:
+    """The checks of one listener."""
 
     def __init__(self, listener: str, configured: Callable[[], tuple[str, ...]]) -> None:
-        """`listener` is the configured address of the listener, which may be a name."""
+        """`listener` is the configured address of the listener, which may be a host name."""
         self._own = {_plain(listener), _plain(socket.gethostname())} - {""}
         self._configured = configured
 
     def check_host(self, request: Request) -> None:
-        """HttpError 421 unless the request addresses this broker. HTTP/1.0 clients may send no Host."""
+        """Raise HttpError 421 unless the request addresses this broker. HTTP/1.0 clients may omit Host."""
         given = request.headers.get("host")
         if given is None or self._is_allowed(given, request.local):
             return
-        raise HttpError(
-            421, f"host {given[:80]!r} is not served here; add the name to {SETTING} if it is one of this broker's"
-        )
+        raise HttpError(421, f"host {given[:80]!r} is not served; add it to {SETTING} if it is a name of this broker")
 
     def check_origin(self, request: Request) -> None:
-        """HttpError 403 if a page of another origin asks for a change."""
+        """Raise HttpError 403 if a page of another origin requests a change."""
         if request.method in SAFE_METHODS:
             return
         site = request.headers.get("sec-fetch-site", "none").lower()
@@ -86,15 +84,15 @@ class Hosts:
         return parsed == _parsed(host) or self._is_configured(parsed)
 
     def _is_configured(self, parsed: tuple[str, str]) -> bool:
-        """A configured name without a port covers every port. `*` covers hosts, never origins."""
+        """Whether a name is configured. A name without a port covers every port. `*` covers hosts, never origins."""
         configured = {_parsed(each) for each in self._configured()}
         return parsed in configured or (parsed[0], "") in configured
 
 
 def _parsed(authority: str) -> tuple[str, str] | None:
-    """(host, port) in one form: lower case, no final dot, addresses as Python writes them, no port if it is a default.
+    """Return (host, port) in normal form: lower case, no final dot, canonical addresses, no default port.
 
-    None if it is neither a name nor an address.
+    Return None for anything that is neither a name nor an address.
     """
     found = _AUTHORITY.fullmatch(authority.strip().lower())
     if found is None:
@@ -118,10 +116,10 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_local_address(host: str, local: str) -> bool:
-    """Is the host a loopback address, or the address at which the connection arrived?"""
+    """Whether the host is a loopback address, or the local address of the connection."""
     address = _address(host)
     return address is not None and (address.is_loopback or address == _address(local))
 
 
 def _foreign(who: str) -> HttpError:
-    return HttpError(403, f"a page of {who} cannot change anything here; add its host to {SETTING} if it is yours")
+    return HttpError(403, f"a page of {who} may not change anything; add its host to {SETTING} if you trust it")

@@ -1,4 +1,4 @@
-"""A request and a response of HTTP, as the rest of `admin` sees them."""
+"""HTTP requests, responses and errors of the admin API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from basaltmq.broker.peer import peer_at
 
 QUERY_FIELDS_MAX: Final = 100
-"""Nothing here takes more than ten; the rest is somebody trying."""
+"""No route takes more than ten. The limit protects the parser."""
 
 REASONS: Final = {
     400: "bad_request",
@@ -31,11 +31,11 @@ REASONS: Final = {
     503: "unavailable",
     507: "no_space",
 }
-"""What `error` says for a status; the names RabbitMQ's tools know where it has one."""
+"""The field `error` of an answer by status, with RabbitMQ's names where it has one."""
 
 
 class HttpError(Exception):
-    """Ends a request with a status and a JSON body that says why."""
+    """Ends a request with a status and a JSON body that contains the reason."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class HttpError(Exception):
         headers: dict[str, str] | None = None,
         details: dict[str, str | int] | None = None,
     ) -> None:
-        """`details` are for programs that act on the reason, and stand beside it."""
+        """`details` are extra JSON fields for programs."""
         super().__init__(reason)
         self.status = status
         self.reason = reason
@@ -55,27 +55,27 @@ class HttpError(Exception):
         self.details = details or {}
 
     def response(self) -> Response:
-        said: dict[str, str | int] = {"error": REASONS.get(self.status, "error"), "reason": self.reason}
+        body: dict[str, str | int] = {"error": REASONS.get(self.status, "error"), "reason": self.reason}
         if self.code:
-            said["code"] = self.code
-        said |= self.details
-        return Response(self.status, msgspec.json.encode(said), headers=self.headers)
+            body["code"] = self.code
+        body |= self.details
+        return Response(self.status, msgspec.json.encode(body), headers=self.headers)
 
 
 class Request(msgspec.Struct):
-    """A request whose head is known; `body` comes once it was admitted."""
+    """A request. `body` is set after the request was admitted."""
 
     method: str
     target: str
     headers: dict[str, str]
-    """Names in lower case; of several lines of one name the last."""
+    """Header names are in lower case. The last line of a name wins."""
     peer: str = ""
     body: bytes = b""
     path: tuple[str, ...] = ()
-    """Parts between slashes, decoded after they were split: a virtual host's name may hold a slash (%2F)."""
+    """Path segments, decoded after splitting, because the name of a virtual host may contain a slash (%2F)."""
     query: dict[str, str] = {}
     local: str = ""
-    """Address at which the connection arrived."""
+    """The local address of the connection."""
 
     def split(self) -> None:
         """Set `path` and `query` from the target."""
@@ -86,11 +86,11 @@ class Request(msgspec.Struct):
                 parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
             )
         except ValueError as error:
-            raise HttpError(400, f"the address cannot be read: {error}") from error
+            raise HttpError(400, f"the request target is malformed: {error}") from error
 
     @property
     def is_loopback(self) -> bool:
-        """Whether the client is on this machine and no proxy on it spoke for another one."""
+        """Whether the client is on this machine and did not connect through a proxy."""
         return peer_at(self.peer).is_loopback and not ({"forwarded", "x-forwarded-for"} & self.headers.keys())
 
     def flag(self, name: str) -> bool:
@@ -98,43 +98,41 @@ class Request(msgspec.Struct):
 
 
 class BodySink(Protocol):
-    """Where a body goes that is too large for memory, as it comes in."""
+    """Receives a body that is too large for memory, piece by piece."""
 
     async def write(self, data: bytes) -> None:
-        """Take a piece; what was handed over is not waited for elsewhere, so a slow disk slows the client."""
+        """Accept a piece. Nothing else buffers it, so a slow sink slows the client down."""
         ...
 
     async def discard(self) -> None:
-        """The body ended in the middle, or was refused."""
+        """Clean up after a body that was incomplete or refused."""
         ...
 
 
 class BodyStream(Protocol):
-    """An answer that is made while the client takes it."""
+    """An answer that is produced while the client reads it."""
 
     async def next(self) -> bytes | None:
-        """The next piece; None at the end."""
+        """Return the next piece, or None at the end."""
         ...
 
     async def close(self) -> None:
-        """Called once, whether it was taken to its end or not at all."""
+        """Clean up. Called exactly once, even if the stream was not read to its end."""
         ...
 
 
 class Response(msgspec.Struct):
-    """What goes back."""
-
     status: int = 200
     body: bytes = b""
     content_type: str = "application/json"
     headers: dict[str, str] = {}
     stream: BodyStream | None = None
-    """A body of unknown length, in pieces, instead of `body`. One that fails in the middle ends the connection, so
-    that a client cannot take a part for the whole."""
+    """A body of unknown length, used instead of `body`. If it fails, the connection is closed, so that the client does
+    not mistake a part for the whole."""
 
 
 ENCODED_AT_ONCE: Final = 500
-"""Items of a list encoded before others have their turn: about a millisecond."""
+"""List items encoded per loop turn: about 1 ms."""
 
 
 def json_response(value: Any, status: Literal[200, 201] = 200) -> Response:
@@ -142,12 +140,12 @@ def json_response(value: Any, status: Literal[200, 201] = 200) -> Response:
 
 
 async def long_json_response(value: Any) -> Response:
-    """An answer of any length."""
+    """Return an answer of any length, encoded in portions."""
     return Response(200, await _encoded(value))
 
 
 async def _encoded(value: Any) -> bytes:
-    """JSON. Long lists, also those in an object, are encoded in portions."""
+    """Return JSON. Encode long lists, also those in an object, in portions."""
     if isinstance(value, dict) and any(_is_long(each) for each in value.values()):
         parts = [msgspec.json.encode(str(name)) + b":" + await _encoded(each) for name, each in value.items()]
         return b"{" + b",".join(parts) + b"}"

@@ -1,6 +1,6 @@
-"""What the API says about itself: an OpenAPI document for programs, one plain page for people.
+"""Documentation of the API: an OpenAPI document and an HTML page, both generated from the route table.
 
-Both are made from the table of routes. The page has no script and loads nothing.
+The page has no scripts and loads no resources.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from basaltmq import __version__
 from basaltmq.admin.http.routes import Access, Route
 
 PAGING: Final = {
-    "page": "Page to show, from 1. With it the answer is an object with `items` and counts, not a list.",
-    "page_size": "Items of a page: 1 to 500, 100 if not given.",
-    "name": "Only items whose name has this in it.",
+    "page": "Page number, from 1. The answer is then an object with `items` and counts instead of a list.",
+    "page_size": "Items per page, 1 to 500 (default 100).",
+    "name": "Only items whose name contains this text.",
     "sort": "Field to sort by.",
-    "sort_reverse": "true: from the last to the first.",
-    "columns": "Only these fields, with commas between them.",
+    "sort_reverse": "true: sort in descending order.",
+    "columns": "Only these fields, separated by commas.",
 }
 
 ARROW_FILE: Final = "application/vnd.apache.arrow.file"
-"""Bodies that are taken in as they come are Arrow IPC files."""
+"""Content type of streamed bodies: Arrow IPC files."""
 
 _BINARY: Final = {"type": "string", "format": "binary"}
 
@@ -45,7 +45,7 @@ p.what{margin:.2rem 0 .2rem 5rem}nav a{margin-right:.8rem}a{color:var(--ink)}
 
 
 def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
+    """Return the OpenAPI 3.1 document."""
     types = [route.takes for route in routes if route.takes is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     schema_of = dict(zip(map(id, types), schemas, strict=True))
@@ -61,7 +61,7 @@ def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
         if route.access is Access.PUBLIC:
             operation["security"] = []
         else:
-            operation["description"] = f"Needs the tag `{route.access.value}`."
+            operation["description"] = f"Requires the tag `{route.access.value}`."
         if route.takes is not None:
             operation["requestBody"] = {
                 "required": not route.optional_body,
@@ -75,7 +75,7 @@ def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
         "info": {
             "title": "Basalt administration",
             "version": __version__,
-            "description": "Paths and fields follow RabbitMQ's management API where it has them.",
+            "description": "Paths and fields follow RabbitMQ's management API where it defines them.",
         },
         "servers": [{"url": server}],
         "security": [{"basic": []}],
@@ -90,9 +90,9 @@ def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
 _ERROR: Final = {
     "type": "object",
     "properties": {
-        "error": {"type": "string", "description": "What kind of refusal, by status."},
-        "reason": {"type": "string", "description": "What is wrong and what to do about it."},
-        "code": {"type": "string", "description": "Basalt's own code of the error, where there is one."},
+        "error": {"type": "string", "description": "Kind of error, by status."},
+        "reason": {"type": "string", "description": "What is wrong, and the remedy."},
+        "code": {"type": "string", "description": "Basalt's error code, if there is one."},
     },
     "required": ["error", "reason"],
 }
@@ -113,14 +113,14 @@ def _query(route: Route) -> dict[str, str]:
 
 def _responses(route: Route) -> dict[str, Any]:
     refused = {
-        "description": "Refused",
+        "description": "Error",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
     return {"2XX": {"description": route.answers or route.summary}, "default": refused}
 
 
 def page(routes: Sequence[Route], server: str) -> str:
-    """The page for people."""
+    """Return the HTML page."""
     groups: dict[str, list[Route]] = {}
     for route in routes:
         groups.setdefault(route.group, []).append(route)
@@ -128,9 +128,9 @@ def page(routes: Sequence[Route], server: str) -> str:
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
         f"<title>Basalt administration</title><style>{_STYLE}</style>",
-        f"<h1>Basalt administration</h1><p>Version {escape(__version__)}. HTTP basic authentication with a user of the "
-        "broker; the tag each call needs stands at its right. Names in a path are percent-encoded: the virtual host "
-        "<code>/</code> is <code>%2F</code>. For programs: <a href=openapi.json>openapi.json</a>.</p>",
+        f"<h1>Basalt administration</h1><p>Version {escape(__version__)}. Authenticate as a user of the broker with "
+        "HTTP basic. The tag that each call requires is shown at its right. Percent-encode names in paths: the virtual "
+        "host <code>/</code> is <code>%2F</code>. OpenAPI document: <a href=openapi.json>openapi.json</a>.</p>",
         f"<pre><code>curl -u guest:guest {escape(server)}/api/overview</code></pre><nav>{links}</nav>",
     ]
     for group, members in groups.items():

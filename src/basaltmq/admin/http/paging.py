@@ -1,7 +1,7 @@
-"""Lists as RabbitMQ's tools ask for them: whole, or by page, filtered by name, sorted, with some columns only.
+"""Lists for RabbitMQ's tools: complete or by page, filtered by name, sorted, with selected columns.
 
-A list without `page` is answered whole, as those tools expect; making many items leaves the loop to others in between.
-A filter is a part of the name, not a regular expression: one written with bad intent could stop the broker's loop.
+Without `page` the complete list is returned, as these tools expect. Building many items yields to the event loop.
+A filter is a substring, not a regular expression, because a malicious expression could block the loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from basaltmq.admin.http.turns import Turns
 
 PAGE_ITEMS: Final = 100
 PAGE_ITEMS_MAX: Final = 500
-"""RabbitMQ's number; more takes longer than a loop should be held."""
+"""RabbitMQ's limit. Larger pages would hold the loop for too long."""
 
 Key = TypeVar("Key")
 
@@ -23,14 +23,14 @@ Key = TypeVar("Key")
 async def listing(
     call: Call, names: Iterable[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None], *, sort: str = "name"
 ) -> Any:
-    """Answer a list: (name, key) of every item there is, and how an item is made from its key.
+    """Answer a list request. `names` has (name, key) of all items, and `make` builds an item from its key.
 
-    Sorted by name an answer makes only the items of its page; by another field all of them. `make` answers None for
-    what went away meanwhile.
+    Sorted by name, only the items of the page are built. Sorted by another field, all items are built. `make` returns
+    None for an item that no longer exists.
     """
     wanted = call.query.get("name", "")
     if wanted and call.flag("use_regex"):
-        raise HttpError(400, "use_regex is not taken here: give a part of the name")
+        raise HttpError(400, "use_regex is not supported; send a part of the name")
     everything = list(names)
     chosen = [each for each in everything if wanted in each[0]] if wanted else everything
     field = call.query.get("sort") or sort
@@ -65,7 +65,7 @@ async def _made(chosen: list[tuple[str, Key]], make: Callable[[Key], dict[str, A
         item = make(key)
         if item is not None:
             items.append(item)
-        await turns.breathe()
+        await turns.yield_if_due()
     return items
 
 
@@ -80,7 +80,7 @@ def _sorted(call: Call, field: str, items: list[dict[str, Any]]) -> list[dict[st
 
 
 def only_columns(call: Call, answer: Any) -> Any:
-    """An answer with the fields that were asked for: of an object, or of every item of a list or page."""
+    """Return an answer with only the requested fields, of an object or of every item of a list or page."""
     asked = [column for column in call.query.get("columns", "").split(",") if column]
     if not asked:
         return answer

@@ -1,7 +1,6 @@
-"""Routes: one table says what every path does, who may use it, what it takes and what it answers.
+"""The route table: handler, access, body, query and documentation of every path.
 
-Dispatch, the OpenAPI document and the page for people are all made from the table, so none of them can say something
-the others do not.
+Dispatch, the OpenAPI document and the HTML page all use this table, so they cannot diverge.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from basaltmq.broker.auth.users import User
 from basaltmq.decoding import json_decoder
 
 BODY_BYTES_MAX: Final = 1 << 20
-"""Of a request, where its route says nothing else: names and arguments, never contents."""
+"""Default size limit of a body: names and arguments, not message contents."""
 
 JSON: Final = "application/json"
 
@@ -41,13 +40,13 @@ GROUPS: Final = {
     "healthz": "health",
     "aliveness-test": "health",
 }
-"""First parts of paths that are described under another heading."""
+"""Documentation group by first path segment, where the two differ."""
 
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
 class Access(enum.Enum):
-    """Who may use a route: a tag of the user. The names are RabbitMQ's, and so is what they include."""
+    """The user tag that a route requires. Names and inclusion follow RabbitMQ."""
 
     PUBLIC = "public"
     MANAGEMENT = "management"
@@ -70,11 +69,11 @@ def allowed(tags: Collection[str], access: Access) -> bool:
 
 @dataclass(slots=True)
 class Call:
-    """One use of a route."""
+    """One request to a route."""
 
     request: Request
     names: dict[str, str]
-    """What stands at the {parameters} of the path."""
+    """Values of the {parameters} in the path."""
     user: User | None
     body: Any = None
 
@@ -95,36 +94,34 @@ class Call:
         if text is None or text == "":
             return default
         if not text.isascii() or not text.isdigit() or not low <= int(text[:20]) <= high:
-            raise HttpError(400, f"{name} is a whole number from {low} to {high}, not {text[:40]!r}")
+            raise HttpError(400, f"{name} must be an integer from {low} to {high}, not {text[:40]!r}")
         return int(text)
 
 
 Handler: TypeAlias = Callable[[Call], Any]
-"""Answers None (204), a Response, an awaitable of one of these, or what becomes JSON (200)."""
+"""Returns None (204), a Response, a value to encode as JSON (200), or an awaitable of one of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path."""
-
     method: str
     path: str
     handle: Handler
     summary: str
     access: Access = Access.MANAGEMENT
     takes: Any = None
-    """Type of the body; None if there is none to speak of."""
+    """Type of the body, or None if the route takes none."""
     optional_body: bool = False
     query: dict[str, str] = field(default_factory=dict)
-    """Name -> meaning."""
+    """Descriptions of the query parameters by name."""
     paged: bool = False
     sink: Callable[[Call], BodySink] | None = None
-    """Makes what a body is written to as it comes, once the head is admitted; the handler finds it in `Call.body`."""
+    """Creates the sink of a streamed body once the request is admitted. The handler finds it in `Call.body`."""
     content_types: tuple[str, ...] = (JSON,)
-    """What a body may be sent as."""
+    """Accepted content types of a body."""
     body_bytes_max: int = BODY_BYTES_MAX
     answers: str = ""
-    """What comes back, in words, where the summary does not say it."""
+    """Description of the answer, where the summary is not enough."""
     decode: Callable[[bytes], Any] = field(init=False, repr=False, compare=False)
     """Decodes a body of the type `takes`. Numbers and booleans may be strings."""
 
@@ -133,7 +130,7 @@ class Route:
 
     @property
     def group(self) -> str:
-        """Under which heading it is described."""
+        """Documentation group."""
         if "/store" in self.path:
             return "stores"
         parts = self.path.split("/")
@@ -158,7 +155,7 @@ class _Node:
 
 
 class RouteTable:
-    """Finds the route of a request. Fixed parts of a path win over parameters."""
+    """Finds the route of a request. Fixed path segments win over parameters."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
@@ -173,14 +170,14 @@ class RouteTable:
                 if node.any_name is None:
                     node.any_name = (part[1:-1], _Node())
                 name, node = node.any_name
-                assert name == part[1:-1], f"{route.path}: {{{name}}} is what this place is called elsewhere"
+                assert name == part[1:-1], f"{route.path}: another route names this parameter {{{name}}}"
             else:
                 node = node.fixed.setdefault(part, _Node())
-        assert route.method not in node.routes, f"{route.method} {route.path} is there twice"
+        assert route.method not in node.routes, f"{route.method} {route.path} is registered twice"
         node.routes[route.method] = route
 
     def find(self, request: Request) -> tuple[Route, dict[str, str]]:
-        """The route and its parameters; HttpError 404 or 405."""
+        """Return the route and its path parameters. Raise HttpError 404 or 405 if there is none."""
         path = request.path
         if len(path) > 1 and path[-1] == "":
             path = path[:-1]
@@ -190,10 +187,10 @@ class RouteTable:
             if route := node.routes.get(method):
                 return route, names
         if not matches:
-            raise HttpError(404, f"there is nothing at /{'/'.join(path)}; see /api/docs")
+            raise HttpError(404, f"there is no resource /{'/'.join(path)}; see /api/docs")
         methods = sorted({each for node, _ in matches for each in node.routes})
         raise HttpError(
-            405, f"{method} is not for this path; use {', '.join(methods)}", headers={"Allow": ", ".join(methods)}
+            405, f"{method} is not allowed here; use {', '.join(methods)}", headers={"Allow": ", ".join(methods)}
         )
 
 
@@ -211,9 +208,9 @@ def _match(node: _Node, path: tuple[str, ...], at: int = 0) -> Iterator[tuple[_N
 
 
 def check_content_type(route: Route, request: Request) -> None:
-    """HttpError 415 for a body that is not declared as what the route takes. A request without a body needs no type.
+    """Raise HttpError 415 if the body has a content type that the route does not accept.
 
-    A page of another origin can send text/plain and forms without asking first; application/json it cannot.
+    A page of another origin can send text/plain and forms without a CORS preflight, but not application/json.
     """
     if request.method in {"GET", "HEAD"}:
         return
@@ -228,17 +225,17 @@ def check_content_type(route: Route, request: Request) -> None:
 
 
 def decode_body(route: Route, raw: bytes) -> Any:
-    """The body as the type the route takes.
+    """Decode the body to the type that the route takes.
 
-    Numbers and switches may come as text ("true", "1"): that is what RabbitMQ's own tool sends.
+    Numbers and booleans may be strings ("true", "1"), because RabbitMQ's command-line tool sends them so.
     """
     if route.takes is None:
         return None
     if not raw.strip():
         if not route.optional_body:
-            raise HttpError(400, "this takes a JSON body, and there is none")
+            raise HttpError(400, "the request needs a JSON body")
         raw = b"{}"
     try:
         return route.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HttpError(400, f"the body cannot be used: {error}") from error
+        raise HttpError(400, f"invalid body: {error}") from error

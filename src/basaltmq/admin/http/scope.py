@@ -1,6 +1,6 @@
-"""What a request may see and touch: virtual hosts by the user's permissions and tags, operations by permissions.
+"""Access rules of the admin API: which virtual hosts a user sees, and which operations are allowed.
 
-Operations that a client could do over AMQP (declare, bind, publish, get) ask the same permissions as there.
+Operations that exist in AMQP (declare, bind, publish, get) need the same permissions as over AMQP.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import PublishersHeldError, VHostNotFoundError
 
 SERIALIZED_FACTOR = 4
-"""How much longer a message is as JSON: base64 takes a third more, escapes of control characters up to six times."""
+"""Upper estimate of the JSON overhead of a message: base64 adds a third, an escaped control character takes 6 bytes."""
 
 
 class Scope:
-    """The broker as the handlers see it."""
+    """The broker as handlers see it."""
 
     def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
         self.node = node
@@ -47,24 +47,24 @@ class Scope:
 
     def require_node(self, name: str) -> None:
         if name != self.node_name:
-            raise HttpError(404, f"there is no node {name!r}; this one is {self.node_name!r}")
+            raise HttpError(404, f"there is no node {name!r}; the node is {self.node_name!r}")
 
     def may_see(self, call: Call, vhost: str) -> bool:
         return allowed(call.who.tags, Access.MONITORING) or self.node.permissions.may_use(call.who.name, vhost)
 
     def vhost_name(self, call: Call) -> str:
-        """The virtual host named in the path, if the user may see it. It need not be up."""
+        """Return the virtual host in the path. Raise if the user may not see it. It may be down."""
         name = call.names["vhost"]
         if name not in self.node.vhosts() or not self.may_see(call, name):
             raise VHostNotFoundError(f"there is no vhost {name!r} that you may see")
         return name
 
     def vhost(self, call: Call) -> VHost:
-        """The same, up."""
+        """Like `vhost_name`, but return the running virtual host. Raise if it is down."""
         return self.node.vhost(self.vhost_name(call))
 
     def vhost_to_change(self, call: Call) -> VHost:
-        """The same, if the user may also change it: the tag `monitoring` shows virtual hosts and opens none."""
+        """Like `vhost`, but raise unless the user may change it. The tag `monitoring` alone only permits reading."""
         vhost = self.vhost(call)
         if not allowed(call.who.tags, Access.ADMINISTRATOR):
             self.node.permissions.check_vhost(call.who, vhost.name)
@@ -77,7 +77,7 @@ class Scope:
         self.node.supervised(name)
 
     def running(self, call: Call) -> list[VHost]:
-        """Every virtual host that is up and that the user may see."""
+        """Return the running virtual hosts that the user may see."""
         return [vhost for vhost in self.up() if self.may_see(call, vhost.name)]
 
     def up(self) -> list[VHost]:
@@ -91,7 +91,7 @@ class Scope:
         return str(self.node.describe_vhost(name)["description"])
 
     async def ensure_vhost(self, name: str, description: str) -> bool:
-        """Make a virtual host unless it is there; whether it was made."""
+        """Create a virtual host if it does not exist. Return whether it was created."""
         if name in self.node.vhosts():
             return False
         await self.node.create_vhost(name, description=description)
@@ -109,4 +109,4 @@ class Scope:
     def check_not_held(self, vhost: VHost) -> None:
         reason = self.node.alarms.reason(vhost.name)
         if reason is not None:
-            raise PublishersHeldError(f"publishers are held: {reason}")
+            raise PublishersHeldError(f"publishers are blocked: {reason}")

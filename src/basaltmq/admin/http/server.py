@@ -1,15 +1,15 @@
-"""HTTP/1.1 on asyncio: h11 speaks the protocol, this file reads, writes and keeps the limits.
+"""HTTP/1.1 server on asyncio. h11 implements the protocol; this module does I/O and enforces limits.
 
     accept ─> head (bounded size and time) ─> admit ─┬─> body (bounded by what admit allows) ─> answer ─> next request
-                                                      └─> refused: answered and, if a body was coming, closed
+                                                      └─> refuse: send the error; close if a body follows
 
-A body is read only after the head was admitted, so nobody fills memory without a password. A long one may go to a sink
-piece by piece, and a long answer may be a stream: the next piece is asked for when the client has taken the one before,
-so neither is ever in memory as a whole. Everything a client can do slowly has a time limit, everything it can send has
-a size limit, and there is a limit of connections; past it a client gets 503 at once. On `close` idle connections end at
-once and busy ones after their answer, within the grace given.
+A body is read only after its head was admitted, so unauthenticated clients cannot fill memory. Large bodies go to
+a sink piece by piece, and large answers are streams whose next piece is produced when the client has read the previous
+one. Neither is ever completely in memory. Every phase has a timeout and every input has a size limit. Clients beyond
+the connection limit get 503. On `close`, idle connections end at once, and busy ones after their answer or the grace
+period.
 
-Which path means what is left to the application.
+Routing is up to the application.
 """
 
 from __future__ import annotations
@@ -28,50 +28,50 @@ import h11
 from basaltmq.admin.http.message import BodySink, BodyStream, HttpError, Request, Response
 
 HEAD_BYTES_MAX: Final = 32 * 1024
-"""A request line with long names in it, and headers; browsers send 2 KiB."""
+"""Request line with long names, and headers. Browsers send 2 KiB."""
 
 HEAD_TIMEOUT_S: Final = 20.0
-"""From the first byte of a request to the end of its head."""
+"""Time from the first byte of a request to the end of its head, in seconds."""
 
 IDLE_TIMEOUT_S: Final = 75.0
-"""Between two requests of one connection; longer than the 60 s after which most proxies drop theirs."""
+"""Time between two requests of one connection, in seconds. Most proxies drop idle connections after 60 s."""
 
 BODY_TIMEOUT_S: Final = 60.0
-"""Without any progress of a body."""
+"""Time without progress of a body, in seconds."""
 
 WRITE_TIMEOUT_S: Final = 60.0
-"""For a client to take an answer."""
+"""Time for a client to read a piece of the answer, in seconds."""
 
 READ_BYTES: Final = 64 * 1024
 
 LINGER_S: Final = 1.0
-"""For a refused client to stop sending and read why."""
+"""Time for a refused client to stop sending and read the error, in seconds."""
 
 LINGER_READS: Final = 64
-"""4 MiB: what is on its way in a fast network; a client that goes on is cut."""
+"""4 MiB: the data in flight in a fast network. A client that sends more is disconnected."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Admitted(NamedTuple):
-    """A request that may go on."""
+    """A request that passed the checks of its head."""
 
     body_bytes_max: int
     answer: Callable[[Request], Awaitable[Response]]
     sink: BodySink | None = None
-    """Takes the body; `Request.body` is empty then."""
+    """Receives the body. `Request.body` is then empty."""
 
 
 class Application(Protocol):
     """What the server serves."""
 
     async def admit(self, request: Request) -> Admitted:
-        """Decide by the head alone; raises HttpError to refuse."""
+        """Decide by the head alone. Raise HttpError to refuse the request."""
         ...
 
 
 class HttpServer:
-    """Listens, and gives every connection a task."""
+    """Listens and serves every connection in a task."""
 
     def __init__(self, application: Application, *, connections_max: int, name: str = "Basalt") -> None:
         self._application = application
@@ -85,7 +85,7 @@ class HttpServer:
     async def listen(
         self, sock: socket.socket, tls: ssl.SSLContext | None = None, *, handshake_s: float = HEAD_TIMEOUT_S
     ) -> None:
-        """Serve connections of a bound socket. A TLS handshake has `handshake_s`."""
+        """Serve connections of a bound socket. `handshake_s` is the timeout of a TLS handshake."""
         self._server = await asyncio.start_server(
             self._connected,
             sock=sock,
@@ -95,7 +95,7 @@ class HttpServer:
         )
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Stop listening, let requests under way end within `grace_s`, then cut what is left."""
+        """Stop listening, let running requests finish for `grace_s` seconds, then disconnect the rest."""
         self._closing = True
         if self._server is not None:
             self._server.close()
@@ -132,11 +132,11 @@ class HttpServer:
         except (ConnectionError, TimeoutError, ssl.SSLError):
             pass
         except asyncio.CancelledError:
-            # The server is closing: the client sees the end of the connection.
+            # The server is closing. The client sees the connection end.
             if not self._closing:
                 raise
         except Exception:
-            _log.exception("a connection of the admin API failed")
+            _log.exception("admin API connection failed")
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -145,7 +145,7 @@ class HttpServer:
 
 
 class _Connection:
-    """One client."""
+    """One client connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
         self._reader = reader
@@ -158,7 +158,7 @@ class _Connection:
         self._local = local[0] if isinstance(local, tuple) else ""
 
     async def wait(self) -> bool:
-        """Wait for the first bytes of a request; False if the client went away or said nothing for too long."""
+        """Wait for the first bytes of a request. Return False on disconnect or idle timeout."""
         if self._http.trailing_data[0]:
             return True
         try:
@@ -171,7 +171,7 @@ class _Connection:
         return bool(raw)
 
     async def serve(self, application: Application) -> bool:
-        """Serve one request; whether another may follow on the connection."""
+        """Serve one request. Return whether another may follow on the connection."""
         try:
             request = await self._head()
             if request is None:
@@ -188,7 +188,7 @@ class _Connection:
             else:
                 await self._send_stream(response, response.stream, is_head=request.method == "HEAD")
         except h11.RemoteProtocolError as error:
-            await self.refuse(HttpError(error.error_status_hint, f"that is not HTTP as it should be: {error}"))
+            await self.refuse(HttpError(error.error_status_hint, f"malformed HTTP request: {error}"))
             return False
         except TimeoutError:
             await self.refuse(HttpError(408, "the request took too long to arrive"))
@@ -200,13 +200,13 @@ class _Connection:
         return False
 
     async def refuse(self, error: HttpError) -> None:
-        """Send an error as the last thing, if an answer can still be sent."""
+        """Send an error as the last answer, if an answer can still be sent."""
         if self._http.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             await self._send(error.response(), is_head=False, last=True)
             await self._linger()
 
     async def _linger(self) -> None:
-        """Take in what the client still sends: closing over unread bytes would make it lose the answer."""
+        """Read what the client still sends, because closing with unread bytes would discard the answer."""
         with contextlib.suppress(OSError, TimeoutError, NotImplementedError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()
@@ -235,7 +235,7 @@ class _Connection:
         return b""
 
     async def _pieces(self, size_bytes_max: int, headers: dict[str, str]) -> AsyncIterator[bytes]:
-        too_large = HttpError(413, f"the body is over {size_bytes_max} bytes, the limit here")
+        too_large = HttpError(413, f"the body exceeds the limit of {size_bytes_max} bytes")
         if int(headers.get("content-length", "0")) > size_bytes_max:
             raise too_large
         size_bytes = 0
@@ -254,10 +254,10 @@ class _Connection:
             elif isinstance(event, h11.EndOfMessage):
                 return
             else:
-                raise ConnectionResetError("the client went away in the middle of a body")
+                raise ConnectionResetError("the client disconnected within a body")
 
     async def _next(self) -> object:
-        """The next event of h11."""
+        """Return the next h11 event."""
         while True:
             event = self._http.next_event()
             if event is not h11.NEED_DATA:
@@ -282,8 +282,8 @@ class _Connection:
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             raise
         except Exception as error:
-            # The status is out. Without the end of the body the client knows that this is not all, and asks again.
-            _log.warning("an answer of the admin API was cut: %s", error)
+            # The status is already sent. A missing end of the body tells the client that the answer is incomplete.
+            _log.warning("admin API answer aborted: %s", error)
             raise ConnectionAbortedError(str(error)) from error
         finally:
             await stream.close()
@@ -292,7 +292,7 @@ class _Connection:
         headers = [("Server", self._name), ("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
         headers += [*about, *response.headers.items()]
         if last or self._http.their_state is not h11.DONE:
-            # What is left of the request is not going to be read.
+            # The rest of the request will not be read.
             headers.append(("Connection", "close"))
         reason = HTTPStatus(response.status).phrase
         return self._http.send(h11.Response(status_code=response.status, headers=headers, reason=reason)) or b""

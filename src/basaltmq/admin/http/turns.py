@@ -1,4 +1,4 @@
-"""Long work on the loop in short turns, so that messages do not wait for an overview."""
+"""Cooperative scheduling: splits long work on the event loop into short turns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 TURN_S: Final = 0.002
-"""How long a turn holds the loop: less than a sync of most disks, which confirms wait for anyhow."""
+"""Time per turn. Shorter than an fsync of most disks, which confirms wait for anyway."""
 
 
 Item = TypeVar("Item")
@@ -16,25 +16,25 @@ Made = TypeVar("Made")
 
 
 async def in_turns(items: Iterable[Item], make: Callable[[Item], Made]) -> list[Made]:
-    """Make something of every item, in short turns."""
+    """Apply `make` to every item, in short turns."""
     turns = Turns()
     made = []
     for item in items:
         made.append(make(item))
-        await turns.breathe()
+        await turns.yield_if_due()
     return made
 
 
 class Turns:
-    """Count the time of one piece of work."""
+    """Measures the turns of one piece of work."""
 
     __slots__ = ("_until",)
 
     def __init__(self) -> None:
         self._until = time.perf_counter() + TURN_S
 
-    async def breathe(self) -> None:
-        """Call it between items: lets others run once the turn is over."""
+    async def yield_if_due(self) -> None:
+        """Yield to the event loop if the turn has used up its time. Call it between items."""
         if time.perf_counter() >= self._until:
             await asyncio.sleep(0)
             self._until = time.perf_counter() + TURN_S

@@ -1,4 +1,4 @@
-"""Prometheus' text format: a handful of lines, so no library is needed for it."""
+"""The Prometheus text format. It is simple enough not to need a library."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class Metric(NamedTuple):
-    """One name with all its samples."""
+    """A metric with all its samples."""
 
     name: str
     kind: Literal["counter", "gauge"]

@@ -1,6 +1,6 @@
-"""Health checks over HTTP: 200 if all is well, 503 and a reason if not. Made for load balancers and monitors.
+"""Health checks for load balancers and monitors: 200 if the check passes, 503 and a reason if not.
 
-`/healthz` needs no password and says only whether the broker serves.
+`/healthz` needs no password and only reports whether the broker serves requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def failed(reason: str, **more: Any) -> Response:
 
 
 class Health:
-    """The handlers."""
+    """Handlers of the health checks."""
 
     def __init__(self, scope: Scope, config: Callable[[], Config]) -> None:
         self._scope = scope
@@ -48,18 +48,20 @@ class Health:
     def routes(self) -> list[Route]:
         checks = "/api/health/checks"
         return [
-            Route("GET", "/healthz", self.alive, "Is the broker serving?", Access.PUBLIC),
-            Route("GET", checks + "/alarms", self.alarms, "No resource alarm is on: memory, disk, store."),
-            Route("GET", checks + "/local-alarms", self.alarms, "The same: a broker is one node."),
-            Route("GET", checks + "/virtual-hosts", self.vhosts, "Every virtual host is up."),
-            Route("GET", checks + "/store-damage", self.damage, "No store has met rows that it cannot read."),
-            Route("GET", checks + "/port-listener/{port}", self.port, "Something listens on the port."),
-            Route("GET", checks + "/protocol-listener/{protocol}", self.protocol, "A protocol is listened for."),
+            Route("GET", "/healthz", self.alive, "Checks that the broker serves requests.", Access.PUBLIC),
+            Route("GET", checks + "/alarms", self.alarms, "Checks that no memory, disk or store alarm is active."),
+            Route("GET", checks + "/local-alarms", self.alarms, "Same as alarms: a broker is one node."),
+            Route("GET", checks + "/virtual-hosts", self.vhosts, "Checks that all virtual hosts are running."),
+            Route("GET", checks + "/store-damage", self.damage, "Checks that no store found unreadable rows."),
+            Route("GET", checks + "/port-listener/{port}", self.port, "Checks that the broker listens on a port."),
+            Route("GET", checks + "/protocol-listener/{protocol}", self.protocol,
+                  "Checks that the broker listens for a protocol."),
             Route("GET", checks + "/certificate-expiration/{within}/{unit}", self.certificates,
-                  "The certificate is good for longer than this.",
+                  "Checks that the certificate does not expire within this time.",
                   answers="unit is days, weeks, months or years."),
             Route("GET", checks + "/node-is-quorum-critical", self.alone, "Always passes: a broker is one node."),
-            Route("GET", "/api/aliveness-test/{vhost}", self.aliveness, "A virtual host is up.", Access.MANAGEMENT),
+            Route("GET", "/api/aliveness-test/{vhost}", self.aliveness, "Checks that a virtual host is running.",
+                  Access.MANAGEMENT),
         ]  # fmt: skip
 
     def alive(self, _call: Call) -> Any:
@@ -68,7 +70,7 @@ class Health:
     def alarms(self, _call: Call) -> Any:
         found = self._scope.alarms()
         if found:
-            return failed("publishers are held: " + "; ".join(found), alarms=found)
+            return failed("publishers are blocked: " + "; ".join(found), alarms=found)
         return passed()
 
     def vhosts(self, _call: Call) -> Any:
@@ -85,25 +87,25 @@ class Health:
         }
         if damaged:
             named = ", ".join(f"{name} ({count} ranges)" for name, count in damaged.items())
-            return failed(f"rows cannot be read: {named}; stop the broker and repair the store", damaged=damaged)
+            return failed(f"unreadable rows: {named}; stop the broker and repair the store", damaged=damaged)
         return passed()
 
     def port(self, call: Call) -> Any:
         ports = sorted(self._scope.ports.values())
         if call.names["port"] in map(str, ports):
             return passed(port=int(call.names["port"]))
-        return failed(f"nothing of this broker listens on port {call.names['port']}", ports=ports)
+        return failed(f"the broker does not listen on port {call.names['port']}", ports=ports)
 
     def protocol(self, call: Call) -> Any:
         asked = call.names["protocol"]
         if PROTOCOLS.get(asked, asked) in self._scope.ports:
             return passed(protocol=asked)
-        return failed(f"{asked} is not listened for", protocols=sorted(self._scope.ports))
+        return failed(f"the broker does not listen for {asked}", protocols=sorted(self._scope.ports))
 
     def certificates(self, call: Call) -> Any:
         unit = UNITS_S.get(call.names["unit"])
         if unit is None or not call.names["within"].isdigit():
-            raise HttpError(400, "give a number and days, weeks, months or years")
+            raise HttpError(400, "the period must be a number and one of days, weeks, months, years")
         tls = self._config().tls
         if tls.certificate is None:
             return passed()
@@ -112,7 +114,7 @@ class Health:
         except BasaltError as error:
             return failed(str(error))
         if left_s < int(call.names["within"]) * unit:
-            return failed(f"the certificate {tls.certificate} ends in {left_s / 86_400:.0f} days")
+            return failed(f"the certificate {tls.certificate} expires in {left_s / 86_400:.0f} days")
         return passed()
 
     def alone(self, _call: Call) -> Any:

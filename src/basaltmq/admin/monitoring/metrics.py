@@ -1,8 +1,8 @@
-"""Metrics for Prometheus: per virtual host at /metrics, per queue and connection at /metrics/per-object.
+"""Prometheus metrics: per virtual host at /metrics, per queue and connection at /metrics/per-object.
 
-The number of series at /metrics grows with virtual hosts only. Per-object metrics are made on request and end at a
-limit, which a metric of its own tells: a monitor should not be what breaks a broker with a million queues. They show
-names of queues and addresses of clients, so they always need a user with the tag `monitoring`.
+The number of series at /metrics grows only with the number of virtual hosts. Per-object metrics are built on request
+and stop at a limit, so that monitoring cannot overload a broker with a million queues. `basalt_objects_left_out` counts
+the queues beyond the limit. They contain queue names and client addresses, so they require the tag `monitoring`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from basaltmq.admin.http.routes import Access, Call, Route, allowed
 from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.http.turns import Turns
 from basaltmq.admin.monitoring.exposition import CONTENT_TYPE, Metric, expose
-from basaltmq.admin.monitoring.totals import Totals, TotalsBook
+from basaltmq.admin.monitoring.totals import Totals, TotalsCache
 from basaltmq.broker.memory_limit import resident_bytes
 from basaltmq.broker.vhost import VHost
 from basaltmq.store.rocks import RocksStore
 
 OBJECTS_MAX: Final = 20_000
-"""Queues and connections shown one by one: about 20 MB of text, at the edge of what Prometheus likes."""
+"""Limit for queues and for connections shown individually: about 20 MB of text, near the limit of Prometheus."""
 
 _TOTALS: Final = (
     ("queues", "gauge", "Queues."),
@@ -35,26 +35,26 @@ _TOTALS: Final = (
     ("queue_messages_ready", "gauge", "Messages ready to be delivered."),
     ("queue_messages_unacked", "gauge", "Messages delivered and not acknowledged."),
     ("queue_messages_bytes", "gauge", "Bytes of messages in queues."),
-    ("messages_published_total", "counter", "Messages taken by queues since the start."),
-    ("messages_delivered_total", "counter", "Messages delivered since the start."),
-    ("messages_redelivered_total", "counter", "Messages delivered again since the start."),
-    ("messages_acked_total", "counter", "Messages acknowledged since the start."),
-    ("messages_expired_total", "counter", "Messages that expired."),
-    ("messages_dead_lettered_total", "counter", "Messages that were dead-lettered."),
-    ("messages_dropped_total", "counter", "Messages dropped by a limit of length."),
+    ("messages_published_total", "counter", "Messages enqueued since the broker started."),
+    ("messages_delivered_total", "counter", "Messages delivered since the broker started."),
+    ("messages_redelivered_total", "counter", "Messages redelivered since the broker started."),
+    ("messages_acked_total", "counter", "Messages acknowledged since the broker started."),
+    ("messages_expired_total", "counter", "Messages expired."),
+    ("messages_dead_lettered_total", "counter", "Messages dead-lettered."),
+    ("messages_dropped_total", "counter", "Messages dropped by a length limit."),
     ("queue_rows_quarantined", "gauge", "Damaged rows of queues in quarantine."),
-    ("queues_down", "gauge", "Queues that failed and wait for a restart."),
+    ("queues_down", "gauge", "Queues that failed and need a restart."),
 )
-"""In the order of the fields of Totals."""
+"""In the order of the fields of `Totals`."""
 
 
 class Metrics:
-    """The handlers."""
+    """Handlers of the metrics routes."""
 
     def __init__(
         self,
         scope: Scope,
-        totals: TotalsBook,
+        totals: TotalsCache,
         authenticator: Authenticator,
         *,
         is_public: Callable[[], bool],
@@ -66,7 +66,7 @@ class Metrics:
         self._is_public = is_public
         self._started_s = started_s
         self.loop_lag_s = 0.0
-        """The longest the loop was late since the last look."""
+        """The longest delay of the event loop since the last scrape, in seconds."""
 
     def routes(self) -> list[Route]:
         return [
@@ -77,7 +77,7 @@ class Metrics:
         ]
 
     async def summed(self, call: Call) -> Response:
-        """Whether somebody without a password may look is a setting."""
+        """Return the metrics per virtual host. A setting decides whether they are public."""
         if not self._is_public():
             user = await self._authenticator.user(call.request)
             if not allowed(user.tags, Access.MONITORING):
@@ -99,15 +99,15 @@ class Metrics:
                     one.add(vhost, queue)
                     rows.append(({"vhost": vhost.name, "queue": name}, one))
                     left -= 1
-                await turns.breathe()
+                await turns.yield_if_due()
         left_out = sum(len(vhost.queues.by_name) for vhost in self._scope.up()) - len(rows)
-        told = [
-            Metric("basalt_objects_left_out", "gauge", "Queues beyond the limit of this page.", [({}, left_out)]),
+        extra = [
+            Metric("basalt_objects_left_out", "gauge", "Queues omitted because of the limit.", [({}, left_out)]),
             *self._connections(),
         ]
 
         def text() -> bytes:
-            return expose([*(_metric(at, rows, "detailed_") for at in range(1, len(_TOTALS))), *told])
+            return expose([*(_metric(at, rows, "detailed_") for at in range(1, len(_TOTALS))), *extra])
 
         return Response(200, await asyncio.to_thread(text), CONTENT_TYPE)
 
@@ -118,19 +118,20 @@ class Metrics:
         yield Metric("process_resident_memory_bytes", "gauge", "Resident memory.", [({}, resident_bytes())])
         yield Metric("process_open_fds", "gauge", "Open files.", [({}, len(os.listdir("/proc/self/fd")))])
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        yield Metric("process_max_fds", "gauge", "Files that may be open.", [({}, limit)])
+        yield Metric("process_max_fds", "gauge", "Limit of open files.", [({}, limit)])
         yield Metric("process_start_time_seconds", "gauge", "When the broker started.", [({}, self._started_s)])
 
     def _node(self) -> Iterator[Metric]:
         scope = self._scope
         labels = {"version": __version__, "node": scope.node_name}
         yield Metric("basalt_build_info", "gauge", "Version and name.", [(labels, 1)])
-        yield Metric("basalt_uptime_seconds", "gauge", "Time since the start.", [({}, time.time() - self._started_s)])
+        uptime_s = time.time() - self._started_s
+        yield Metric("basalt_uptime_seconds", "gauge", "Time since the broker started.", [({}, uptime_s)])
         lag, self.loop_lag_s = self.loop_lag_s, 0.0
-        late = "The longest the loop was late since the last scrape."
+        late = "The longest delay of the event loop since the last scrape."
         yield Metric("basalt_loop_lag_seconds", "gauge", late, [({}, lag)])
         alarms = scope.alarms()
-        yield Metric("basalt_publishers_held", "gauge", "1 while publishers are held.", [({}, int(bool(alarms)))])
+        yield Metric("basalt_publishers_held", "gauge", "1 while publishers are blocked.", [({}, int(bool(alarms)))])
         counts: dict[str, int] = {}
         for connection in list(scope.connections):
             protocol = str(connection.info().get("protocol", "unknown"))
@@ -138,7 +139,7 @@ class Metrics:
         samples = [({"protocol": protocol}, count) for protocol, count in counts.items()]
         yield Metric("basalt_connections", "gauge", "Open connections.", samples or [({"protocol": "AMQP 0-9-1"}, 0)])
         states = [({"vhost": name}, int(state == "running")) for name, state in scope.vhost_states().items()]
-        yield Metric("basalt_vhost_up", "gauge", "1 while the virtual host is served.", states)
+        yield Metric("basalt_vhost_up", "gauge", "1 while the virtual host is running.", states)
 
     def _connections(self) -> Iterator[Metric]:
         fields = (("recv_oct", "received_bytes_total"), ("send_oct", "sent_bytes_total"))
@@ -172,7 +173,7 @@ async def _stores(vhosts: list[VHost]) -> list[Metric]:
         ({"vhost": vhost.name}, vhost.store.unreadable()) for vhost in vhosts if isinstance(vhost.store, RocksStore)
     ]
     return [
-        Metric("basalt_store_size_bytes", "gauge", "What the store of a virtual host holds.", sizes),
-        Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, of queues and of none.", rows),
-        Metric("basalt_store_unreadable_ranges", "gauge", "Ranges of rows that cannot be read.", ranges),
+        Metric("basalt_store_size_bytes", "gauge", "Size of the virtual host's store.", sizes),
+        Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, with or without a queue.", rows),
+        Metric("basalt_store_unreadable_ranges", "gauge", "Row ranges that cannot be read.", ranges),
     ]

@@ -1,4 +1,4 @@
-"""The broker as a whole over HTTP: overview, nodes, who am I."""
+"""Routes for the broker as a whole: overview, nodes, whoami."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from basaltmq import __version__
 from basaltmq.admin.http.routes import Access, Call, Route, allowed
 from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.monitoring.rates import Rates
-from basaltmq.admin.monitoring.totals import Totals, TotalsBook
+from basaltmq.admin.monitoring.totals import Totals, TotalsCache
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.memory_limit import memory_bytes, resident_bytes
 
-SPEAKS_LIKE: Final = "3.13.7"
-"""The version of RabbitMQ whose management API we follow; its tools choose their requests by it."""
+RABBITMQ_VERSION: Final = "3.13.7"
+"""The RabbitMQ version whose management API Basalt follows. Its tools choose their requests by this version."""
 
 ABSENT: Final = {
-    "/api/parameters": "Parameters of plugins: always none.",
-    "/api/global-parameters": "Global parameters: always none.",
-    "/api/vhost-limits": "Limits of virtual hosts: always none.",
-    "/api/user-limits": "Limits of users: always none.",
-    "/api/extensions": "Extensions of a console: always none.",
+    "/api/parameters": "Parameters of plugins: always empty.",
+    "/api/global-parameters": "Global parameters: always empty.",
+    "/api/vhost-limits": "Limits of virtual hosts: always empty.",
+    "/api/user-limits": "Limits of users: always empty.",
+    "/api/extensions": "Extensions of the management console: always empty.",
 }
-"""Lists that RabbitMQ's tools ask for and that are empty here."""
+"""Lists that RabbitMQ's tools request and that are always empty."""
 
 EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers")
 
 
 class Overview:
-    """The handlers."""
+    """Handlers of the overview routes."""
 
-    def __init__(self, scope: Scope, totals: TotalsBook, config: Callable[[], Config], started_s: float) -> None:
+    def __init__(self, scope: Scope, totals: TotalsCache, config: Callable[[], Config], started_s: float) -> None:
         self._scope = scope
         self._totals = totals
         self._config = config
@@ -43,11 +43,11 @@ class Overview:
 
     def routes(self) -> list[Route]:
         return [
-            Route("GET", "/api/overview", self.overview, "Versions, listeners, counts of everything you may see."),
+            Route("GET", "/api/overview", self.overview, "Versions, listeners, and counts of all visible objects."),
             Route("GET", "/api/cluster-name", self.cluster_name, "The broker's name."),
-            Route("GET", "/api/nodes", self.nodes, "Memory, disk, files: a list of one.", Access.MONITORING),
-            Route("GET", "/api/nodes/{name}", self.one_node, "The same for the one node there is.", Access.MONITORING),
-            Route("GET", "/api/whoami", self.whoami, "Who you are, and your tags."),
+            Route("GET", "/api/nodes", self.nodes, "List of nodes: memory, disk, files.", Access.MONITORING),
+            Route("GET", "/api/nodes/{name}", self.one_node, "The node of this name.", Access.MONITORING),
+            Route("GET", "/api/whoami", self.whoami, "Your user name and tags."),
             *(Route("GET", path, self.none, meaning) for path, meaning in ABSENT.items()),
         ]
 
@@ -59,8 +59,8 @@ class Overview:
             totals = totals.plus(await self._totals.of(vhost))
             exchanges += len(vhost.topology.exchanges)
         found: dict[str, Any] = {
-            "management_version": SPEAKS_LIKE,
-            "rabbitmq_version": SPEAKS_LIKE,
+            "management_version": RABBITMQ_VERSION,
+            "rabbitmq_version": RABBITMQ_VERSION,
             "product_name": "Basalt",
             "product_version": __version__,
             "node": self._scope.node_name,

@@ -1,7 +1,7 @@
-"""Bindings over HTTP.
+"""Routes for bindings.
 
-A binding is named by its `properties_key`: the routing key and, where it has arguments, a hash of them, as RabbitMQ's
-tools expect; `~` alone is the binding without either.
+RabbitMQ's tools identify a binding by its `properties_key`: the routing key and, if there are arguments, a hash of
+them. `~` alone is the binding without both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from basaltmq.broker.vhost import VHost
 
 
 class BindingSpec(msgspec.Struct):
-    """A binding to make."""
+    """Body of a request to bind."""
 
     routing_key: str = ""
     arguments: dict[str, Any] = {}
@@ -48,7 +48,7 @@ def shown_binding(vhost: str, binding: Binding) -> dict[str, Any]:
 
 
 def default_binding(vhost: str, queue: str) -> dict[str, Any]:
-    """What every queue has: messages to the default exchange with its name reach it."""
+    """Return the implicit binding of every queue: the default exchange routes messages with its name to it."""
     return {
         "source": "",
         "vhost": vhost,
@@ -61,7 +61,7 @@ def default_binding(vhost: str, queue: str) -> dict[str, Any]:
 
 
 class Bindings:
-    """The handlers."""
+    """Handlers of /api/bindings."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -69,13 +69,13 @@ class Bindings:
     def routes(self) -> list[Route]:
         pair = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
         return [
-            Route("GET", "/api/bindings", self.everywhere, "Bindings of every virtual host you may see.", paged=True),
+            Route("GET", "/api/bindings", self.everywhere, "Bindings of all visible virtual hosts.", paged=True),
             Route("GET", "/api/bindings/{vhost}", self.here, "Bindings of a virtual host.", paged=True),
             Route("GET", pair, self.between, "Bindings between an exchange and a queue (kind q) or exchange (kind e)."),
             Route("POST", pair, self.bind, "Bind a queue or exchange to an exchange.", takes=BindingSpec,
                   optional_body=True, answers="201, with the binding's address in Location."),
             Route("GET", pair + "/{properties_key}", self.one, "A binding."),
-            Route("DELETE", pair + "/{properties_key}", self.unbind, "Take a binding away."),
+            Route("DELETE", pair + "/{properties_key}", self.unbind, "Delete a binding."),
         ]  # fmt: skip
 
     async def everywhere(self, call: Call) -> Any:
@@ -143,7 +143,7 @@ def _destination(call: Call) -> Destination:
     kinds = {"q": QUEUE, "e": EXCHANGE}
     kind = kinds.get(call.names["kind"])
     if kind is None:
-        raise HttpError(400, f"a binding leads to a queue (q) or an exchange (e), not {call.names['kind']!r}")
+        raise HttpError(400, f"the kind of a destination must be q (queue) or e (exchange), not {call.names['kind']!r}")
     return Destination(kind, call.names["destination"])
 
 
@@ -159,4 +159,4 @@ def _found(vhost: VHost, call: Call) -> Binding:
             not each.number and each.routing_key == wanted
         ):
             return each
-    raise HttpError(404, f"there is no binding {wanted!r} between the two")
+    raise HttpError(404, f"there is no binding {wanted!r} between this source and this destination")

@@ -1,6 +1,6 @@
-"""Connections, channels and consumers over HTTP.
+"""Routes for connections, channels and consumers.
 
-Users with the tag `monitoring` or `administrator` see everybody's; others see their own.
+Users with the tag `monitoring` or `administrator` see all connections. Other users see their own.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from basaltmq.broker.consumers.consumer import Consumer
 from basaltmq.broker.vhost import VHost
 
 REASON_CHARS_MAX = 200
-"""AMQP's short string has room for 255 bytes, and the code comes with it."""
+"""An AMQP short string holds 255 bytes, including the reply code."""
 
 
 def shown_connection(connection: Any) -> dict[str, Any]:
-    """A connection as JSON; its channels are listed apart."""
+    """Return a connection for JSON, without its channels."""
     return shown_table(connection.info())
 
 
 def shown_channels(connection: Any) -> list[dict[str, Any]]:
-    """Channels, of a protocol that has them."""
+    """Return the channels of a connection, or none if its protocol has no channels."""
     infos = getattr(connection, "channel_infos", None)
     if infos is None:
         return []
@@ -51,7 +51,7 @@ def shown_consumer(vhost: VHost, consumer: Consumer) -> dict[str, Any]:
 
 
 class Connections:
-    """The handlers."""
+    """Handlers of connections, channels and consumers."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -59,15 +59,16 @@ class Connections:
     def routes(self) -> list[Route]:
         one = "/api/connections/{name}"
         return [
-            Route("GET", "/api/connections", self.everything, "Connections of every protocol.", paged=True),
+            Route("GET", "/api/connections", self.everything, "Connections of all protocols.", paged=True),
             Route("GET", one, self.one, "A connection."),
             Route("DELETE", one, self.close, "Close a connection.",
-                  query={"reason": "What the client is told; also the header X-Reason."}),
+                  query={"reason": "Reason for the client. The header X-Reason also sets it."}),
             Route("GET", one + "/channels", self.channels_of, "Channels of a connection."),
-            Route("GET", "/api/vhosts/{vhost}/connections", self.of_vhost, "Those to a virtual host.", paged=True),
-            Route("GET", "/api/channels", self.channels, "Channels of every connection.", paged=True),
+            Route("GET", "/api/vhosts/{vhost}/connections", self.of_vhost, "Connections to a virtual host.",
+                  paged=True),
+            Route("GET", "/api/channels", self.channels, "Channels of all connections.", paged=True),
             Route("GET", "/api/channels/{name}", self.channel, "A channel."),
-            Route("GET", "/api/consumers", self.consumers, "Consumers of every virtual host you may see.", paged=True),
+            Route("GET", "/api/consumers", self.consumers, "Consumers of all visible virtual hosts.", paged=True),
             Route("GET", "/api/consumers/{vhost}", self.consumers_of, "Consumers of a virtual host.", paged=True),
         ]  # fmt: skip
 
@@ -101,7 +102,7 @@ class Connections:
         reason = call.query.get("reason") or call.request.headers.get("x-reason") or "closed by the operator"
         connection = self._found(call)
         if connection.info().get("user") != call.who.name and not allowed(call.who.tags, Access.ADMINISTRATOR):
-            raise HttpError(403, "only an administrator closes connections of others")
+            raise HttpError(403, "only an administrator may close connections of other users")
         connection.close(reason[:REASON_CHARS_MAX])
 
     def channels_of(self, call: Call) -> Any:

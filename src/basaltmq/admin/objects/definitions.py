@@ -1,8 +1,8 @@
-"""Export and import of definitions: everything a broker is told to have, without its messages.
+"""Export and import of definitions: all configured objects of a broker, without messages.
 
-An import goes through the file in the order things need each other: virtual hosts, users, permissions, exchanges,
-queues, bindings, policies. What exists as the file says is left alone; what exists otherwise is left as it is and told.
-One entry that cannot be taken does not keep the others out: the answer lists it.
+An import follows the order of dependencies: virtual hosts, users, permissions, exchanges, queues, bindings, policies.
+Entries that exist with the same settings stay as they are. Entries that exist with other settings also stay as they
+are, and the answer lists them. An invalid entry does not prevent the others: the answer lists it too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Access, Call, Route
 from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.http.turns import Turns, in_turns
-from basaltmq.admin.monitoring.overview import SPEAKS_LIKE
+from basaltmq.admin.monitoring.overview import RABBITMQ_VERSION
 from basaltmq.admin.objects.bindings import shown_binding
 from basaltmq.admin.objects.definitions_file import (
     Definitions,
@@ -40,7 +40,7 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError
 
 SKIPPED_MAX: Final = 1_000
-"""Lines about what was left out; a file with more faults is a wrong file."""
+"""Limit for the list of skipped entries."""
 
 FIXED: Final = {"", *(name for name, _ in PREDECLARED)}
 OPERATOR_POLICY: Final = "operator_policy"
@@ -49,7 +49,7 @@ Entry = TypeVar("Entry")
 
 
 class DefinitionTransfer:
-    """The handlers."""
+    """Handlers of /api/definitions."""
 
     def __init__(self, scope: Scope, principals: Principals) -> None:
         self._scope = scope
@@ -57,15 +57,15 @@ class DefinitionTransfer:
 
     def routes(self) -> list[Route]:
         size = self._scope.body_bytes_max
-        answers = "How many of each kind were taken, and one line for each that was left out."
+        answers = "The number of imported entries by kind, and one line for each skipped entry."
         one = "/api/definitions/{vhost}"
         return [
-            Route("GET", "/api/definitions", self.export, "Everything the broker is told to have.",
+            Route("GET", "/api/definitions", self.export, "Export the definitions of the broker.",
                   Access.ADMINISTRATOR),
-            Route("POST", "/api/definitions", self.take, "Make what a file says; RabbitMQ's files are taken.",
+            Route("POST", "/api/definitions", self.take, "Import definitions, also those of RabbitMQ.",
                   Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
-            Route("GET", one, self.export_vhost, "The same of one virtual host.", Access.ADMINISTRATOR),
-            Route("POST", one, self.take_vhost, "Make what a file says, in one virtual host.",
+            Route("GET", one, self.export_vhost, "Export the definitions of a virtual host.", Access.ADMINISTRATOR),
+            Route("POST", one, self.take_vhost, "Import definitions into a virtual host.",
                   Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
         ]  # fmt: skip
 
@@ -94,37 +94,37 @@ class DefinitionTransfer:
     async def take(self, call: Call) -> Any:
         return await self.take_all(call.body)
 
-    async def take_all(self, told: Definitions) -> dict[str, Any]:
-        """Make what a file says; how many of each kind, and what was left out."""
-        taking = _Taking()
-        await taking.all("vhosts", told.vhosts, lambda each: f"vhost {each.name!r}", self._take_vhost)
+    async def take_all(self, definitions: Definitions) -> dict[str, Any]:
+        """Import definitions. Return the counts of imported entries and the skipped ones."""
+        importing = _Import()
+        await importing.all("vhosts", definitions.vhosts, lambda each: f"vhost {each.name!r}", self._take_vhost)
         principals = self._principals
-        await taking.all("users", told.users, lambda each: f"user {each.name!r}", principals.take_user)
-        await taking.all(
+        await importing.all("users", definitions.users, lambda each: f"user {each.name!r}", principals.take_user)
+        await importing.all(
             "permissions",
-            told.permissions,
+            definitions.permissions,
             lambda each: f"permission of {each.user!r} in {each.vhost!r}",
             principals.take_permission,
         )
-        await taking.all(
+        await importing.all(
             "topic_permissions",
-            told.topic_permissions,
+            definitions.topic_permissions,
             lambda each: f"topic permission of {each.user!r} in {each.vhost!r}",
             principals.take_topic_permission,
         )
-        return await self._take_topology(taking, told, None)
+        return await self._take_topology(importing, definitions, None)
 
     async def _take_vhost(self, entry: VhostEntry) -> None:
         await self._scope.ensure_vhost(entry.name, entry.text())
 
     async def take_vhost(self, call: Call) -> Any:
-        told: Definitions = call.body
+        definitions: Definitions = call.body
         for kind in ("users", "vhosts", "permissions", "topic_permissions"):
-            if getattr(told, kind):
-                raise HttpError(400, f"{kind} belong to the whole broker: import this file without a vhost")
-        return await self._take_topology(_Taking(), told, self._scope.vhost(call).name)
+            if getattr(definitions, kind):
+                raise HttpError(400, f"{kind} belong to the whole broker; import this file without a vhost")
+        return await self._take_topology(_Import(), definitions, self._scope.vhost(call).name)
 
-    async def _take_topology(self, taking: _Taking, told: Definitions, only: str | None) -> dict[str, Any]:
+    async def _take_topology(self, importing: _Import, definitions: Definitions, only: str | None) -> dict[str, Any]:
         def at(entry: Any) -> VHost:
             return self._scope.named(vhost_of(entry, only))
 
@@ -154,7 +154,7 @@ class DefinitionTransfer:
             elif entry.destination_type == "exchange":
                 vhost.bind_exchange(entry.destination, entry.source, entry.routing_key, arguments)
             else:
-                raise HttpError(400, f"destination_type is queue or exchange, not {entry.destination_type!r}")
+                raise HttpError(400, f"destination_type must be queue or exchange, not {entry.destination_type!r}")
 
         def set_policy(entry: Any) -> None:
             at(entry).policies.set(_policy(entry))
@@ -162,29 +162,31 @@ class DefinitionTransfer:
         def set_operator_policy(entry: Any) -> None:
             at(entry).policies.set(_policy(entry), operators=True)
 
-        await taking.all("exchanges", told.exchanges, lambda each: f"exchange {each.name!r}", declare_exchange)
-        await taking.all("queues", told.queues, lambda each: f"queue {each.name!r}", declare_queue)
-        bindings = [each for each in told.bindings if each.source]
-        await taking.all("bindings", bindings, lambda each: f"binding {each.source!r} to {each.destination!r}", bind)
-        await taking.all("policies", told.policies, lambda each: f"policy {each.name!r}", set_policy)
+        await importing.all(
+            "exchanges", definitions.exchanges, lambda each: f"exchange {each.name!r}", declare_exchange
+        )
+        await importing.all("queues", definitions.queues, lambda each: f"queue {each.name!r}", declare_queue)
+        bindings = [each for each in definitions.bindings if each.source]
+        await importing.all("bindings", bindings, lambda each: f"binding {each.source!r} to {each.destination!r}", bind)
+        await importing.all("policies", definitions.policies, lambda each: f"policy {each.name!r}", set_policy)
         limits: list[PolicyEntry] = []
-        for parameter in told.parameters:
+        for parameter in definitions.parameters:
             if parameter.component != OPERATOR_POLICY or not isinstance(parameter.value, dict):
-                taking.skip(f"parameter {parameter.name!r} of {parameter.component}: Basalt has no such component")
+                importing.skip(f"parameter {parameter.name!r} of {parameter.component}: Basalt has no such component")
                 continue
             given = {**parameter.value, "name": parameter.name, "vhost": parameter.vhost}
             try:
                 limits.append(policy_entry(given))
             except msgspec.ValidationError as error:
-                taking.skip(f"operator policy {parameter.name!r}: {error}")
-        await taking.all(
+                importing.skip(f"operator policy {parameter.name!r}: {error}")
+        await importing.all(
             "operator_policies", limits, lambda each: f"operator policy {each.name!r}", set_operator_policy
         )
-        return {"imported": taking.taken, "skipped": taking.skipped}
+        return {"imported": importing.taken, "skipped": importing.skipped}
 
 
-class _Taking:
-    """An import under way."""
+class _Import:
+    """The counts and skipped entries of a running import."""
 
     def __init__(self) -> None:
         self.taken: dict[str, int] = {}
@@ -203,7 +205,7 @@ class _Taking:
                 self.skip(f"{named(entry)}: {error}")
             else:
                 self.taken[kind] = self.taken.get(kind, 0) + 1
-            await self._turns.breathe()
+            await self._turns.yield_if_due()
 
     def skip(self, line: str) -> None:
         if len(self.skipped) < SKIPPED_MAX:
@@ -215,7 +217,7 @@ def _policy(entry: PolicyEntry) -> Policy:
 
 
 def _head() -> dict[str, Any]:
-    return {"rabbitmq_version": SPEAKS_LIKE, "product_name": "Basalt", "product_version": __version__}
+    return {"rabbitmq_version": RABBITMQ_VERSION, "product_name": "Basalt", "product_version": __version__}
 
 
 def _queue_entry(vhost: VHost, queue: BrokerQueue) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def _without(entry: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 async def _exported(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
-    """What survives a restart; the rest is its clients' to declare."""
+    """Return the durable objects of a virtual host. Clients declare the others again after a restart."""
     queues = await in_turns([each for each in vhost.queues if each.declared.survives], partial(_queue_entry, vhost))
     kept = [each for each in vhost.topology.exchanges.values() if each.durable and each.name not in FIXED]
     exchanges = await in_turns(kept, lambda each: _without(shown_exchange(vhost, each), "policy"))

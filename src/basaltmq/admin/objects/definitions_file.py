@@ -1,7 +1,7 @@
-"""The JSON of definitions: what RabbitMQ's `export_definitions` and Basalt's own write.
+"""The JSON format of definitions, as RabbitMQ's `export_definitions` and Basalt write it.
 
-Fields Basalt has no use for are read over, so that files of any RabbitMQ since 3.6 are taken. Tags are a list, or, as
-older ones write them, text with commas.
+Unknown fields are ignored, so that files of any RabbitMQ since 3.6 are accepted. Tags are a list, or in older files
+a comma-separated string.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from basaltmq.errors import InvalidConfigError
 
 
 class UserEntry(msgspec.Struct):
-    """A user; the password as a hash."""
+    """A user with a password hash."""
 
     name: str
     password_hash: str | None = None
@@ -30,8 +30,6 @@ class UserEntry(msgspec.Struct):
 
 
 class VhostEntry(msgspec.Struct):
-    """A virtual host."""
-
     name: str
     description: str | None = None
     metadata: dict[str, Any] | None = None
@@ -41,7 +39,7 @@ class VhostEntry(msgspec.Struct):
 
 
 class PermissionEntry(msgspec.Struct):
-    """What a user may do in a virtual host."""
+    """Permissions of a user in a virtual host."""
 
     user: str
     vhost: str
@@ -51,7 +49,7 @@ class PermissionEntry(msgspec.Struct):
 
 
 class TopicPermissionEntry(msgspec.Struct):
-    """What a user may write and read through a topic exchange."""
+    """Permissions of a user for routing keys of a topic exchange."""
 
     user: str
     vhost: str
@@ -61,8 +59,6 @@ class TopicPermissionEntry(msgspec.Struct):
 
 
 class PolicyEntry(msgspec.Struct, rename={"apply_to": "apply-to"}):
-    """A policy."""
-
     name: str
     pattern: str
     definition: dict[str, Any]
@@ -72,8 +68,6 @@ class PolicyEntry(msgspec.Struct, rename={"apply_to": "apply-to"}):
 
 
 class QueueEntry(msgspec.Struct):
-    """A queue."""
-
     name: str
     vhost: str | None = None
     durable: bool = True
@@ -83,8 +77,6 @@ class QueueEntry(msgspec.Struct):
 
 
 class ExchangeEntry(msgspec.Struct):
-    """An exchange."""
-
     name: str
     vhost: str | None = None
     type: str = "direct"
@@ -95,8 +87,6 @@ class ExchangeEntry(msgspec.Struct):
 
 
 class BindingEntry(msgspec.Struct):
-    """A binding."""
-
     source: str
     destination: str
     destination_type: str = "queue"
@@ -106,7 +96,7 @@ class BindingEntry(msgspec.Struct):
 
 
 class ParameterEntry(msgspec.Struct):
-    """A parameter of one of RabbitMQ's plugins or of its limits; operator policies come as these."""
+    """A parameter of a RabbitMQ plugin or limit. Operator policies are stored as parameters."""
 
     component: str
     name: str
@@ -115,7 +105,7 @@ class ParameterEntry(msgspec.Struct):
 
 
 class Definitions(msgspec.Struct):
-    """A file of definitions."""
+    """A definitions file."""
 
     users: list[UserEntry] = []
     vhosts: list[VhostEntry] = []
@@ -133,17 +123,17 @@ policy_entry: Final = converter(PolicyEntry)
 
 
 def read_definitions(path: Path) -> Definitions:
-    """The definitions in a file; InvalidConfigError if they cannot be used."""
+    """Read a definitions file. Raise InvalidConfigError if it is invalid."""
     try:
         return _decode(path.read_bytes())
     except OSError as error:
-        raise InvalidConfigError(f"load_definitions {path} cannot be read: {error.strerror}") from error
+        raise InvalidConfigError(f"cannot read load_definitions {path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"load_definitions {path} is no file of definitions: {error}") from error
+        raise InvalidConfigError(f"load_definitions {path} is not a valid definitions file: {error}") from error
 
 
 def queue_arguments(entry: QueueEntry) -> dict[str, Any]:
-    """The arguments of a queue; RabbitMQ 4 writes the type beside them."""
+    """Return the arguments of a queue, with the type that RabbitMQ 4 writes as a separate field."""
     if entry.type is None or "x-queue-type" in entry.arguments or entry.type == "classic":
         return entry.arguments
     return {**entry.arguments, "x-queue-type": entry.type}
@@ -152,5 +142,5 @@ def queue_arguments(entry: QueueEntry) -> dict[str, Any]:
 def vhost_of(entry: Any, default: str | None) -> str:
     name = entry.vhost if entry.vhost is not None and default is None else default
     if name is None:
-        raise HttpError(400, f"{type(entry).__name__.removesuffix('Entry').lower()} {entry!r:.80} names no vhost")
+        raise HttpError(400, f"{type(entry).__name__.removesuffix('Entry').lower()} {entry!r:.80} has no vhost")
     return name

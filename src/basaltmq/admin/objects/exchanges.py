@@ -1,4 +1,4 @@
-"""Exchanges over HTTP, and publishing through them."""
+"""Routes for exchanges, and for publishing through them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from basaltmq.broker.routing.exchange import EXCHANGE, Destination, Exchange
 from basaltmq.broker.vhost import VHost
 
 DEFAULT: Final = "amq.default"
-"""How RabbitMQ's API calls the default exchange, whose name is empty and would not show in a path."""
+"""The name of the default exchange in RabbitMQ's API. Its real name is empty and cannot appear in a path."""
 
 CONFIRM_WAIT_S: Final = 30.0
-"""For a published message to be durable; a disk that takes longer is not going to."""
+"""Time for a published message to become durable, in seconds."""
 
 
 class ExchangeSpec(msgspec.Struct):
-    """An exchange to declare."""
+    """Body of a request to declare an exchange."""
 
     type: str = "direct"
     durable: bool = True
@@ -38,7 +38,7 @@ class ExchangeSpec(msgspec.Struct):
 
 
 class PublishSpec(msgspec.Struct):
-    """A message."""
+    """Body of a publish request."""
 
     routing_key: str
     payload: str
@@ -46,8 +46,8 @@ class PublishSpec(msgspec.Struct):
     properties: dict[str, Any] = {}
 
 
-class _OneMessage:
-    """A publisher of one message."""
+class _SingleMessagePublisher:
+    """The publisher of one message, for the broker's publish interface."""
 
     def __init__(self) -> None:
         self.routed = True
@@ -77,7 +77,7 @@ def shown_exchange(vhost: VHost, exchange: Exchange) -> dict[str, Any]:
 
 
 class Exchanges:
-    """The handlers."""
+    """Handlers of /api/exchanges."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -85,18 +85,18 @@ class Exchanges:
     def routes(self) -> list[Route]:
         one = "/api/exchanges/{vhost}/{name}"
         return [
-            Route("GET", "/api/exchanges", self.everywhere, "Exchanges of every virtual host you may see.", paged=True),
+            Route("GET", "/api/exchanges", self.everywhere, "Exchanges of all visible virtual hosts.", paged=True),
             Route("GET", "/api/exchanges/{vhost}", self.here, "Exchanges of a virtual host.", paged=True),
-            Route("GET", one, self.one, "An exchange; amq.default is the default one."),
+            Route("GET", one, self.one, "An exchange. amq.default is the default exchange."),
             Route("PUT", one, self.declare, "Declare an exchange.", takes=ExchangeSpec,
-                  answers="201 if it was made, 204 if it was there as asked for."),
+                  answers="201 if it was created, 204 if it existed with the same settings."),
             Route("DELETE", one, self.delete, "Delete an exchange with its bindings.",
                   query={"if-unused": "true: only if nothing is bound to it."}),
-            Route("GET", one + "/bindings/source", self.from_it, "Bindings that begin at an exchange."),
-            Route("GET", one + "/bindings/destination", self.to_it, "Bindings that lead to an exchange."),
-            Route("POST", one + "/publish", self.publish, "Publish a message; answers once it is durable.",
+            Route("GET", one + "/bindings/source", self.from_it, "Bindings whose source is an exchange."),
+            Route("GET", one + "/bindings/destination", self.to_it, "Bindings whose destination is an exchange."),
+            Route("POST", one + "/publish", self.publish, "Publish a message. The answer follows when it is durable.",
                   takes=PublishSpec, body_bytes_max=self._scope.publish_bytes_max,
-                  answers="{\"routed\": false} if no queue was bound for it."),
+                  answers="{\"routed\": false} if no queue received it."),
         ]  # fmt: skip
 
     async def everywhere(self, call: Call) -> Any:
@@ -159,18 +159,18 @@ class Exchanges:
         body = payload_of(spec.payload, spec.payload_encoding)
         if len(body) > self._scope.message_bytes_max:
             raise HttpError(
-                413, f"a message is at most {self._scope.message_bytes_max} bytes, this one has {len(body)}"
+                413, f"a message of {len(body)} bytes exceeds the limit of {self._scope.message_bytes_max} bytes"
             )
         peeked = properties.peek(raw)
         if peeked.user_id is not None and peeked.user_id != call.who.name.encode():
-            raise HttpError(400, f"user_id of the message is not {call.who.name!r}, who publishes it")
-        message = _OneMessage()
+            raise HttpError(400, f"the user_id of the message must be the publishing user {call.who.name!r}")
+        message = _SingleMessagePublisher()
         vhost.publish(message, name, spec.routing_key, raw, body, mandatory=True, number=1)
         try:
             async with asyncio.timeout(CONFIRM_WAIT_S):
                 taken = await message.done
         except TimeoutError:
-            raise HttpError(503, "the message is not durable yet; it may still be taken") from None
+            raise HttpError(503, "the message is not durable yet; it may still be accepted") from None
         if not taken:
             raise HttpError(429, "a queue is full and refused the message", code="queue_full")
         return {"routed": message.routed}

@@ -1,7 +1,7 @@
-"""AMQP's tables and properties as JSON, both ways.
+"""Conversion between JSON and AMQP tables and properties.
 
-JSON has fewer types: a timestamp becomes a number, bytes that are not text become base64 in an object of their own, so
-that nothing that is shown can be mistaken for something else.
+JSON has fewer types. A timestamp becomes a number. Bytes that are not UTF-8 become an object with base64, so that they
+cannot be confused with text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUMBERS: Final = ("delivery_mode", "priority", "timestamp")
 
 
 def shown_table(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table as JSON."""
+    """Convert a table to JSON."""
     return {name: shown_value(value) for name, value in table.items()}
 
 
@@ -66,7 +66,7 @@ def shown_value(value: Any) -> Any:
 
 
 def shown_properties(raw: bytes) -> dict[str, Any]:
-    """Properties of a message as JSON, without those it does not have."""
+    """Convert the properties of a message to JSON, without absent ones."""
     parsed = properties.parse(raw)
     found = {name: getattr(parsed, name) for name in (*TEXTS, *NUMBERS) if getattr(parsed, name) is not None}
     if parsed.headers_raw is not None:
@@ -78,12 +78,10 @@ _properties: Final = converter(Properties)
 
 
 def properties_of(given: Mapping[str, Any]) -> bytes:
-    """Properties from JSON; an unknown one is an error."""
+    """Encode properties from JSON. Raise HttpError 400 for unknown ones."""
     unknown = sorted(set(given) - {*TEXTS, *NUMBERS, "headers"})
     if unknown:
-        raise HttpError(
-            400, f"{unknown[0]!r} is no property of a message; there are {', '.join((*TEXTS, *NUMBERS))}, headers"
-        )
+        raise HttpError(400, f"unknown property {unknown[0]!r}; use {', '.join((*TEXTS, *NUMBERS))} or headers")
     fields = {name: value for name, value in given.items() if name != "headers" and value is not None}
     if "expiration" in fields:
         fields["expiration"] = str(fields["expiration"])
@@ -94,18 +92,18 @@ def properties_of(given: Mapping[str, Any]) -> bytes:
     headers = given.get("headers")
     if headers:
         if not isinstance(headers, dict):
-            raise HttpError(400, "properties: headers is an object")
+            raise HttpError(400, "properties: headers must be an object")
         parsed.set_headers(table_of(headers))
     return properties.encode(parsed)
 
 
 def table_of(given: Mapping[str, Any]) -> Table:
-    """A table from JSON."""
+    """Convert JSON to a table."""
     return {str(name): value for name, value in given.items()}
 
 
 def shown_payload(raw: bytes, encoding: str, size_bytes_max: int | None) -> tuple[str, str]:
-    """(payload, payload_encoding): text where it is text and text is wanted, else base64."""
+    """Return (payload, payload_encoding): text if it is UTF-8 and `encoding` is auto, else base64."""
     cut = raw if size_bytes_max is None else raw[:size_bytes_max]
     if encoding == "auto":
         try:

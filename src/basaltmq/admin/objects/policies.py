@@ -1,4 +1,4 @@
-"""Policies over HTTP: those of users, and those of operators, which only make limits smaller."""
+"""Routes for policies and for operator policies, which can only lower limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from basaltmq.broker.vhost import VHost
 
 
 class PolicySpec(msgspec.Struct, rename={"apply_to": "apply-to"}):
-    """A policy to set."""
+    """Body of a request to set a policy."""
 
     pattern: str
     definition: dict[str, Any]
@@ -35,7 +35,7 @@ def shown_policy(vhost: str, policy: Policy) -> dict[str, Any]:
 
 
 class Policies:
-    """The handlers, once for users' policies and once for operators'."""
+    """Handlers of /api/policies and /api/operator-policies."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -52,10 +52,10 @@ class Policies:
             return lambda call: handle(call, operators)
 
         return [
-            Route("GET", f"/api/{path}", bound(self.everywhere), f"{whose} of every virtual host.", paged=True),
+            Route("GET", f"/api/{path}", bound(self.everywhere), f"{whose} of all visible virtual hosts.", paged=True),
             Route("GET", f"/api/{path}/{{vhost}}", bound(self.here), f"{whose} of a virtual host.", paged=True),
             Route("GET", one, bound(self.one), "A policy."),
-            Route("PUT", one, bound(self.set), "Make or change a policy.", change, takes=PolicySpec),
+            Route("PUT", one, bound(self.set), "Create or change a policy.", change, takes=PolicySpec),
             Route("DELETE", one, bound(self.delete), "Delete a policy.", change),
         ]
 

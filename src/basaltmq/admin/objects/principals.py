@@ -1,6 +1,6 @@
-"""Users, permissions and topic permissions over HTTP. For administrators; passwords and hashes are never shown.
+"""Routes for users, permissions and topic permissions, for administrators only.
 
-The one exception are definitions, which carry hashes, because that is what they are for.
+Passwords and hashes are never returned. The only exception are definitions, which contain hashes by design.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ALGORITHMS: Final = {
     "rabbit-sha256": "rabbit_password_hashing_sha256",
     "rabbit-sha512": "rabbit_password_hashing_sha512",
 }
-"""Ours -> RabbitMQ's name."""
+"""RabbitMQ's algorithm name by Basalt's name."""
 
 
 class UserSpec(msgspec.Struct):
-    """A user to make or change. Without a password or hash nobody comes in by a password."""
+    """Body of a request to create or change a user. Without password and hash, password login is disabled."""
 
     password: str | None = None
     password_hash: str | None = None
@@ -36,13 +36,13 @@ class UserSpec(msgspec.Struct):
 
 
 class TagsSpec(msgspec.Struct):
-    """The tags of a user."""
+    """Body of a request to set the tags of a user."""
 
     tags: list[str]
 
 
 class PermissionSpec(msgspec.Struct):
-    """Patterns of names a user may configure, write to and read from."""
+    """Patterns of the names that a user may configure, write to and read from."""
 
     configure: str
     write: str
@@ -50,7 +50,7 @@ class PermissionSpec(msgspec.Struct):
 
 
 class TopicPermissionSpec(msgspec.Struct):
-    """Patterns of routing keys a user may write and read through a topic exchange."""
+    """Patterns of the routing keys that a user may write and read through a topic exchange."""
 
     exchange: str
     write: str
@@ -62,14 +62,14 @@ def shown_user(user: User) -> dict[str, Any]:
 
 
 def stored_hash(password_hash: str, algorithm: str | None) -> str:
-    """A hash of definitions in the broker's own form."""
+    """Convert a hash from definitions to the broker's format."""
     if algorithm == SCRYPT:
         return password_hash or passwords.NONE
     return passwords.rabbit_hash(algorithm or "", password_hash)
 
 
 class Principals:
-    """The handlers."""
+    """Handlers of users and permissions."""
 
     def __init__(self, scope: Scope, users: Users, permissions: Permissions) -> None:
         self._scope = scope
@@ -80,24 +80,26 @@ class Principals:
         only = Access.ADMINISTRATOR
         user, one = "/api/users/{user}", "/{vhost}/{user}"
         return [
-            Route("GET", "/api/users", self.users, "Users.", only, paged=True),
+            Route("GET", "/api/users", self.users, "List users.", only, paged=True),
             Route("GET", user, self.one, "A user.", only),
-            Route("PUT", user, self.put, "Make or change a user.", only, takes=UserSpec,
-                  answers="201 if it was made, 204 if it was changed."),
-            Route("PUT", user + "/tags", self.put_tags, "Give a user these tags and no others.", only, takes=TagsSpec),
+            Route("PUT", user, self.put, "Create or change a user.", only, takes=UserSpec,
+                  answers="201 if the user was created, 204 if it was changed."),
+            Route("PUT", user + "/tags", self.put_tags, "Replace the tags of a user.", only, takes=TagsSpec),
             Route("DELETE", user, self.delete, "Delete a user with all permissions.", only),
             Route("GET", user + "/permissions", self.of_user, "Permissions of a user.", only),
             Route("GET", user + "/topic-permissions", self.topics_of_user, "Topic permissions of a user.", only),
             Route("GET", "/api/permissions", self.permissions, "Permissions of all users.", only, paged=True),
             Route("GET", "/api/permissions" + one, self.permission, "Permissions of a user in a virtual host.", only),
-            Route("PUT", "/api/permissions" + one, self.set, "Let a user in, and say what they may do.", only,
+            Route("PUT", "/api/permissions" + one, self.set, "Set the permissions of a user in a virtual host.", only,
                   takes=PermissionSpec),
-            Route("DELETE", "/api/permissions" + one, self.clear, "Take permissions away.", only),
+            Route("DELETE", "/api/permissions" + one, self.clear, "Revoke the permissions of a user.", only),
             Route("GET", "/api/topic-permissions", self.topics, "Topic permissions of all users.", only, paged=True),
-            Route("GET", "/api/topic-permissions" + one, self.topic, "Those of a user in a virtual host.", only),
-            Route("PUT", "/api/topic-permissions" + one, self.set_topic, "Limit routing keys of an exchange.", only,
-                  takes=TopicPermissionSpec),
-            Route("DELETE", "/api/topic-permissions" + one, self.clear_topic, "Take topic permissions away.", only),
+            Route("GET", "/api/topic-permissions" + one, self.topic,
+                  "Topic permissions of a user in a virtual host.", only),
+            Route("PUT", "/api/topic-permissions" + one, self.set_topic,
+                  "Limit the routing keys that a user may use with an exchange.", only, takes=TopicPermissionSpec),
+            Route("DELETE", "/api/topic-permissions" + one, self.clear_topic,
+                  "Remove the topic permissions of a user.", only),
             Route("GET", "/api/vhosts/{vhost}/permissions", self.of_vhost, "Permissions in a virtual host.", only),
         ]  # fmt: skip
 
@@ -111,7 +113,7 @@ class Principals:
         name, spec = call.names["user"], call.body
         tags = UserEntry(name, tags=spec.tags).tag_list()
         if spec.password is not None and spec.password_hash is not None:
-            raise HttpError(400, "give password or password_hash, not both")
+            raise HttpError(400, "send password or password_hash, not both")
         stored = None if spec.password_hash is None else stored_hash(spec.password_hash, spec.hashing_algorithm)
         if not self._has(name):
             await self._users.create(name, spec.password, tags=tags, password_hash=stored)
@@ -126,7 +128,7 @@ class Principals:
 
     async def delete(self, call: Call) -> None:
         if call.names["user"] == call.who.name:
-            raise HttpError(400, "you cannot delete yourself; let another administrator do it")
+            raise HttpError(400, "you cannot delete your own user; ask another administrator")
         await self._users.delete(call.names["user"])
         self._scope.node.connections.close_all("the user was deleted", user=call.names["user"])
 
@@ -185,7 +187,7 @@ class Principals:
         return any(user.name == name for user in self._users.list())
 
     def exported_users(self) -> list[dict[str, Any]]:
-        """Users of definitions, hashes included."""
+        """Return all users for definitions, including their password hashes."""
         found = []
         for user in self._users.list():
             kind, _, rest = self._users.hash_of(user.name).partition("$")

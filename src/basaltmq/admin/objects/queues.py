@@ -1,6 +1,6 @@
-"""Queues over HTTP: look, declare, delete, purge, take messages out, move them.
+"""Routes for queues: read, declare, delete, purge, get and move messages.
 
-Looking at messages (`get` with ack_requeue_true) changes nothing, unlike RabbitMQ's, which marks them as redelivered.
+`get` with ack_requeue_true changes nothing. RabbitMQ's marks the messages as redelivered.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
 
 GET_MAX: Final = 1_000
-"""Messages one request takes; what is left is asked for again."""
+"""Messages per get request."""
 
 GET_BYTES_MAX: Final = 16 << 20
-"""Payloads in one answer, which is made in memory; the answer ends early at it."""
+"""Payload bytes per answer, which is built in memory. The answer ends early at this limit."""
 
-LOOK_AT_ONCE: Final = 50
-"""Messages read together; fewer when they are large."""
+BROWSE_AT_ONCE: Final = 50
+"""Messages read per loop turn, fewer if they are large."""
 
 MOVE_AT_ONCE: Final = 500
 MOVE_BYTES: Final = 16 << 20
-"""Messages moved in one batch, and what they should weigh: others get their turn in between."""
+"""Messages and bytes per moved batch, so that other tasks run in between."""
 
 
 class QueueSpec(msgspec.Struct):
-    """A queue to declare."""
+    """Body of a request to declare a queue."""
 
     durable: bool = True
     auto_delete: bool = False
@@ -52,7 +52,7 @@ class QueueSpec(msgspec.Struct):
 
 
 class GetSpec(msgspec.Struct):
-    """Which messages to take, and what becomes of them."""
+    """Body of a get request: which messages, and what happens to them."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=GET_MAX)] = 1
     ackmode: Literal["ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"] = (
@@ -63,14 +63,14 @@ class GetSpec(msgspec.Struct):
 
 
 class MoveSpec(msgspec.Struct):
-    """Where messages go."""
+    """Body of a request to move messages."""
 
     destination: str
     count: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
 def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) -> dict[str, Any]:
-    """A queue as JSON."""
+    """Return a queue for JSON."""
     counts = vhost.counts(queue)
     ready, unacked = counts.get("ready", 0), counts.get("leased", 0)
     policy = vhost.policies.of_queue(queue.name, queue.type)
@@ -113,7 +113,7 @@ def shown_queue(vhost: VHost, queue: BrokerQueue, rates: Rates, *, node: str) ->
 
 
 class Queues:
-    """The handlers."""
+    """Handlers of /api/queues."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -122,21 +122,21 @@ class Queues:
     def routes(self) -> list[Route]:
         one = "/api/queues/{vhost}/{name}"
         return [
-            Route("GET", "/api/queues", self.everywhere, "Queues of every virtual host you may see.", paged=True),
+            Route("GET", "/api/queues", self.everywhere, "Queues of all visible virtual hosts.", paged=True),
             Route("GET", "/api/queues/{vhost}", self.here, "Queues of a virtual host.", paged=True),
             Route("GET", one, self.one, "A queue with its counts, settings and consumers."),
             Route("PUT", one, self.declare, "Declare a queue.", takes=QueueSpec, optional_body=True,
-                  answers="201 if it was made, 204 if it was there as asked for."),
+                  answers="201 if it was created, 204 if it existed with the same settings."),
             Route("DELETE", one, self.delete, "Delete a queue with its messages.",
-                  query={"if-empty": "true: only if it holds nothing.", "if-unused": "true: only without consumers."}),
-            Route("GET", one + "/bindings", self.bindings, "Bindings that lead to a queue."),
-            Route("DELETE", one + "/contents", self.purge, "Delete every message that is ready."),
-            Route("POST", one + "/get", self.get, "Look at messages, or take them out.", takes=GetSpec,
-                  answers="A list of messages. ack_requeue_true leaves them exactly as they are; reject_requeue_true "
+                  query={"if-empty": "true: only if it is empty.", "if-unused": "true: only without consumers."}),
+            Route("GET", one + "/bindings", self.bindings, "Bindings whose destination is a queue."),
+            Route("DELETE", one + "/contents", self.purge, "Delete all ready messages."),
+            Route("POST", one + "/get", self.get, "Read messages, or remove them.", takes=GetSpec,
+                  answers="A list of messages. ack_requeue_true leaves them unchanged; reject_requeue_true "
                           "returns them marked as redelivered; ack_requeue_false deletes them; reject_requeue_false "
                           "dead-letters them."),
             Route("POST", one + "/move", self.move, "Move ready messages to another queue of the virtual host.",
-                  takes=MoveSpec, answers="How many were moved. A crash neither loses nor doubles one."),
+                  takes=MoveSpec, answers="The number of moved messages. A crash neither loses nor duplicates one."),
         ]  # fmt: skip
 
     def _shown(self, pair: tuple[VHost, str]) -> dict[str, Any] | None:
@@ -203,9 +203,9 @@ class Queues:
         self._scope.check(call, vhost, "read", name)
         queue = vhost.queues.get(name)
         if queue.is_stream:
-            raise InvalidArgumentError(f"queue {name!r} is a stream: consume it with an offset instead")
+            raise InvalidArgumentError(f"queue {name!r} is a stream; consume it with an offset instead")
         if spec.ackmode == "ack_requeue_true":
-            return await self._looked_at(vhost, queue, spec)
+            return await self._browse(vhost, queue, spec)
         outcome = {"reject_requeue_true": REQUEUE, "ack_requeue_false": ACK, "reject_requeue_false": REJECT}[
             spec.ackmode
         ]
@@ -222,21 +222,21 @@ class Queues:
                 settlements.append(Settlement(name, delivery.token, [delivery.id], outcome))
                 shown.append(_message(delivery.properties, delivery.payload, spec, delivery.redelivered, left))
                 size_bytes += len(delivery.payload)
-                await turns.breathe()
+                await turns.yield_if_due()
         except BaseException:
-            # Nobody gets to see these: they go back.
+            # The client does not receive these messages, so return them to the queue.
             vhost.settle([each._replace(outcome=REQUEUE) for each in settlements])
             raise
         vhost.settle(settlements)
         return shown
 
-    async def _looked_at(self, vhost: VHost, queue: BrokerQueue, spec: GetSpec) -> list[dict[str, Any]]:
+    async def _browse(self, vhost: VHost, queue: BrokerQueue, spec: GetSpec) -> list[dict[str, Any]]:
         counts = vhost.counts(queue)
         left = counts.get("ready", 0)
         shown: list[dict[str, Any]] = []
         size_bytes = 0
         after = b""
-        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, LOOK_AT_ONCE)
+        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, BROWSE_AT_ONCE)
         while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
             with Guard(vhost):
                 page, after = vhost.plane.browse_page(queue.name, min(at_once, spec.count - len(shown)), after=after)
@@ -246,7 +246,7 @@ class Queues:
                 left -= 1
                 shown.append(_message(message.properties, message.payload, spec, False, max(0, left)))
                 size_bytes += len(message.payload)
-            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, LOOK_AT_ONCE)
+            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, BROWSE_AT_ONCE)
             await asyncio.sleep(0)
         return shown
 
@@ -255,7 +255,7 @@ class Queues:
         self._scope.check(call, vhost, "read", name)
         self._scope.check(call, vhost, "write", spec.destination)
         if name == spec.destination:
-            raise HttpError(400, "a queue's messages are moved to another queue")
+            raise HttpError(400, "the destination must be another queue")
         vhost.queues.get(name)
         vhost.queues.get(spec.destination)
         moved = 0
@@ -275,12 +275,12 @@ class Queues:
 
 
 def _fitting(average_bytes: int, room_bytes: int, most: int) -> int:
-    """How many messages of this size fit, at least one."""
+    """Return how many messages of this size fit, at least one."""
     return max(1, min(most, room_bytes // max(1, average_bytes)))
 
 
 def _queue(vhost: VHost, name: str) -> BrokerQueue:
-    """A queue, whoever it belongs to."""
+    """Return a queue, even if it is exclusive to a connection."""
     found = vhost.queues.by_name.get(name)
     if found is None:
         raise QueueNotFoundError(f"no queue '{name}' in vhost '{vhost.name}'")

@@ -1,6 +1,6 @@
-"""The operator's tools on the store of a virtual host while it is served (SPEC A10).
+"""Routes for maintenance of a running virtual host's store (SPEC A10).
 
-They take long and run in threads, one at a time per virtual host. An operation without a family covers all of them.
+Operations run in threads, one at a time per virtual host. Without a family they cover all column families.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Result = TypeVar("Result")
 
 
 class FamilySpec(msgspec.Struct):
-    """What to work on."""
+    """Body of a request for one column family, or for all."""
 
     family: str | None = None
     wait: bool = True
 
 
 class OptionsSpec(msgspec.Struct):
-    """Options of RocksDB to change."""
+    """RocksDB options to change."""
 
     options: dict[str, str]
     family: str | None = None
 
 
 class CheckpointSpec(msgspec.Struct):
-    """Where a backup goes: a path below `admin.backup_dir` that does not exist, relative to it or absolute."""
+    """Target of a backup: a new path below `admin.backup_dir`, relative to it or absolute."""
 
     target: str
 
 
 class StoreTools:
-    """The handlers."""
+    """Handlers of /api/vhosts/{vhost}/store."""
 
     def __init__(self, scope: Scope, backup_dir: Callable[[], Path]) -> None:
         self._scope = scope
@@ -56,17 +56,17 @@ class StoreTools:
         store = "/api/vhosts/{vhost}/store"
         only = Access.ADMINISTRATOR
         return [
-            Route("GET", store, self.diagnostics, "RocksDB's figures, per family and summed.", Access.MONITORING,
-                  query={"family": "One family; all of them if not given."}),
-            Route("POST", store + "/flush", self.flush, "Write memory tables to files.", only, takes=FamilySpec,
+            Route("GET", store, self.diagnostics, "RocksDB statistics, per column family and in total.",
+                  Access.MONITORING, query={"family": "One column family (default: all)."}),
+            Route("POST", store + "/flush", self.flush, "Flush the memtables to disk.", only, takes=FamilySpec,
                   optional_body=True),
-            Route("POST", store + "/compact", self.compact, "Rewrite files without what was deleted.", only,
+            Route("POST", store + "/compact", self.compact, "Compact the store.", only,
                   takes=FamilySpec, optional_body=True, answers="bytes_before and bytes_after."),
-            Route("PUT", store + "/options", self.options, "Change mutable options until the next start.", only,
+            Route("PUT", store + "/options", self.options, "Change mutable options until the next restart.", only,
                   takes=OptionsSpec),
-            Route("POST", store + "/checkpoint", self.checkpoint, "Make an online backup.", only, takes=CheckpointSpec,
-                  answers="target: the path of the backup, below the directory that admin.backup_dir names."),
-            Route("POST", store + "/verify", self.verify, "Read everything back.", only,
+            Route("POST", store + "/checkpoint", self.checkpoint, "Create an online backup.", only,
+                  takes=CheckpointSpec, answers="target: the path of the backup, below admin.backup_dir."),
+            Route("POST", store + "/verify", self.verify, "Read and check all data.", only,
                   answers="faults: one line for each damaged file and each damaged or quarantined row of a queue."),
         ]  # fmt: skip
 
@@ -105,7 +105,7 @@ class StoreTools:
 
     async def checkpoint(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
-        target = await asyncio.to_thread(_place, self._backup_dir(), call.body.target)
+        target = await asyncio.to_thread(_backup_path, self._backup_dir(), call.body.target)
         await self._alone(vhost, lambda _: backup_vhost(vhost, target))
         return {"target": str(target)}
 
@@ -116,7 +116,7 @@ class StoreTools:
     async def _alone(self, vhost: VHost, work: Callable[[RocksStore], Result]) -> Result:
         store = _managed(vhost)
         if vhost.name in self._busy:
-            raise HttpError(409, f"another operation works on the store of vhost {vhost.name!r}; wait for its end")
+            raise HttpError(409, f"another operation is running on the store of vhost {vhost.name!r}; retry later")
         self._busy.add(vhost.name)
         try:
             return await asyncio.to_thread(work, store)
@@ -124,8 +124,8 @@ class StoreTools:
             self._busy.discard(vhost.name)
 
 
-def _place(backup_dir: Path, given: str) -> Path:
-    """The path of a backup; HttpError 403 unless it lies below the backup directory, links followed."""
+def _backup_path(backup_dir: Path, given: str) -> Path:
+    """Return the path of a backup. Raise HttpError 403 unless it is below the backup directory, after symlinks."""
     root = backup_dir.resolve()
     target = root / given
     if given.isprintable() and ".." not in Path(given).parts:
@@ -134,14 +134,14 @@ def _place(backup_dir: Path, given: str) -> Path:
             return parent / target.name
     raise HttpError(
         403,
-        f"backup target {given[:200]!r} is not below {root}: give a name without '..', or set admin.backup_dir to "
+        f"backup target {given[:200]!r} is not below {root}; use a name without '..', or set admin.backup_dir to "
         "another directory and reload",
     )
 
 
 def _managed(vhost: VHost) -> RocksStore:
     if not isinstance(vhost.store, RocksStore):
-        raise HttpError(400, f"vhost {vhost.name!r} is kept in memory")
+        raise HttpError(400, f"vhost {vhost.name!r} is in memory and has no store on disk")
     return vhost.store
 
 

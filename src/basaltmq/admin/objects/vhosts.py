@@ -1,4 +1,4 @@
-"""Virtual hosts over HTTP."""
+"""Routes for virtual hosts."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from basaltmq.admin.http.message import Response
 from basaltmq.admin.http.paging import listing
 from basaltmq.admin.http.routes import Access, Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.monitoring.totals import TotalsBook
+from basaltmq.admin.monitoring.totals import TotalsCache
 from basaltmq.broker.supervision import VHostState
 
 
 class VhostSpec(msgspec.Struct):
-    """A virtual host to make."""
+    """Body of a request to create a virtual host."""
 
     description: str = ""
 
 
 class Vhosts:
-    """The handlers."""
+    """Handlers of /api/vhosts."""
 
-    def __init__(self, scope: Scope, totals: TotalsBook) -> None:
+    def __init__(self, scope: Scope, totals: TotalsCache) -> None:
         self._scope = scope
         self._totals = totals
 
@@ -31,13 +31,13 @@ class Vhosts:
         one = "/api/vhosts/{vhost}"
         only = Access.ADMINISTRATOR
         return [
-            Route("GET", "/api/vhosts", self.everything, "Virtual hosts you may see.", paged=True),
-            Route("GET", one, self.one, "A virtual host, with what it holds."),
-            Route("PUT", one, self.create, "Make a virtual host.", only, takes=VhostSpec, optional_body=True,
-                  answers="201 if it was made, 204 if it was there."),
-            Route("DELETE", one, self.delete, "Delete a virtual host with everything in it.", only),
-            Route("POST", one + "/restart", self.restart, "Close it, cut its clients off, open it again.", only),
-            Route("POST", one + "/start/{node}", self.start, "Start it if it is down.", only),
+            Route("GET", "/api/vhosts", self.everything, "Visible virtual hosts.", paged=True),
+            Route("GET", one, self.one, "A virtual host with its message counts."),
+            Route("PUT", one, self.create, "Create a virtual host.", only, takes=VhostSpec, optional_body=True,
+                  answers="201 if it was created, 204 if it existed."),
+            Route("DELETE", one, self.delete, "Delete a virtual host with all its contents.", only),
+            Route("POST", one + "/restart", self.restart, "Restart a virtual host and disconnect its clients.", only),
+            Route("POST", one + "/start/{node}", self.start, "Start a virtual host that is down.", only),
         ]  # fmt: skip
 
     async def everything(self, call: Call) -> Any:
@@ -71,7 +71,7 @@ class Vhosts:
     async def create(self, call: Call) -> Response:
         made = await self._scope.ensure_vhost(call.names["vhost"], call.body.description)
         if made:
-            # Whoever makes one may use it, as with RabbitMQ.
+            # As in RabbitMQ, the creator gets all permissions.
             await self._scope.node.permissions.set(
                 call.who.name, call.names["vhost"], configure=".*", write=".*", read=".*"
             )

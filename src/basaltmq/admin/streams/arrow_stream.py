@@ -1,13 +1,12 @@
-"""Answers that are Arrow IPC streams, made slice by slice while the client takes them.
+"""Answers that are Arrow IPC streams, produced slice by slice as the client reads.
 
-    look in a thread ─> a slice of a few MiB ─> the socket takes it ─> the next look
+    read in a thread ─> a slice of a few MiB ─> the socket accepts it ─> the next read
 
-The loop only hands slices on, so messages wait for no reader. Memory is bounded by the slices of the readers there may
-be at once; processor time by the looks there may be at once, for which readers queue. A reader that stops taking holds
-one slice until the server cuts it.
+The event loop only forwards slices. Memory is bounded by the number of concurrent readers, CPU time by the number of
+concurrent store reads. A reader that stops reading holds one slice until the server disconnects it.
 
-The first slice is made before the status is sent, so that what is wrong at once is told as an error. What goes wrong
-later cuts the answer: the client asks again from where it is, and is told then.
+The first slice is read before the status is sent, so that immediate errors get an error answer. A later error cuts the
+answer. The client then requests the rest and gets the error.
 """
 
 from __future__ import annotations
@@ -26,31 +25,31 @@ if TYPE_CHECKING:
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 
 STREAMS_MAX: Final = 64
-"""Readers at once: with a slice of 2 MiB each and its copy in the socket's buffer, a quarter of a gigabyte."""
+"""Concurrent readers. With a slice of 2 MiB each and its copy in the socket's buffer, 256 MiB."""
 
-LOOKS_MAX: Final = 2
-"""Looks into stores at once: they share the interpreter with the loop."""
+READS_MAX: Final = 2
+"""Concurrent store reads, because they share the GIL with the event loop."""
 
 END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
-"""What ends an IPC stream: a reader that misses it has not seen all."""
+"""The end marker of an IPC stream. A stream without it is incomplete."""
 
 
 class ArrowStreams:
     """Serves streams of record batches."""
 
     def __init__(self) -> None:
-        self.looks = asyncio.Semaphore(LOOKS_MAX)
+        self.reads = asyncio.Semaphore(READS_MAX)
         self.open = 0
 
     async def answer(
         self, vhost: VHost, schema: pa.Schema, batches: Iterator[pa.RecordBatch], close: Callable[[], None]
     ) -> Response:
-        """Stream batches, each of which is made in a thread. `close` is called in one when it is over."""
+        """Stream batches, each read in a thread. `close` runs in a thread when the stream ends."""
         stream = _Stream(self, vhost, bytes(schema.serialize()), batches, close)
         try:
             if self.open > STREAMS_MAX:
                 raise HttpError(
-                    503, f"{STREAMS_MAX} readers are being served already; try again", headers={"Retry-After": "1"}
+                    503, f"the limit of {STREAMS_MAX} readers is reached; retry", headers={"Retry-After": "1"}
                 )
             await stream.begin()
         except BaseException:
@@ -60,7 +59,7 @@ class ArrowStreams:
 
 
 class _Stream:
-    """One answer."""
+    """One streamed answer."""
 
     def __init__(
         self,
@@ -91,20 +90,20 @@ class _Stream:
         await asyncio.shield(asyncio.to_thread(self._close))
 
     async def _slice(self) -> bytes:
-        def look() -> bytes | None:
+        def read() -> bytes | None:
             batch = next(self._batches, None)
             return None if batch is None else bytes(batch.serialize())
 
-        async with self._streams.looks:
+        async with self._streams.reads:
             with Guard(self._vhost):
-                piece = await asyncio.to_thread(look)
+                piece = await asyncio.to_thread(read)
         self._is_over = piece is None
         return END_OF_STREAM if piece is None else piece
 
 
 def require_arrow() -> None:
-    """Refuse where pyarrow is not installed."""
+    """Raise HttpError 501 if pyarrow is not installed."""
     try:
         import pyarrow as pa  # noqa: F401
     except ImportError:
-        raise HttpError(501, "the broker lacks pyarrow: pip install 'basaltmq[arrow]' where it runs") from None
+        raise HttpError(501, "the broker needs pyarrow for this: pip install 'basaltmq[arrow]'") from None

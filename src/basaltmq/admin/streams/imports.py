@@ -1,11 +1,11 @@
-"""Writes of many records at once over HTTP: parts are put, then a batch of a run is committed, once.
+"""Routes for bulk imports: clients upload parts, then commit a batch of a run exactly once.
 
-    PUT part, PUT part, ...   files beside the store that count for nothing yet; checked record by record as they come
-    POST the batch            imported exactly once however often it is asked for (streams/imports.py)
+    PUT part, PUT part, ...   staged files beside the store, validated record by record on arrival
+    POST the batch            imported exactly once, even if the request is repeated (`streams/imports/imports.py`)
 
-A part that is put twice is the same part; a commit whose answer was lost is sent again and finds the batch done. What
-nobody commits is removed after a day. Parts need `write` on every topic they have records for. A run belongs to the
-user who commits its first batch: another user could otherwise skip or repeat batches. Administrators may use every run.
+Both requests are idempotent: a repeated commit finds the batch already imported. Parts that are not committed are
+removed after a day. A part requires `write` on every topic that it has records for. A run belongs to the user who
+commits its first batch, because another user could skip or repeat batches. Administrators may use every run.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
     from basaltmq.streams.imports.stage import Part
 
 PART_BYTES_MAX: Final = 256 << 20
-"""Of one part: several of the largest records. Clients send some ten MiB at a time."""
+"""Size limit of one part: several of the largest records. Clients send some 10 MiB at a time."""
 
 PART_TYPES: Final = ("application/vnd.apache.arrow.file", "application/octet-stream")
 
 PARTS_MAX: Final = 100_000
-"""Of one batch: terabytes."""
+"""Parts per batch, which allows terabytes."""
 
 GATHERED_BYTES: Final = 1 << 20
-"""Of a body, before a thread writes it."""
+"""Bytes of a body that are buffered before a thread writes them."""
 
 COMMIT_BYTES_MAX: Final = 32 << 20
 
 
 class PutPart(msgspec.Struct):
-    """A part as it was taken in."""
+    """A staged part."""
 
     file: str
     size_bytes: int
     crc: int
-    """CRC32, as of zlib."""
+    """CRC-32 as in zlib."""
 
 
 class BatchSpec(msgspec.Struct):
-    """What a batch consists of."""
+    """Body of a commit: the parts of the batch."""
 
     parts: list[PutPart]
 
 
 class _File:
-    """A part that is coming in."""
+    """A part that is being uploaded."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -88,9 +88,9 @@ class _File:
         await asyncio.to_thread(self._discard)
 
     def finish(self) -> None:
-        """Everything is durable under its passing name."""
+        """Make the file durable under its temporary name."""
         self._flush()
-        assert self._file is not None, "a flush opens it"
+        assert self._file is not None, "the flush has opened it"
         self._file.close()
         sync_file(self.path)
 
@@ -119,7 +119,7 @@ class _File:
 
 
 class StreamImports:
-    """The handlers."""
+    """Handlers of /api/imports."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
@@ -129,18 +129,18 @@ class StreamImports:
         run = "/api/imports/{vhost}/{run}"
         batch = run + "/{batch}"
         return [
-            Route("GET", run, self.one, "How far a run of imports is.",
-                  answers="last_batch: the last one that is done, -1 if none; pending: one that a crash cut off."),
+            Route("GET", run, self.one, "Progress of an import run.",
+                  answers="last_batch: the last imported batch, -1 if none; pending: a batch cut off by a crash."),
             Route("PUT", batch + "/{file}", self.put, "Stage a part: an Arrow IPC file.", sink=self.incoming,
                   body_bytes_max=PART_BYTES_MAX, content_types=PART_TYPES,
-                  answers="file, size_bytes and crc, for the commit. The file is named part-NNNNN-HEX32.arrow; its "
+                  answers="file, size_bytes and crc, for the commit. The file is named part-NNNNN-HEX32.arrow. Its "
                           "schema has key, value, headers, timestamp, and metadata basalt.chunks, JSON: [[topic, "
-                          "partition, records], ...], an item per record batch."),
-            Route("POST", batch, self.commit, "Import what was staged, exactly once per run and batch.",
+                          "partition, records], ...], one item per record batch."),
+            Route("POST", batch, self.commit, "Import the staged parts, exactly once per run and batch.",
                   takes=BatchSpec, body_bytes_max=COMMIT_BYTES_MAX,
-                  answers="records; was_done if the batch had been imported before. Batches of a run ascend."),
-            Route("DELETE", batch, self.discard, "Forget what was staged and is not being imported."),
-            Route("DELETE", run, self.forget, "Forget a run of which no batch can come again."),
+                  answers="records; was_done if the batch was already imported. Batches of a run must ascend."),
+            Route("DELETE", batch, self.discard, "Delete staged parts, unless they are being imported."),
+            Route("DELETE", run, self.forget, "Forget a finished run, whose batches will not be sent again."),
         ]  # fmt: skip
 
     def incoming(self, call: Call) -> _File:
@@ -150,7 +150,7 @@ class StreamImports:
         vhost = self._vhost(call)
         name = call.names["file"]
         if not NAME.fullmatch(name):
-            raise HttpError(400, f"a part is named part-NNNNN-HEX32.arrow, not {name[:80]!r}")
+            raise HttpError(400, f"a part must be named part-NNNNN-HEX32.arrow, not {name[:80]!r}")
         return _File(self._folder(call, vhost), name)
 
     async def put(self, call: Call) -> Any:
@@ -178,10 +178,10 @@ class StreamImports:
 
         vhost = self._vhost(call)
         if len(call.body.parts) > PARTS_MAX:
-            raise HttpError(413, f"a batch has at most {PARTS_MAX} parts")
+            raise HttpError(413, f"{len(call.body.parts)} parts exceed the limit of {PARTS_MAX} per batch")
         run, batch, folder = call.names["run"], _batch(call), self._folder(call, vhost)
         if run.startswith(ONCE):
-            raise HttpError(400, f"runs that begin with {ONCE!r} are not remembered; name it otherwise than {run!r}")
+            raise HttpError(400, f"runs whose names start with {ONCE!r} are not remembered; rename {run!r}")
         parts = await asyncio.to_thread(_parts, folder, call.body.parts)
         names = {chunk.topic for part in parts for chunk in part.chunks}
         for name in names:
@@ -193,7 +193,7 @@ class StreamImports:
             is_known = batch <= state.last_batch or (state.intent is not None and state.intent.batch == batch)
             gone = [part.file for part in parts if not part.chunks]
             if gone and not is_known:
-                raise NotFoundError(f"the part {gone[0]} of batch {batch} of run {run!r} is not staged; put it again")
+                raise NotFoundError(f"part {gone[0]} of batch {batch} of run {run!r} is not staged; upload it again")
             return Imports(_store_path(vhost), vhost.store, vhost.streams.plane, _now_ms).run(
                 run, batch, parts, owner=call.who.name
             )
@@ -202,7 +202,7 @@ class StreamImports:
             with Guard(vhost):
                 done = await asyncio.to_thread(work)
         for name in names:
-            vhost.streams.came(name, vhost.queues.by_name.get(name))
+            vhost.streams.notify(name)
         return done
 
     async def one(self, call: Call) -> Any:
@@ -251,7 +251,7 @@ class StreamImports:
                 await asyncio.to_thread(forget)
 
     def _vhost(self, call: Call) -> VHost:
-        """The virtual host, if it takes records at the moment."""
+        """Return the virtual host. Raise while its publishers are blocked."""
         vhost = self._scope.vhost(call)
         self._scope.node.permissions.check_vhost(call.who, vhost.name)
         self._scope.check_not_held(vhost)
@@ -268,27 +268,27 @@ class StreamImports:
 
 def _store_path(vhost: VHost) -> Path:
     if not isinstance(vhost.store, RocksStore):
-        raise HttpError(400, f"vhost {vhost.name!r} is kept in memory")
+        raise HttpError(400, f"vhost {vhost.name!r} is in memory and cannot import")
     return vhost.store.path
 
 
 def _batch(call: Call) -> int:
     text = call.names["batch"]
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise HttpError(400, f"a batch is a number from 0 on, not {text[:40]!r}")
+        raise HttpError(400, f"the batch must be a non-negative integer, not {text[:40]!r}")
     return int(text)
 
 
 def _check_owner(call: Call, state: Run) -> None:
-    """AccessRefusedError unless the run is the user's, nobody's, or the user is an administrator."""
+    """Raise AccessRefusedError unless the user owns the run, it has no owner, or the user is an administrator."""
     if state.owner not in {"", call.who.name} and not allowed(call.who.tags, Access.ADMINISTRATOR):
         raise AccessRefusedError(
-            f"run {call.names['run']!r} belongs to user {state.owner!r}; only that user or an administrator changes it"
+            f"run {call.names['run']!r} belongs to user {state.owner!r}; only this user or an administrator may use it"
         )
 
 
 def _staged_topics(folder: Path) -> set[str]:
-    """Topics of the parts in a stage. A file that is no part has none."""
+    """Return the topics of all staged parts in a folder. Other files are ignored."""
     from basaltmq.streams.imports.parcel import NAME, open_parcel
 
     topics: set[str] = set()
@@ -304,15 +304,15 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _parts(folder: Path, told: list[PutPart]) -> list[Part]:
-    """Parts with what their files say of themselves; those of a batch that is done are gone, and not needed."""
+def _parts(folder: Path, put: list[PutPart]) -> list[Part]:
+    """Return parts with the chunks of their files. Files of an imported batch are gone and not needed."""
     from basaltmq.streams.imports.parcel import NAME, open_parcel
     from basaltmq.streams.imports.stage import Part
 
     found = []
-    for each in told:
+    for each in put:
         if not NAME.fullmatch(each.file):
-            raise HttpError(400, f"there is no part {each.file[:80]!r}")
+            raise HttpError(400, f"{each.file[:80]!r} is not the name of a part")
         path = folder / each.file
         chunks = open_parcel(path).chunks if path.exists() else []
         found.append(Part(each.file, each.size_bytes, each.crc, chunks))

@@ -1,4 +1,4 @@
-"""A queue's messages as an Arrow IPC stream, left as they are, for reports and copies; and dead letters sent back."""
+"""Routes for reading a queue's messages as an Arrow IPC stream, without changing them, and for redrive."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ if TYPE_CHECKING:
 
 
 REDRIVE_MAX: Final = 10_000
-"""Dead letters named in one request, which looks through the queue once: a third of a megabyte."""
+"""Dead letters per request, about 330 KB of ids. One request scans the queue once."""
 
 REDRIVE_BYTES_MAX: Final = 1 << 20
 
 
 class RedriveSpec(msgspec.Struct):
-    """Dead letters to return."""
+    """Body of a redrive request."""
 
     ids: list[str]
-    """Of messages, in hexadecimal digits."""
+    """Message ids in hexadecimal."""
     to: str | None = None
-    """None: where each came from."""
+    """Target queue. None: the queue that each message came from."""
     stamp: dict[str, str] = {}
-    """Headers they get; those that have them all are left."""
+    """Headers to set. Messages that already have all of them are skipped."""
     rate_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     begin_ns: int = 0
-    """With a rate: when the first one was ready, as the first answer told it."""
+    """With a rate: the ready time of the first message, as the first answer reported it."""
     before: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """With a rate: how many were returned by the requests before this one."""
+    """With a rate: the number of messages moved by earlier requests."""
 
 
 class QueueMessages:
-    """The handlers."""
+    """Handlers of queue contents and redrive."""
 
     def __init__(self, scope: Scope, arrow: ArrowStreams) -> None:
         self._scope = scope
@@ -59,21 +59,21 @@ class QueueMessages:
     def routes(self) -> list[Route]:
         one = "/api/queues/{vhost}/{name}"
         return [
-            Route("GET", one + "/times", self.times, "When the oldest and the newest message in a queue came.",
+            Route("GET", one + "/times", self.times, "Enqueue times of the oldest and the newest message of a queue.",
                   answers="oldest_ns and newest_ns, both 0 if the queue is empty."),
-            Route("GET", one + "/messages", self.messages, "Messages of a queue, left as they are, as Arrow.",
+            Route("GET", one + "/messages", self.messages, "Messages of a queue as an Arrow IPC stream, unchanged.",
                   query={
-                      "from_ns": "Enqueued at this time or later.",
+                      "from_ns": "Enqueued at or after this time.",
                       "to_ns": "Enqueued before this time.",
-                      "after": "Go on behind a message: its cursor, in hexadecimal digits.",
+                      "after": "Continue after a message: its cursor, in hexadecimal.",
                   },
                   answers="application/vnd.apache.arrow.stream: key (fairness key), value, offset (enqueued ns), "
-                          "timestamp, headers, messageId, attempts, priority, cursor. All of one moment; messages that "
-                          "are leased or delayed included, those that are only in memory not."),
-            Route("POST", one + "/redrive", self.redrive, "Return dead letters to the queues they came from.",
+                          "timestamp, headers, messageId, attempts, priority, cursor. The answer is a snapshot. It "
+                          "includes leased and delayed messages, but no transient messages in memory."),
+            Route("POST", one + "/redrive", self.redrive, "Move dead letters back to the queues they came from.",
                   takes=RedriveSpec, body_bytes_max=REDRIVE_BYTES_MAX,
-                  answers="moved, and begin_ns. Those that are leased, delayed or gone are passed over; asked for "
-                          "again, what was moved is not there to be moved twice."),
+                  answers="moved, and begin_ns. Leased, delayed and missing messages are skipped. Repeating a request "
+                          "moves no message twice."),
         ]  # fmt: skip
 
     async def times(self, call: Call) -> Any:
@@ -95,7 +95,7 @@ class QueueMessages:
         try:
             after = bytes.fromhex(call.query.get("after", ""))
         except ValueError:
-            raise HttpError(400, "after is a cursor in hexadecimal digits") from None
+            raise HttpError(400, "after must be a cursor in hexadecimal") from None
         from_ns, to_ns = call.number("from_ns", 0), call.number("to_ns", ALL_NS, high=ALL_NS)
         seen = vhost.store.snapshot(*FAMILIES)
         return await self._arrow.answer(
@@ -105,13 +105,13 @@ class QueueMessages:
     async def redrive(self, call: Call) -> Any:
         vhost, name, spec = self._vhost(call), call.names["name"], call.body
         if len(spec.ids) > REDRIVE_MAX:
-            raise HttpError(413, f"a request names at most {REDRIVE_MAX} messages")
+            raise HttpError(413, f"{len(spec.ids)} message ids exceed the limit of {REDRIVE_MAX} per request")
         if spec.to is not None:
             self._scope.check(call, vhost, WRITE, spec.to)
         try:
             ids = {bytes.fromhex(each) for each in spec.ids}
         except ValueError:
-            raise HttpError(400, "ids of messages are hexadecimal digits") from None
+            raise HttpError(400, "message ids must be in hexadecimal") from None
 
         def wanted(message: Message) -> bool:
             is_one = message.id in ids and not (
@@ -141,7 +141,7 @@ class QueueMessages:
         self._scope.check(call, vhost, READ, name)
         queue = vhost.queues.by_name.get(name)
         if queue is not None and queue.is_stream:
-            raise PreconditionFailedError(f"queue '{name}' is a stream: read the topic of that name")
+            raise PreconditionFailedError(f"queue '{name}' is a stream; read the topic of that name instead")
         return vhost
 
 

@@ -1,7 +1,7 @@
-"""Topics over HTTP for people and small programs: records as JSON both ways, a topic removed, a group moved.
+"""Routes for records as JSON, deletion of topics, and reset of groups.
 
-Records have the shape of `basalt topic read` and `append` (streams/record_lines.py). An answer is bounded; who wants
-much takes the Arrow streams (admin/streams.py). Appends are as durable as the topic promises before they are answered.
+Records have the format of `basalt topic read` and `append` (`streams/imports/record_lines.py`). The size of an answer
+is bounded; use the Arrow streams for large reads. An append has the durability of its topic before it is answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.admin.http.routes import Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.streams.arrow_stream import LOOKS_MAX
+from basaltmq.admin.streams.arrow_stream import READS_MAX
 from basaltmq.admin.streams.topics import named, number_of, on_plane
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.durability import Durability
@@ -25,52 +25,52 @@ from basaltmq.streams.imports.record_lines import Line, encode_record, to_record
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 4 << 20
-"""Records of one answer: what a person reads at once is far less, and the broker's memory is for its queues."""
+"""Limits of one answer. People read far less at once, and the broker's memory is for its queues."""
 
 
 class AppendSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Records to append."""
+    """Body of an append request."""
 
     records: list[Line]
     partition: int | None = None
-    """By key, or in turn, if not given."""
+    """Default: chosen by key, or round-robin."""
     durability: Durability | None = None
-    """The topic's if not given."""
+    """Default: the topic's durability."""
 
 
 class ResetSpec(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a group goes on."""
+    """Body of a request to move the offsets of a group."""
 
     topic: str
     to: Reset | int
     partition: int | None = None
-    """All if not given."""
+    """Default: all partitions."""
 
 
-class StreamLines:
-    """The handlers."""
+class TopicRecords:
+    """Handlers of records as JSON, and of group resets."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._looks = asyncio.Semaphore(LOOKS_MAX)
+        self._reads = asyncio.Semaphore(READS_MAX)
 
     def routes(self) -> list[Route]:
         topic = "/api/topics/{vhost}/{topic}"
         return [
             Route("POST", topic, self.append, "Append records.",
                   takes=AppendSpec, body_bytes_max=self._scope.publish_bytes_max,
-                  answers="Where they went: partition, offset and last_offset of each part."),
+                  answers="partition, offset and last_offset of each appended part."),
             Route("DELETE", topic, self.delete, "Delete a topic with its records and offsets."),
             Route("GET", topic + "/{partition}/lines", self.lines, "Records by offset, as JSON.",
                   query={
-                      "offset": "The first offset; what was removed since counts as 400.",
-                      "limit": f"At most so many; {PAGE_RECORDS} if not given.",
-                      "key": "Only records of this key.",
+                      "offset": "First offset (default 0). 400 if the record was removed.",
+                      "limit": f"Maximum number of records, 1 to {PAGE_RECORDS} (default {PAGE_RECORDS}).",
+                      "key": "Only records with this key.",
                       "tag": "Only records with this tag.",
                   },
-                  answers="records, and next_offset, from where to go on."),
-            Route("POST", "/api/groups/{vhost}/{group}/reset", self.reset, "Move a group in a topic.", takes=ResetSpec,
-                  answers="The offset of each partition that was moved."),
+                  answers="records, and next_offset to continue from."),
+            Route("POST", "/api/groups/{vhost}/{group}/reset", self.reset, "Move the offsets of a group in a topic.",
+                  takes=ResetSpec, answers="The new offset of each moved partition."),
         ]  # fmt: skip
 
     async def append(self, call: Call) -> Any:
@@ -78,7 +78,7 @@ class StreamLines:
         name, plane = named(self._scope, call, vhost, WRITE), vhost.streams.plane
         self._scope.check_not_held(vhost)
         if not spec.records:
-            raise HttpError(400, "there is no record to append")
+            raise HttpError(400, "the request has no records to append")
 
         def work() -> list[dict[str, int]]:
             records = [to_record(number, said) for number, said in enumerate(spec.records, 1)]
@@ -91,7 +91,7 @@ class StreamLines:
             ]
 
         where = await on_plane(vhost, work)
-        vhost.streams.came(name, vhost.queues.by_name.get(name))
+        vhost.streams.notify(name)
         return where
 
     async def delete(self, call: Call) -> None:
@@ -99,7 +99,7 @@ class StreamLines:
         name, plane = named(self._scope, call, vhost, CONFIGURE), vhost.streams.plane
         queue = vhost.queues.by_name.get(name)
         if queue is not None and queue.is_stream:
-            raise PreconditionFailedError(f"'{name}' is a stream queue of AMQP; delete the queue")
+            raise PreconditionFailedError(f"topic '{name}' is an AMQP stream queue; delete the queue instead")
         await on_plane(vhost, lambda: plane.topics.delete(name))
 
     async def lines(self, call: Call) -> Response:
@@ -109,7 +109,7 @@ class StreamLines:
         limit = min(limit, PAGE_RECORDS)
         key, tag = call.query.get("key"), call.query.get("tag")
         if key is not None and tag is not None:
-            raise HttpError(400, "ask by key or by tag, not both")
+            raise HttpError(400, "send key or tag, not both")
 
         def work() -> bytes:
             found: ReadBatch
@@ -122,7 +122,7 @@ class StreamLines:
             lines = b",".join([encode_record(name, partition, record) for record in found.records()])
             return b'{"records":[%b],"next_offset":%d}' % (lines, found.next_offset)
 
-        async with self._looks:
+        async with self._reads:
             return Response(200, await on_plane(vhost, work))
 
     async def reset(self, call: Call) -> Any:

@@ -1,7 +1,7 @@
-"""Topics over HTTP: what there is, records as Arrow IPC streams, offsets of groups.
+"""Routes for topics: metadata, records as Arrow IPC streams, offsets of groups.
 
-For programs that read much at once: Spark's tasks, scripts with pyarrow. Permissions are those of every other door:
-`read` on a topic to see it, `configure` to make it, `read` on a group's name to commit for it.
+They serve programs that read much at once, such as Spark tasks and scripts with pyarrow. Permissions: `read` on a topic
+to see it, `configure` to create it, `read` on a group name to commit for it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 SLICE_RECORDS: Final = 16_384
 SLICE_BYTES: Final = 2 << 20
-"""One look: large enough that its cost is spread thin, small enough for many readers at once."""
+"""Limits of one store read: large enough to spread its cost, small enough for many concurrent readers."""
 
 PAGE: Final = 500
-"""Topics or groups in an answer, at most."""
+"""Maximum topics or groups per answer."""
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -43,15 +43,15 @@ Result = TypeVar("Result")
 
 
 class CommitSpec(msgspec.Struct):
-    """Offsets to commit: the next ones to be read."""
+    """Offsets to commit: the next ones to read."""
 
     offsets: dict[str, dict[str, int]]
     """By topic and partition."""
     metadata: str = ""
 
 
-class Streams:
-    """The handlers."""
+class Topics:
+    """Handlers of topics and groups."""
 
     def __init__(self, scope: Scope, arrow: ArrowStreams) -> None:
         self._scope = scope
@@ -61,27 +61,27 @@ class Streams:
         topic = "/api/topics/{vhost}/{topic}"
         partition = topic + "/{partition}"
         group = "/api/groups/{vhost}/{group}"
-        after = {"after": "Only names behind this one; an answer holds at most 500."}
+        after = {"after": f"Only names after this one. An answer has at most {PAGE} names."}
         return [
-            Route("GET", "/api/topics/{vhost}", self.topics, "Topics you may read, by name.", query=after,
+            Route("GET", "/api/topics/{vhost}", self.topics, "Topics that you may read, by name.", query=after,
                   answers="topics, and next_after if there are more."),
             Route("GET", topic, self.one, "A topic: settings, and offsets and sizes of its partitions."),
-            Route("PUT", topic, self.create, "Make a topic.", takes=TopicConfig, optional_body=True,
-                  answers="201 if it was made, 204 if it was there with these settings."),
-            Route("GET", partition + "/offset", self.offset_at, "The first offset of a time or later.",
+            Route("PUT", topic, self.create, "Create a topic.", takes=TopicConfig, optional_body=True,
+                  answers="201 if it was created, 204 if it existed with these settings."),
+            Route("GET", partition + "/offset", self.offset_at, "The first offset at or after a time.",
                   query={"timestamp_ms": "Milliseconds since 1970."}),
             Route("GET", partition + "/records", self.records, "Records by offset, as an Arrow IPC stream.",
                   query={
-                      "offset": "The first offset; what was removed since counts as 400.",
-                      "end": "Up to this offset, exclusive; what can be read if not given.",
-                      "headers": "true: with the column headers.",
+                      "offset": "First offset. 400 if the record was removed.",
+                      "end": "End offset, exclusive (default: the end of the partition).",
+                      "headers": "true: include the column headers.",
                   },
                   answers="application/vnd.apache.arrow.stream: offset, timestamp, key, value. An answer without the "
-                          "end of the stream was cut: ask again from behind the last offset."),
-            Route("GET", "/api/groups/{vhost}", self.groups, "Groups that have committed offsets.", query=after,
+                          "end of the stream is incomplete: request again after the last offset."),
+            Route("GET", "/api/groups/{vhost}", self.groups, "Groups with committed offsets.", query=after,
                   answers="groups, and next_after if there are more."),
-            Route("GET", group, self.lag, "Where a group stands in each partition, and how far behind."),
-            Route("POST", group, self.commit, "Commit offsets of a group; durable before the answer.",
+            Route("GET", group, self.lag, "Committed offset and lag of a group in each partition."),
+            Route("POST", group, self.commit, "Commit offsets of a group. They are durable before the answer.",
                   takes=CommitSpec),
         ]  # fmt: skip
 
@@ -119,7 +119,7 @@ class Streams:
         name, number = self._named(call, vhost), number_of(call)
         at_ms = call.number("timestamp_ms", -1)
         if at_ms < 0:
-            raise HttpError(400, "say of which time: ?timestamp_ms=...")
+            raise HttpError(400, "the query parameter timestamp_ms is missing")
         offset = await on_plane(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, Otherwise.LATEST))
         return {"offset": offset}
 
@@ -129,7 +129,7 @@ class Streams:
         name, number = self._named(call, vhost), number_of(call)
         begin, end = call.number("offset", -1), call.number("end", OFFSET_MAX)
         if begin < 0:
-            raise HttpError(400, "say from where: ?offset=...")
+            raise HttpError(400, "the query parameter offset is missing")
         columns = [*COLUMNS, "headers"] if call.flag("headers") else [*COLUMNS]
         batches = _records(plane.drivers, name, number, begin, end, columns)
         return await self._arrow.answer(vhost, _schema(columns), batches, lambda: None)
@@ -172,14 +172,14 @@ class Streams:
 
 
 def named(scope: Scope, call: Call, vhost: VHost, action: str) -> str:
-    """The topic of a request, if its user may do this to it."""
+    """Return the topic of a request. Raise unless the user has the permission."""
     name = call.names["topic"]
     scope.check(call, vhost, action, name)
     return name
 
 
 async def on_plane(vhost: VHost, work: Callable[[], Result]) -> Result:
-    """Do something of the plane in a thread; an error of the disk is the virtual host's."""
+    """Run stream plane work in a thread. A storage error closes the virtual host."""
     with Guard(vhost):
         return await asyncio.to_thread(work)
 
@@ -187,7 +187,7 @@ async def on_plane(vhost: VHost, work: Callable[[], Result]) -> Result:
 def number_of(call: Call) -> int:
     text = call.names["partition"]
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise HttpError(400, f"a partition is a number from 0 on, not {text[:40]!r}")
+        raise HttpError(400, f"the partition must be a non-negative integer, not {text[:40]!r}")
     return int(text)
 
 
@@ -238,7 +238,7 @@ def _records(
         if len(found):
             batch = found.arrow().select(columns)
             if found.next_offset > end:
-                # Behind holes as many records reach further than asked for.
+                # Offsets have gaps, so the batch may extend beyond `end`.
                 offsets = batch.column(0)
                 batch = batch.slice(0, sum(1 for each in offsets if each.as_py() < end))
             if batch.num_rows:
@@ -255,8 +255,8 @@ def _commits(plane: StreamPlane, spec: CommitSpec) -> dict[TopicPartition, int |
         for text, offset in by_partition.items():
             number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
             if not 0 <= number < len(topic.shards):
-                raise InvalidArgumentError(f"topic {name!r} has partitions 0 to {len(topic.shards) - 1}, and no {text}")
+                raise InvalidArgumentError(f"topic {name!r} has partitions 0 to {len(topic.shards) - 1}, not {text}")
             commits[topic.id, number] = Commit(offset, metadata=spec.metadata)
     if not commits:
-        raise InvalidArgumentError("there is no offset to commit")
+        raise InvalidArgumentError("the request has no offsets to commit")
     return commits

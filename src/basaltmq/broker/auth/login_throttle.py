@@ -1,17 +1,17 @@
-"""Failed logins delay the next ones: by user and address together, by address, and by user.
+"""Login throttle: failed logins delay later attempts by user and address, by address, and by user.
 
     failures of      free   delay before the next attempt     reason
-    user + address      3   0.5 s, doubling up to 30 s         somebody guesses one password
-    address            20   0.1 s, doubling up to  2 s         somebody tries many names; users behind a NAT share it
-    user               20   0.1 s, doubling up to  1 s         many addresses guess one password
+    user + address      3   0.5 s, doubling up to 30 s         guessing one password
+    address            20   0.1 s, doubling up to  2 s         trying many names; users behind a NAT share it
+    user               20   0.1 s, doubling up to  1 s         many addresses guessing one password
 
-An attempt that would wait longer than WAIT_S_MAX is refused at once and not counted, so a delay never grows without a
-password being checked. Failures are forgotten with a half-life of a minute: no user is locked out for ever. A user who
-logged in from an address before is not delayed by failures from other addresses.
+An attempt that would wait longer than WAIT_S_MAX is refused at once and not counted, so a delay only grows when a
+password is checked. Failure counts have a half-life of 60 s, so no user is locked out permanently. A user that has
+logged in from an address is not delayed by failures from other addresses.
 
-Attempts of one user and address are checked one after the other, so a burst in parallel gains nothing; the connections
-of one client wait for its first password check and then share its result. Waiting is a sleep of the caller's task. All
-tables are bounded, drop what was used least recently, and hold hashes of names: clients choose how long a name is.
+Attempts of one user and address run one after the other, so parallel attempts gain nothing. The connections of one
+client wait for its first password check and then share its result. A delay is a sleep of the caller's task. All tables
+are bounded LRU caches. They store hashes of names, because clients choose the length of a name.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from basaltmq.broker.peer import Peer
 from basaltmq.errors import AuthenticationError, TooManyLoginsError
 
 ENTRIES_MAX: Final = 16_384
-"""Of each table: about 4 MiB."""
+"""Maximum entries per table: about 4 MiB."""
 
 WAIT_S_MAX: Final = 5.0
-"""Half of the default handshake timeout, which ends the connection of whoever waits."""
+"""Half of the default handshake timeout, which closes the connection of a waiting client."""
 
 HALF_LIFE_S: Final = 60.0
 COUNT_MAX: Final = 64.0
-"""Failures counted; ten half-lives clear the most stubborn client."""
+"""Maximum failure count. It decays to zero within ten half-lives."""
 
 _IPV6_NETWORK_BITS: Final = 64
-"""One customer has at least a /64; its addresses count as one."""
+"""A customer has at least a /64, so all its addresses count as one."""
 
 
 class _Failures:
@@ -50,14 +50,14 @@ class _Failures:
         self.count = 0.0
         self.seen_s = now_s
         self.free_at_s = now_s
-        """When the next attempt may be made."""
+        """Earliest time of the next attempt."""
 
     def count_at(self, now_s: float) -> float:
         return self.count * math.exp2((self.seen_s - now_s) / HALF_LIFE_S)
 
 
 class _Table:
-    """Failures by some key."""
+    """Failure counts by key."""
 
     def __init__(self, free: int, delay_s: float, delay_s_max: float) -> None:
         self._free = free
@@ -73,7 +73,7 @@ class _Table:
         return 0.0 if found is None else max(0.0, found.free_at_s - now_s)
 
     def reserve(self, key: Hashable, now_s: float) -> None:
-        """An attempt is made as soon as it may be; the next one has to wait for longer."""
+        """Reserve the earliest time for an attempt, so that the next one waits longer."""
         found = self._entries.get(key)
         if found is not None:
             found.free_at_s = max(found.free_at_s, now_s) + self._delay_of(found, now_s)
@@ -98,7 +98,7 @@ class _Table:
 
 
 class LoginThrottle:
-    """The failed logins of a node."""
+    """Tracks the failed logins of a node."""
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class LoginThrottle:
         self._addresses = _Table(free=20, delay_s=0.1, delay_s_max=2.0)
         self._users = _Table(free=20, delay_s=0.1, delay_s_max=1.0)
         self._known: OrderedDict[tuple[bytes, str], None] = OrderedDict()
-        """Pairs of a user and an address that logged in."""
+        """Pairs of user and address with a successful login."""
         self._turns: dict[tuple[bytes, str], tuple[asyncio.Lock, int]] = {}
-        """Attempts under way: a lock, and how many hold or want it."""
+        """Attempts in progress: a lock, and the number of tasks that hold or await it."""
 
     @asynccontextmanager
     async def attempt(self, name: str, peer: Peer) -> AsyncIterator[None]:
-        """Around one check of credentials, after the wait it owes; an AuthenticationError inside is a failure."""
+        """Delay, then enter one check of credentials. An AuthenticationError raised inside counts as a failure."""
         user = hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=16).digest()
         pair = (user, _network(peer.address))
         lock, count = self._turns.get(pair) or (asyncio.Lock(), 0)
@@ -167,7 +167,7 @@ class LoginThrottle:
 
 
 def _network(address: str) -> str:
-    """What counts as one address."""
+    """Return the network that counts as one address."""
     if ":" not in address:
         return address
     return str(ipaddress.ip_network((address, _IPV6_NETWORK_BITS), strict=False))

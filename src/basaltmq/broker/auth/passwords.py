@@ -1,12 +1,12 @@
-"""Passwords: hashed with scrypt, checked in constant time, never kept or shown.
+"""Password hashing with scrypt and verification in constant time. Passwords are never stored or shown.
 
     scrypt$<log2 n>$<r>$<p>$<salt, base64>$<hash, base64>
     rabbit-sha256$<base64 of a 4-byte salt and the hash of salt and password>       from RabbitMQ's definitions
     rabbit-sha512$<the same with SHA-512>
-    -                                                                               no password: nobody comes in by one
+    -                                                                               no password: no login by password
 
-Hashes of RabbitMQ's are taken as they are when definitions are imported; when their user logs in the password is known
-for a moment, and the hash is made anew with scrypt.
+RabbitMQ hashes in imported definitions are stored unchanged. At the user's next login with the password, the hash is
+replaced by a scrypt hash.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ NONE: Final = "-"
 LOG2_N: Final = 14
 R: Final = 8
 P: Final = 1
-"""16 MiB and some 40 ms for each try: unnoticed by a person, dear to whoever tries a dictionary."""
+"""scrypt parameters: 16 MiB and about 40 ms per check. A person does not notice it; a dictionary attack is costly."""
 
 SALT_BYTES: Final = 16
 HASH_BYTES: Final = 32
 PASSWORD_BYTES_MAX: Final = 1024
-"""Longer ones gain nothing and cost time to hash."""
+"""Longer passwords add no security and cost time to hash."""
 
 MEMORY_BYTES_MAX: Final = 64 << 20
-"""What one check of a stored hash may use, whatever the hash says."""
+"""Memory limit of one check, whatever parameters the stored hash has."""
 
 _RABBIT: Final = {
     "rabbit_password_hashing_sha256": "rabbit-sha256",
@@ -55,36 +55,36 @@ def hash_password(password: str, random_bytes: Callable[[int], bytes] = os.urand
 
 
 def check_password(password: str) -> bytes:
-    """The bytes of a password that can be one."""
+    """Validate a password and return its bytes."""
     try:
         raw = password.encode()
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgumentError("a password is Unicode text") from None
+        raise InvalidArgumentError("invalid password: it must be Unicode text") from None
     if not raw:
-        raise InvalidArgumentError("a password has at least one character")
+        raise InvalidArgumentError("invalid password: it must have at least one character")
     if len(raw) > PASSWORD_BYTES_MAX:
-        raise InvalidArgumentError(f"a password has at most {PASSWORD_BYTES_MAX} bytes")
+        raise InvalidArgumentError(f"invalid password: it must have at most {PASSWORD_BYTES_MAX} bytes")
     return raw
 
 
 def rabbit_hash(algorithm: str, password_hash: str) -> str:
-    """A hash as RabbitMQ's definitions have it, in our form."""
+    """Convert a hash from RabbitMQ's definitions to our format."""
     if not password_hash:
         return NONE
     kind = _RABBIT.get(algorithm or "rabbit_password_hashing_sha256")
     if kind is None:
-        raise InvalidArgumentError(f"password hashes of {algorithm!r:.80} cannot be taken over; set a password instead")
+        raise InvalidArgumentError(f"cannot import password hashes of {algorithm!r:.80}; set a password instead")
     try:
         raw = base64.b64decode(password_hash, validate=True)
     except (binascii.Error, ValueError):
-        raise InvalidArgumentError("a password hash is base64 text") from None
+        raise InvalidArgumentError("invalid password hash: it must be base64 text") from None
     if len(raw) != _RABBIT_SALT_BYTES + len(_RABBIT_HASHES[kind](b"")):
-        raise InvalidArgumentError(f"a password hash of {len(raw)} bytes is not one of {algorithm}")
+        raise InvalidArgumentError(f"invalid password hash: {len(raw)} bytes is not the length of {algorithm}")
     return f"{kind}${password_hash}"
 
 
 def is_hash(stored: str) -> bool:
-    """Whether this is a hash in one of our forms."""
+    """Whether this is a hash in one of our formats."""
     if stored == NONE:
         return True
     kind, _, rest = stored.partition("$")
@@ -92,9 +92,9 @@ def is_hash(stored: str) -> bool:
 
 
 def verify(stored: str, password: str) -> bool:
-    """Whether the password is the one the hash was made of.
+    """Whether the password matches the hash.
 
-    The time does not depend on the kind of hash: where it is not the usual scrypt, one is computed in addition.
+    The time does not depend on the kind of hash: for other kinds, a scrypt hash is computed in addition.
     """
     raw = password.encode(errors="replace")
     if not raw or len(raw) > PASSWORD_BYTES_MAX:
@@ -106,7 +106,7 @@ def verify(stored: str, password: str) -> bool:
 
 
 def _is_right(stored: str, raw: bytes) -> bool | None:
-    """None: the hash cannot be used."""
+    """Whether the password matches; None if the hash is invalid."""
     kind, _, rest = stored.partition("$")
     try:
         if kind == "scrypt":
@@ -133,12 +133,12 @@ def _is_right(stored: str, raw: bytes) -> bool | None:
 
 
 def unmatched(random_bytes: Callable[[int], bytes] = os.urandom) -> str:
-    """A hash of the usual cost that no password is known to match."""
+    """Return a random hash of the usual cost that no known password matches."""
     return f"scrypt${LOG2_N}${R}${P}${_text(random_bytes(SALT_BYTES))}${_text(random_bytes(HASH_BYTES))}"
 
 
 def is_outdated(stored: str) -> bool:
-    """Whether the hash is to be made anew when its password is known."""
+    """Whether the hash should be replaced at the next login."""
     return stored != NONE and not stored.startswith(f"scrypt${LOG2_N}${R}${P}$")
 
 

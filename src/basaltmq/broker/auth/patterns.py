@@ -1,13 +1,13 @@
-"""Regular expressions from users, matched against names: policies, permissions, Kafka subscriptions.
+"""User-defined regular expressions for names, in policies, permissions and Kafka subscriptions.
 
-The engine is RE2. Its time is linear in the length of the name, whatever the pattern; Python's `re` backtracks, and
-`(a+)+$` on a name of 40 characters never ends. RE2 has no lookaround and no backreferences, so patterns with them are
-refused when they are defined.
+The engine is RE2, whose time is linear in the length of the name for every pattern. Python's `re` backtracks: `(a+)+$`
+on a name of 40 characters does not terminate in practice. RE2 has no lookaround and no backreferences, so new patterns
+with them are refused.
 
     cost of one match    <= name bytes x program size, and PROGRAM_BYTES_MAX bounds the program
 
-Patterns stored by earlier versions may use what RE2 lacks. `stored` loads such a pattern as one that matches nothing
-and logs an error: a permission then denies, a policy applies to no queue, and the broker starts.
+Patterns stored by earlier versions may use syntax that RE2 lacks. `stored` logs an error for such a pattern and makes
+it match nothing, so that the broker starts: a permission then denies, and a policy applies to no queue.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import re2
 from basaltmq.errors import InvalidArgumentError
 
 PATTERN_BYTES_MAX: Final = 1024
-"""Names have at most 255 bytes; a longer pattern is a list of names."""
+"""Maximum pattern length. Names have at most 255 bytes, so longer patterns are only needed for lists of names."""
 
 PROGRAM_BYTES_MAX: Final = 128 << 10
-"""RE2's budget for the compiled program and its cache of states. The slowest pattern found within it took 6 ms on a
+"""RE2's memory budget for the compiled program and its state cache. The slowest pattern found within it took 6 ms on a
 name of 255 bytes; with RE2's default of 8 MiB it took 50 ms."""
 
 _UNSUPPORTED: Final = ("(?=", "(?!", "(?<=", "(?<!", "(?>", "(?(", "(?P=")
@@ -31,34 +31,34 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Pattern:
-    """A compiled pattern. Safe to share between threads."""
+    """A compiled pattern. Thread-safe."""
 
     __slots__ = ("_regexp", "text")
 
     def __init__(self, text: str, regexp: Any) -> None:
         self.text = text
         self._regexp = regexp
-        """None: it matches nothing."""
+        """None matches nothing."""
 
     def is_in(self, name: str) -> bool:
-        """Whether some part of the name matches (RabbitMQ's meaning)."""
-        # RE2 works on bytes; str arguments cost 6 us more per call for offsets that nobody reads.
+        """Whether any part of the name matches, as in RabbitMQ."""
+        # RE2 works on bytes. str arguments cost 6 us more per call, for offsets that are not used here.
         return self._regexp is not None and self._regexp.search(_encoded(name)) is not None
 
     def is_all_of(self, name: str) -> bool:
-        """Whether the whole name matches (Kafka's meaning)."""
+        """Whether the whole name matches, as in Kafka."""
         return self._regexp is not None and self._regexp.fullmatch(_encoded(name)) is not None
 
 
 def compiled(text: str, what: str) -> Pattern:
-    """The pattern of a new definition; InvalidArgumentError names it as `what` if it cannot be used."""
+    """Compile the pattern of a new definition. InvalidArgumentError calls it `what`."""
     if not isinstance(text, str) or len(_encoded(text)) > PATTERN_BYTES_MAX:
         raise InvalidArgumentError(f"{what} must be text of at most {PATTERN_BYTES_MAX} bytes")
     return _compiled(text, what)
 
 
 def stored(text: str, what: str) -> Pattern:
-    """The pattern of a stored definition. One that cannot be compiled is logged and matches nothing."""
+    """Compile the pattern of a stored definition. An invalid one is logged and matches nothing."""
     try:
         return _compiled(text, what)
     except InvalidArgumentError as error:
@@ -67,7 +67,7 @@ def stored(text: str, what: str) -> Pattern:
 
 
 def escaped(name: str) -> str:
-    """The pattern that matches exactly this text."""
+    """Return the pattern that matches exactly this text."""
     return str(re2.escape(name))
 
 
@@ -91,7 +91,7 @@ def _reason(text: str, error: Exception) -> str:
     if is_backreference or any(operator in text for operator in _UNSUPPORTED):
         return (
             f"uses syntax that is not supported ({reason}): lookaround, atomic groups and backreferences can take "
-            "unbounded time; write a pattern of the names that are to match"
+            "unbounded time; write a pattern without them"
         )
     if "too large" in reason or "repetition size" in reason:
         return f"is too large when compiled ({reason}); use smaller repeat counts or fewer alternatives"

@@ -1,13 +1,12 @@
-"""Permissions: what a user may configure, write and read in a virtual host, by patterns of names (RabbitMQ's meaning).
+"""Permissions: which names a user may configure, write and read in a virtual host, with RabbitMQ's semantics.
 
 Objects of the node's catalog under their user:
 
     permission   vhost's name   ->   {"configure", "write", "read": patterns, "topics": {exchange: {"write", "read"}}}
 
-A pattern is a regular expression searched for in the name; an empty one matches nothing but the empty name. A user
-without a row for a virtual host cannot use it. Topic permissions, where an exchange has some, are asked in addition,
-for routing keys; `{username}` and `{vhost}` stand in their patterns for the user's. Answers are remembered, because
-every publish asks.
+A pattern is a regular expression that must match a part of the name. An empty pattern matches only the empty name. A
+user without a row for a virtual host cannot use it. If an exchange has topic permissions, routing keys must match them
+too; in these patterns `{username}` and `{vhost}` are replaced. Results are cached, because every publish needs them.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ READ: Final = "read"
 KINDS: Final = (CONFIGURE, WRITE, READ)
 
 ANSWERS_MAX: Final = 65_536
-"""Answers remembered; past it all are forgotten."""
+"""Maximum cached results. A full cache is emptied."""
 
 DEFAULT_EXCHANGE: Final = "amq.default"
-"""The name patterns see for the default exchange."""
+"""The name of the default exchange for patterns."""
 
 PATTERNS_MAX: Final = 1024
-"""Compiled patterns kept: about 2 KiB each, at most 128 KiB; past it all are dropped."""
+"""Maximum cached compiled patterns: about 2 KiB each, at most 128 KiB. A full cache is emptied."""
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """What one user may do in one virtual host."""
+    """The permissions of one user in one virtual host."""
 
     user: str
     vhost: str
@@ -79,12 +78,12 @@ class Permissions:
         return answer
 
     def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
-        """AccessRefusedError unless it may."""
+        """Raise AccessRefusedError unless `may` is true."""
         if not self.may(user, vhost, kind, resource):
             raise AccessRefusedError(f"{kind} access to '{resource}' in vhost '{vhost}' refused for user '{user.name}'")
 
     def check_topic(self, user: User, vhost: str, exchange: str, kind: str, routing_key: str) -> None:
-        """The same for a routing key of a topic exchange, where its permissions say something."""
+        """Raise AccessRefusedError if a topic permission of this exchange does not match the routing key."""
         row = self._row(user.name, vhost)
         topics = None if row is None else row.get("topics")
         if not topics or exchange not in topics:
@@ -103,7 +102,7 @@ class Permissions:
             )
 
     def check_vhost(self, user: User, vhost: str) -> None:
-        """AccessRefusedError unless the user may use the virtual host at all."""
+        """Raise AccessRefusedError unless the user has permissions in the virtual host."""
         if self._row(user.name, vhost) is None:
             raise AccessRefusedError(f"access to vhost '{vhost}' refused for user '{user.name}'")
 
@@ -111,7 +110,7 @@ class Permissions:
         return self._row(user, vhost) is not None
 
     async def set(self, user: str, vhost: str, *, configure: str, write: str, read: str) -> None:
-        """Give a user permissions in a virtual host, in place of those there were."""
+        """Set the permissions of a user in a virtual host, replacing existing ones."""
         for pattern in (configure, write, read):
             compiled(pattern, "the pattern of a permission")
         old = self._find(user, vhost)
@@ -124,7 +123,7 @@ class Permissions:
         await self._durable()
 
     async def clear(self, user: str, vhost: str) -> None:
-        """Take all permissions of a user in a virtual host away, topic permissions included."""
+        """Remove all permissions of a user in a virtual host, including topic permissions."""
         found = self._find(user, vhost)
         if found is None:
             raise NotFoundError(f"user {user!r} has no permissions in vhost {vhost!r}")
@@ -138,7 +137,7 @@ class Permissions:
         found = self._find(user, vhost)
         if found is None:
             raise NotFoundError(
-                f"user {user!r} has no permissions in vhost {vhost!r}; give some before topic permissions"
+                f"user {user!r} has no permissions in vhost {vhost!r}; set them before topic permissions"
             )
         topics = {**found.attributes.get("topics", {}), exchange: {WRITE: write, READ: read}}
         self._catalog.update(found.id, {**found.attributes, "topics": topics})
@@ -146,7 +145,7 @@ class Permissions:
         await self._durable()
 
     async def clear_topic(self, user: str, vhost: str, exchange: str | None = None) -> None:
-        """Take topic permissions away: of one exchange, or of all."""
+        """Remove the topic permissions of one exchange, or of all."""
         found = self._find(user, vhost)
         if found is None:
             return
@@ -157,7 +156,7 @@ class Permissions:
         await self._durable()
 
     async def forget_vhost(self, vhost: str) -> None:
-        """A virtual host is gone; a later one of its name begins without permissions."""
+        """Remove the permissions in a deleted virtual host, so that a later one of its name has none."""
         for each in list(self.list()):
             if each.vhost == vhost:
                 await self.clear(each.user, vhost)
@@ -177,12 +176,12 @@ class Permissions:
                     )
 
     def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` after each change of users or permissions. Returns how to stop."""
+        """Call `watcher` after each change of users or permissions. Returns a function that unregisters it."""
         self._watchers.append(watcher)
         return lambda: self._watchers.remove(watcher)
 
     def forget(self) -> None:
-        """Users or permissions changed: drop the answers, tell those who act on old ones."""
+        """Empty the caches after a change of users or permissions, and notify the watchers."""
         self._answers.clear()
         self._rows.clear()
         self._patterns.clear()
@@ -227,5 +226,5 @@ class Permissions:
     def _owner(self, user: str) -> CatalogObject:
         found = self._catalog.find(Kind.USER, user)
         if found is None:
-            raise UserNotFoundError(f"there is no user {user!r}")
+            raise UserNotFoundError(f"user {user!r} not found")
         return found

@@ -1,12 +1,11 @@
-"""What is kept of a password for SCRAM (RFC 5802, 7677): enough to check a proof, not to make one.
+"""SCRAM credentials (RFC 5802, 7677): enough to verify a client's proof, but not to create one.
 
-    salted password   PBKDF2 of the password with a salt and a number of iterations; made by the client
+    salted password   PBKDF2 of the password with a salt and an iteration count; computed by the client
     stored key        H(HMAC(salted password, "Client Key"))
     server key        HMAC(salted password, "Server Key")
 
-The hashes other logins use (`passwords`) cannot serve SCRAM, and PBKDF2 with some thousand rounds is cheaper to guess
-against than they are. So nothing is derived when a password is set: only users an administrator gave a SCRAM credential
-have one, and it goes when their password is changed.
+The hashes of `passwords` cannot be used for SCRAM. PBKDF2 with a few thousand iterations is cheaper to attack than they
+are. So setting a password creates no SCRAM credential: an administrator must set one, and a password change deletes it.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ SHA_512: Final = "SCRAM-SHA-512"
 HASHES: Final = {SHA_256: "sha256", SHA_512: "sha512"}
 
 ITERATIONS_MIN: Final = 4096
-"""The least RFC 7677 asks for."""
+"""The minimum of RFC 7677."""
 
 ITERATIONS_MAX: Final = 16_384
-"""As Apache Kafka: the client does them at each login."""
+"""The limit of Apache Kafka. The client computes them at each login."""
 
 SALT_BYTES_MAX: Final = 256
 
 
 class ScramCredential(NamedTuple):
-    """Of one user and one mechanism."""
+    """The credential of one user for one mechanism."""
 
     salt: bytes
     iterations: int
@@ -40,7 +39,7 @@ class ScramCredential(NamedTuple):
     server_key: bytes
 
     def row(self) -> dict[str, Any]:
-        """As the user's attributes hold it."""
+        """Return the form stored in the user's attributes."""
         return {
             "salt": base64.b64encode(self.salt).decode(),
             "iterations": self.iterations,
@@ -59,14 +58,14 @@ def of_row(row: dict[str, Any]) -> ScramCredential:
 
 
 def of_salted(mechanism: str, salt: bytes, iterations: int, salted_password: bytes) -> ScramCredential:
-    """What is kept of a password a client has salted."""
+    """Return the credential for a password that a client has salted."""
     name = HASHES[mechanism]
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
-        raise InvalidArgumentError(f"SCRAM takes {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, not {iterations}")
+        raise InvalidArgumentError(f"SCRAM needs {ITERATIONS_MIN} to {ITERATIONS_MAX} iterations, got {iterations}")
     if not 1 <= len(salt) <= SALT_BYTES_MAX:
-        raise InvalidArgumentError(f"a salt has 1 to {SALT_BYTES_MAX} bytes, not {len(salt)}")
+        raise InvalidArgumentError(f"a SCRAM salt must have 1 to {SALT_BYTES_MAX} bytes, got {len(salt)}")
     if len(salted_password) != hashlib.new(name).digest_size:
-        raise InvalidArgumentError(f"a salted password of {mechanism} has {hashlib.new(name).digest_size} bytes")
+        raise InvalidArgumentError(f"a salted password of {mechanism} must have {hashlib.new(name).digest_size} bytes")
     client_key = hmac.digest(salted_password, b"Client Key", name)
     server_key = hmac.digest(salted_password, b"Server Key", name)
     return ScramCredential(salt, iterations, hashlib.new(name, client_key).digest(), server_key)

@@ -1,7 +1,7 @@
-"""TLS contexts from the files of the settings, and what is to be known about a certificate.
+"""TLS contexts of listeners, their reload, and the expiry time of the certificate.
 
-A context lives as long as its listener; a reload loads the files into the same one, so that connections made from then
-on see the certificate of that moment. Files that do not work are refused before they touch a context in use.
+A context lives as long as its listener. A reload loads the files into the same context, so new connections use the new
+certificate. Invalid files are refused before they change a context in use.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _CLIENTS: Final = {"ignore": ssl.CERT_NONE, "ask": ssl.CERT_OPTIONAL, "require":
 
 
 def server_context(settings: Tls) -> ssl.SSLContext:
-    """A context for listeners."""
+    """Return a context for listeners."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_files(context, settings)
     return context
 
 
 def reload_files(context: ssl.SSLContext, settings: Tls) -> None:
-    """Read the files again into a context in use; raises and changes nothing if they cannot be used."""
+    """Reload the files into a context in use. Raises, and changes nothing, if they are invalid."""
     server_context(settings)
     load_files(context, settings)
 
 
 def load_files(context: ssl.SSLContext, settings: Tls) -> None:
     if settings.certificate is None or settings.key is None:
-        raise InvalidConfigError("TLS needs tls.certificate and tls.key: give both PEM files")
+        raise InvalidConfigError("TLS needs tls.certificate and tls.key: set both PEM files")
     for name, file in (("certificate", settings.certificate), ("key", settings.key), ("authority", settings.authority)):
         if file is not None:
             _require_readable(name, file)
@@ -41,23 +41,23 @@ def load_files(context: ssl.SSLContext, settings: Tls) -> None:
     except (ssl.SSLError, ValueError) as error:
         raise InvalidConfigError(
             f"tls.certificate {settings.certificate} and tls.key {settings.key} do not work together: "
-            f"{_said(error)}; give the certificate (PEM, the chain after it) and its own key without a password"
+            f"{_reason(error)}; use a PEM certificate followed by its chain, and its key without a password"
         ) from error
     if settings.authority is not None:
         try:
             context.load_verify_locations(cafile=settings.authority)
         except ssl.SSLError as error:
             raise InvalidConfigError(
-                f"tls.authority {settings.authority} holds no certificates in PEM form: {_said(error)}"
+                f"tls.authority {settings.authority} contains no PEM certificates: {_reason(error)}"
             ) from error
     context.verify_mode = _CLIENTS[settings.clients]
     context.minimum_version = _VERSIONS[settings.version_min]
 
 
 def expires_at_s(settings: Tls) -> float:
-    """When the server's certificate ends, in seconds since 1970; InvalidConfigError if it cannot be used today.
+    """Return the expiry time of the server's certificate, in seconds since 1970. Raises if it is not valid now.
 
-    OpenSSL tells the dates of a certificate only to somebody it was shown to, so a handshake is made in memory.
+    Python's ssl module shows the dates of a peer's certificate only, so this performs a handshake in memory.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     load_files(server, Tls(certificate=settings.certificate, key=settings.key))
@@ -89,12 +89,12 @@ def _require_readable(name: str, file: Path) -> None:
         with open(file, "rb"):
             return
     except OSError as error:
-        raise InvalidConfigError(f"tls.{name} {file} cannot be read: {error.strerror}") from error
+        raise InvalidConfigError(f"cannot read tls.{name} {file}: {error.strerror}") from error
 
 
 def _no_password() -> str:
-    raise ValueError("the key has a password, and nobody is there to type it")
+    raise ValueError("the key has a password, which is not supported")
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()

@@ -1,15 +1,15 @@
-"""The settings of a broker: one tree, from which TOML keys, environment variables and flags derive.
+"""The settings of the broker: a tree that defines TOML keys, environment variables and flags.
 
     amqp.port    in the file     [amqp]
                                  port = 5672
                  environment     BASALT_AMQP_PORT=5672
                  flag            --amqp-port 5672
 
-A leaf says its type, bounds and meaning where it stands; nothing else in the program repeats them. `Reload.LIVE` marks
-what a running broker takes over on SIGHUP, everything else asks for a restart. Secrets have no flag, because command
-lines are seen by every process of a machine, and are never shown.
+Each leaf defines its type, bounds and description in one place. A running broker applies `Reload.LIVE` settings on
+SIGHUP; all others require a restart. Secrets have no flag, because every process of a machine can read command lines,
+and they are never printed.
 
-Reading the sources and naming what is wrong with them is left to `config_sources`.
+`config/sources.py` reads the sources and reports their errors.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ByteCount(int):
         else:
             raise ValueError(f'expected a size such as 1048576 or "64MiB", got {given!r}')
         if count < 0:
-            raise ValueError(f"a size is not negative, got {count}")
+            raise ValueError(f"a size must not be negative, got {count}")
         return cls(count)
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class ByteCount(int):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A part of something: in per cent of it ("60%"), or as a size ("4GiB")."""
+    """A part of a whole, as a percentage ("60%") or as a size ("4GiB")."""
 
     percent: float | None = None
     size_bytes: ByteCount | None = None
@@ -70,7 +70,7 @@ class Share(msgspec.Struct, frozen=True):
         if isinstance(given, str) and (found := _PERCENT.fullmatch(given)):
             percent = float(found[1])
             if not 0 < percent <= 100:
-                raise ValueError(f"a share lies above 0% and up to 100%, got {given!r}")
+                raise ValueError(f"a share must be above 0% and at most 100%, got {given!r}")
             return cls(percent=percent)
         try:
             return cls(size_bytes=ByteCount.parse(given))
@@ -78,7 +78,7 @@ class Share(msgspec.Struct, frozen=True):
             raise ValueError(f'expected a share such as "60%" or a size such as "4GiB", got {given!r}') from None
 
     def of(self, total_bytes: int) -> int:
-        """The size in bytes, of a whole of `total_bytes`."""
+        """Return the size in bytes for a whole of `total_bytes`."""
         if self.size_bytes is not None:
             return int(self.size_bytes)
         return int(total_bytes * (self.percent or 0) / 100)
@@ -88,7 +88,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Reload(enum.Enum):
-    """What a change of a setting asks for."""
+    """How a changed setting takes effect."""
 
     LIVE = "live"
     RESTART = "restart"
@@ -102,158 +102,187 @@ def setting(
     reload: Reload = Reload.RESTART,
     secret: bool = False,
 ) -> msgspec.Meta:
-    """The annotation of a leaf."""
+    """Return the annotation of a leaf."""
     return msgspec.Meta(description=meaning, ge=ge, le=le, extra={"reload": reload, "secret": secret})
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A table of the file."""
+    """A table of the settings file."""
 
 
 class AmqpListener(Section, frozen=True):
-    """AMQP 0-9-1: what RabbitMQ's clients speak."""
+    """The AMQP 0-9-1 listener, for RabbitMQ clients."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = True
-    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
-    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 5672
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5672
 
 
 class AmqpsListener(Section, frozen=True):
-    """AMQP 0-9-1 over TLS; needs the files of `tls`."""
+    """The listener for AMQP 0-9-1 over TLS. It requires `tls.certificate` and `tls.key`."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = False
-    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
-    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 5671
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = False
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5671
 
 
 class AdminListener(Section, frozen=True):
-    """HTTP for administration: API, documentation, metrics."""
+    """The HTTP listener for the admin API, its documentation and metrics."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = True
-    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
-    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 15672
-    tls: Annotated[bool, setting("Speak HTTPS, with the files of `tls`.")] = False
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 15672
+    tls: Annotated[bool, setting("Use HTTPS with the certificate of `tls`.")] = False
     body_bytes_max: Annotated[
-        ByteCount, setting("Largest request body; definitions of a large broker are the reason for its size.")
+        ByteCount, setting("Maximum request body size; definitions of a large broker need many megabytes.")
     ] = ByteCount(64 * MIB)
-    connections_max: Annotated[int, setting("Connections at once; more are refused with 503.", ge=1)] = 256
+    connections_max: Annotated[
+        int, setting("Maximum concurrent connections; further ones are refused with status 503.", ge=1)
+    ] = 256
     metrics_public: Annotated[
-        bool, setting("Serve /metrics without a password. /metrics/per-object needs one.", reload=Reload.LIVE)
+        bool,
+        setting("Serve /metrics without authentication. /metrics/per-object always requires it.", reload=Reload.LIVE),
     ] = True
     allowed_hosts: Annotated[
         tuple[str, ...],
         setting(
-            "Host names that clients use for this broker, besides loopback names, its own addresses and the machine's "
-            'name; with or without a port. "*" accepts any.',
+            "Additional Host header values that are accepted, with or without a port. Loopback names, the broker's own "
+            'addresses and the machine\'s name are always accepted; "*" accepts any.',
             reload=Reload.LIVE,
         ),
     ] = ()
     backup_dir: Annotated[
         Path | None,
-        setting("Directory for backups made through the API; none takes `backups` in `data_dir`.", reload=Reload.LIVE),
+        setting("Directory for backups made through the API; default: `backups` in `data_dir`.", reload=Reload.LIVE),
     ] = None
 
 
 class FilaListener(Section, frozen=True):
-    """gRPC for lease queues: what Fila's clients speak."""
+    """The gRPC listener for lease queues, for Fila clients."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = True
-    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
-    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 5555
-    tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5555
+    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
     vhost: Annotated[str, setting("The virtual host whose queues are served.")] = "/"
     access: Annotated[
         Literal["keys", "loopback"],
-        setting("Who needs an API key or a user: everybody, or everybody but this machine (`auth.anonymous_user`)."),
+        setting(
+            "Who must authenticate with an API key or as a user: `keys` means all clients, `loopback` means all but "
+            "local clients, which act as `auth.anonymous_user`."
+        ),
     ] = "loopback"
     ack_from: Annotated[
         Literal["holder", "any"],
-        setting("Who may ack what a stream delivered: the connection it went to, or any (behind a proxy)."),
+        setting(
+            "Which connection may acknowledge a streamed message: `holder`, the one that received it, or `any` "
+            "(for clients behind a proxy)."
+        ),
     ] = "holder"
 
 
 class KafkaListener(Section, frozen=True):
-    """Kafka's protocol, for the streams of one virtual host."""
+    """The Kafka listener, for the streams of one virtual host."""
 
-    enabled: Annotated[bool, setting("Listen at all.")] = True
-    host: Annotated[str, setting("Address to listen on; empty takes `host`.")] = ""
-    port: Annotated[int, setting("Port; 0 takes a free one.", ge=0, le=65535)] = 9092
-    tls: Annotated[bool, setting("Speak TLS, with the files of `tls`.")] = False
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 9092
+    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
     vhost: Annotated[str, setting("The virtual host whose streams are served.")] = "/"
     access: Annotated[
         Literal["users", "loopback"],
-        setting("Who has to log in (SASL): everybody, or everybody but this machine (`auth.anonymous_user`)."),
+        setting(
+            "Who must authenticate with SASL: `users` means all clients, `loopback` means all but local clients, "
+            "which act as `auth.anonymous_user`."
+        ),
     ] = "loopback"
     advertised_host: Annotated[
-        str, setting("How clients reach the broker, where it is not the address they connect to.")
+        str, setting("Host name that clients are given for the broker; if empty, the address they connect to.")
     ] = ""
-    advertised_port: Annotated[int, setting("The port to it; 0 takes the listener's.", ge=0, le=65535)] = 0
-    auto_create: Annotated[bool, setting("Make a topic when a client asks for one that is not there.")] = True
-    partitions: Annotated[int, setting("Partitions of topics made without saying how many.", ge=1, le=10_000)] = 1
+    advertised_port: Annotated[
+        int, setting("Port that clients are given for the broker; 0 means the listener's port.", ge=0, le=65535)
+    ] = 0
+    auto_create: Annotated[bool, setting("Create a topic when a client requests one that does not exist.")] = True
+    partitions: Annotated[
+        int, setting("Number of partitions of topics created without a partition count.", ge=1, le=10_000)
+    ] = 1
     durability: Annotated[
         Literal["written", "synced"],
-        setting("What acks=all waits for in topics made without `basalt.durability`: the write, or the disk."),
+        setting(
+            "What acks=all waits for in topics without `basalt.durability`: `written`, the write call, or `synced`, "
+            "the fsync."
+        ),
     ] = "synced"
-    request_bytes_max: Annotated[ByteCount, setting("Largest request.")] = ByteCount(100 * MIB)
+    request_bytes_max: Annotated[ByteCount, setting("Maximum request size.")] = ByteCount(100 * MIB)
 
 
 class Tls(Section, frozen=True):
-    """Certificates. The files are read again on SIGHUP, for connections made from then on."""
+    """Certificates. SIGHUP reloads the files for new connections."""
 
     certificate: Annotated[
-        Path | None, setting("PEM file with the server's certificate and what signed it.", reload=Reload.LIVE)
+        Path | None, setting("PEM file with the server's certificate and its chain.", reload=Reload.LIVE)
     ] = None
-    key: Annotated[Path | None, setting("PEM file with its private key.", reload=Reload.LIVE)] = None
+    key: Annotated[
+        Path | None, setting("PEM file with the certificate's private key, without a password.", reload=Reload.LIVE)
+    ] = None
     authority: Annotated[
-        Path | None, setting("PEM file with who may sign clients' certificates.", reload=Reload.LIVE)
+        Path | None, setting("PEM file with the CA certificates that sign client certificates.", reload=Reload.LIVE)
     ] = None
     clients: Annotated[
         Literal["ignore", "ask", "require"],
-        setting("Certificates of clients: not asked for, checked when sent, or demanded.", reload=Reload.LIVE),
+        setting(
+            "Client certificates: `ignore` requests none, `ask` verifies one if sent, `require` demands one.",
+            reload=Reload.LIVE,
+        ),
     ] = "ignore"
-    version_min: Annotated[Literal["1.2", "1.3"], setting("Oldest TLS spoken.", reload=Reload.LIVE)] = "1.2"
+    version_min: Annotated[Literal["1.2", "1.3"], setting("Minimum TLS version.", reload=Reload.LIVE)] = "1.2"
 
 
 class Limits(Section, frozen=True):
-    """What one client may ask for."""
+    """Limits for clients."""
 
-    connections_max: Annotated[int, setting("Connections at once, of all protocols but HTTP.", ge=1)] = 10_000
-    channels_max: Annotated[int, setting("Channels of one AMQP connection.", ge=1, le=65535)] = 2047
-    frame_bytes_max: Annotated[int, setting("Largest AMQP frame offered to a client.", ge=4096, le=1 << 27)] = 131_072
-    message_bytes_max: Annotated[ByteCount, setting("Largest message body.")] = ByteCount(16 * MIB)
-    heartbeat_s: Annotated[int, setting("AMQP heartbeat offered to a client; 0 offers none.", ge=0, le=65535)] = 60
-    handshake_timeout_ms: Annotated[int, setting("Time a client has from connecting to an open connection.", ge=1)] = (
-        10_000
-    )
+    connections_max: Annotated[int, setting("Maximum concurrent connections of all protocols but HTTP.", ge=1)] = 10_000
+    channels_max: Annotated[int, setting("Maximum channels per AMQP connection.", ge=1, le=65535)] = 2047
+    frame_bytes_max: Annotated[
+        int, setting("Maximum AMQP frame size in bytes, offered in the handshake.", ge=4096, le=1 << 27)
+    ] = 131_072
+    message_bytes_max: Annotated[ByteCount, setting("Maximum message body size.")] = ByteCount(16 * MIB)
+    heartbeat_s: Annotated[
+        int, setting("AMQP heartbeat timeout in seconds, offered in the handshake; 0 disables it.", ge=0, le=65535)
+    ] = 60
+    handshake_timeout_ms: Annotated[
+        int, setting("Maximum time from accepting a client to its open connection, in milliseconds.", ge=1)
+    ] = 10_000
 
 
 class Memory(Section, frozen=True):
-    """Where memory goes, and when publishers are held. Consumers never are."""
+    """Memory budgets, and the limit above which publishers are blocked. Consumers are never blocked."""
 
     high_watermark: Annotated[
         Share,
         setting(
-            "Resident memory above which publishers are held; a share is one of the machine's or the "
+            "Resident memory above which publishers are blocked: a size, or a percentage of the machine's or the "
             "container's memory.",
             reload=Reload.LIVE,
         ),
     ] = Share(percent=60.0)
-    cache_bytes: Annotated[ByteCount, setting("Block cache of all stores together.")] = ByteCount(64 * MIB)
-    write_buffer_bytes: Annotated[ByteCount, setting("Write buffers of all stores together.")] = ByteCount(128 * MIB)
+    cache_bytes: Annotated[ByteCount, setting("Block cache size, shared by all stores.")] = ByteCount(64 * MIB)
+    write_buffer_bytes: Annotated[ByteCount, setting("Write buffer size, shared by all stores.")] = ByteCount(128 * MIB)
 
 
 class Disk(Section, frozen=True):
-    """When publishers are held because the disk is nearly full."""
+    """Disk space limits at which publishers are blocked."""
 
     free_min: Annotated[
         Share,
         setting(
-            "Free space below which publishers are held; a share is one of the file system's size.", reload=Reload.LIVE
+            "Free disk space below which publishers are blocked: a size, or a percentage of the file system.",
+            reload=Reload.LIVE,
         ),
     ] = Share(size_bytes=ByteCount(512 * MIB))
     vhost_max: Annotated[
         ByteCount,
-        setting("Size of one virtual host's store above which its publishers are held until it shrinks; 0: no limit."),
+        setting("Store size of a virtual host above which its publishers are blocked until it shrinks; 0: no limit."),
     ] = ByteCount(0)
     reserve: Annotated[
         ByteCount,
@@ -264,75 +293,89 @@ class Disk(Section, frozen=True):
 
 
 class Vhosts(Section, frozen=True):
-    """Virtual hosts."""
+    """Supervision of virtual hosts."""
 
     on_failure: Annotated[
         Literal["continue", "stop_node"],
-        setting("When one stays down after its restarts: the others go on, or the broker stops."),
+        setting(
+            "What happens when a virtual host stays down after its restarts: `continue` serves the others, "
+            "`stop_node` stops the broker."
+        ),
     ] = "continue"
-    restarts_max: Annotated[int, setting("Restarts of one virtual host within the window.", ge=0)] = 3
-    restart_window_s: Annotated[int, setting("The window in which restarts are counted.", ge=1)] = 300
+    restarts_max: Annotated[int, setting("Maximum restarts of a virtual host within the window.", ge=0)] = 3
+    restart_window_s: Annotated[int, setting("Window in which restarts are counted, in seconds.", ge=1)] = 300
 
 
 class Auth(Section, frozen=True):
-    """Who may come in. The default user is made when the broker starts with an empty data directory."""
+    """Authentication. A broker that starts with an empty data directory creates the default user."""
 
-    default_user: Annotated[str, setting("Name of the first user, an administrator; empty makes none.")] = "guest"
-    default_password: Annotated[str, setting("Password of the first user.", secret=True)] = "guest"  # noqa: S105
-    loopback_users: Annotated[tuple[str, ...], setting("Users let in from this machine only.", reload=Reload.LIVE)] = (
-        "guest",
+    default_user: Annotated[str, setting("Name of the first user, an administrator; if empty, none is created.")] = (
+        "guest"
     )
+    default_password: Annotated[str, setting("Password of the first user.", secret=True)] = "guest"  # noqa: S105
+    loopback_users: Annotated[
+        tuple[str, ...], setting("Users that may connect only from this machine.", reload=Reload.LIVE)
+    ] = ("guest",)
     anonymous_user: Annotated[
         str,
         setting(
-            "User of Kafka and gRPC clients on this machine that send no credentials. They have its permissions, "
-            "never its tags; empty: they are refused.",
+            "User of local Kafka and gRPC clients without credentials. They get its permissions but not its tags; "
+            "if empty, they are refused.",
             reload=Reload.LIVE,
         ),
     ] = "guest"
 
 
 class Events(Section, frozen=True):
-    """What happens to messages in queues, told to the topic `__events` of their virtual host (docs/PIPELINE.md)."""
+    """Events of queue messages, recorded in the topic `__events` of their virtual host (docs/PIPELINE.md)."""
 
     sample: Annotated[
-        float, setting("Share of messages whose life is told, 0 to 1; 0 tells nothing and costs nothing.", ge=0, le=1)
+        float,
+        setting(
+            "Fraction of messages whose events are recorded, 0 to 1; 0 records none and costs nothing.", ge=0, le=1
+        ),
     ] = 0.0
 
 
 class Log(Section, frozen=True):
-    """What is written to stderr."""
+    """The log, written to stderr."""
 
     level: Annotated[
-        Literal["debug", "info", "warning", "error"], setting("Least serious lines shown.", reload=Reload.LIVE)
+        Literal["debug", "info", "warning", "error"], setting("Minimum level of log lines.", reload=Reload.LIVE)
     ] = "info"
     format: Annotated[
-        Literal["text", "json"], setting("Lines for people, or an object per line.", reload=Reload.LIVE)
+        Literal["text", "json"],
+        setting("Log format: `text`, or `json` with one object per line.", reload=Reload.LIVE),
     ] = "text"
 
 
 class Stop(Section, frozen=True):
-    """How the broker ends."""
+    """Shutdown of the broker."""
 
     grace_ms: Annotated[
-        int, setting("Time for confirms and clients to finish; then they are cut.", ge=0, reload=Reload.LIVE)
+        int,
+        setting(
+            "Time for confirms and clients to finish at shutdown, in milliseconds; then connections are closed.",
+            ge=0,
+            reload=Reload.LIVE,
+        ),
     ] = 10_000
 
 
 class Config(Section, frozen=True):
-    """The whole tree."""
+    """All settings."""
 
-    data_dir: Annotated[Path, setting("Where everything is kept.")] = Path("data")
+    data_dir: Annotated[Path, setting("Directory for all data.")] = Path("data")
     host: Annotated[
         str,
         setting(
-            "Address of every listener without one of its own: 127.0.0.1 for this machine only, 0.0.0.0 or :: for all."
+            "Address of listeners without their own: 127.0.0.1 for this machine only, 0.0.0.0 or :: for all interfaces."
         ),
     ] = "127.0.0.1"
-    node_name: Annotated[str, setting("How the broker calls itself; empty takes basalt@ and the machine's name.")] = ""
+    node_name: Annotated[str, setting("Name of the broker; if empty, basalt@ followed by the machine's name.")] = ""
     load_definitions: Annotated[
         Path | None,
-        setting("A file of definitions, RabbitMQ's or ours, taken over at every start before clients are let in."),
+        setting("File of definitions (RabbitMQ's or Basalt's), imported at every start before clients can connect."),
     ] = None
     amqp: AmqpListener = AmqpListener()
     amqps: AmqpsListener = AmqpsListener()
@@ -350,7 +393,7 @@ class Config(Section, frozen=True):
     stop: Stop = Stop()
 
     def check(self) -> None:
-        """Raise InvalidConfigError for settings that do not go together."""
+        """Raise InvalidConfigError for settings that conflict."""
         asked = {
             "amqps.enabled": self.amqps.enabled,
             "admin.tls": self.admin.enabled and self.admin.tls,
@@ -360,20 +403,22 @@ class Config(Section, frozen=True):
         needs_tls = [name for name, asks in asked.items() if asks]
         if needs_tls and (self.tls.certificate is None or self.tls.key is None):
             raise InvalidConfigError(
-                f"{needs_tls[0]} needs tls.certificate and tls.key: give both PEM files, or set {needs_tls[0]} = false"
+                f"{needs_tls[0]} needs tls.certificate and tls.key: set both PEM files, or set {needs_tls[0]} = false"
             )
         if self.tls.clients != "ignore" and self.tls.authority is None:
             raise InvalidConfigError(
-                f'tls.clients = "{self.tls.clients}" needs tls.authority: a PEM file with who signs their certificates'
+                f'tls.clients = "{self.tls.clients}" needs tls.authority: the PEM file of the CA for clients'
             )
         taken: dict[tuple[str, int], str] = {}
         for name, host, port in self.endpoints():
             other = taken.setdefault((host, port), name)
             if port and other != name:
-                raise InvalidConfigError(f"{other}.port and {name}.port are both {port} on {host}; give each its own")
+                raise InvalidConfigError(
+                    f"{other}.port and {name}.port are both {port} on {host}; set a different port for each"
+                )
 
     def endpoints(self) -> list[tuple[str, str, int]]:
-        """(section, address, port) of every enabled listener."""
+        """Return (section, address, port) of every enabled listener."""
         sections: list[tuple[str, Any]] = [
             ("amqp", self.amqp),
             ("amqps", self.amqps),
@@ -389,7 +434,7 @@ class Config(Section, frozen=True):
 
 
 class Leaf(msgspec.Struct, frozen=True):
-    """One setting, as the sources see it."""
+    """One setting, with its names in the sources."""
 
     path: tuple[str, ...]
     type: Any
@@ -412,7 +457,7 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 def leaves(tree: type[Section] = Config, path: tuple[str, ...] = ()) -> list[Leaf]:
-    """Every setting, in the order of the tree."""
+    """Return every setting, in the order of the tree."""
     found: list[Leaf] = []
     for field in msgspec.structs.fields(tree):
         here = (*path, field.name)
@@ -427,7 +472,7 @@ def leaves(tree: type[Section] = Config, path: tuple[str, ...] = ()) -> list[Lea
 
 
 def value_of(config: Config, leaf: Leaf) -> Any:
-    """What a setting is."""
+    """Return the value of a setting."""
     value: Any = config
     for name in leaf.path:
         value = getattr(value, name)

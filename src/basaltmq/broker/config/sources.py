@@ -1,9 +1,8 @@
-"""Where settings come from: defaults, then a TOML file, then environment variables, then flags; the last one wins.
+"""Reads settings from defaults, a TOML file, environment variables and flags. Later sources override earlier ones.
 
-Every value is checked against its leaf of the tree where it was read, so that an error names the key, the place it was
-written in and what would be right. A key of the file that is not in the tree is an error. A BASALT_ variable that is
-not is only reported: orchestrators put variables of their own there (a Kubernetes service called `basalt` gives its
-pods BASALT_PORT).
+Each value is validated as it is read, so an error names the key, the source and an example. An unknown key in the file
+is an error. An unknown BASALT_ variable is only reported, because orchestrators set their own: a Kubernetes service
+named `basalt` gives its pods BASALT_PORT.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from basaltmq.decoding import converter
 from basaltmq.errors import InvalidConfigError
 
 FILE_BYTES_MAX: Final = 1 << 20
-"""A settings file is a page or two; more is a wrong path."""
+"""Maximum size of a settings file. A larger file is probably a wrong path."""
 
 OTHER_VARIABLES: Final = {"BASALT_CONFIG", "BASALT_SERVER", "BASALT_USER", "BASALT_PASSWORD"}
-"""Variables of the command line that are no settings of the broker."""
+"""Variables of the command-line tools that are not settings of the broker."""
 
 DEFAULT: Final = "default"
 MASK: Final = "********"
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """The settings, where each one came from, and what is worth telling."""
+    """The settings, the source of each one, and notes for the operator."""
 
     config: Config
     origins: dict[str, str]
@@ -43,7 +42,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> Loaded:
-    """Read every source. `flags` maps dotted keys to what was said on the command line."""
+    """Read every source. `flags` maps dotted keys to their text on the command line."""
     known = {leaf.key: leaf for leaf in leaves()}
     values: dict[str, Any] = {}
     origins = dict.fromkeys(known, DEFAULT)
@@ -58,7 +57,7 @@ def load(
             values[leaf.key] = _convert(leaf, text, f"from the environment variable {variable}", text=True)
             origins[leaf.key] = variable
         elif variable.startswith("BASALT_") and variable not in OTHER_VARIABLES:
-            notes.append(f"{variable} in the environment is no setting of Basalt{_meant(variable, by_variable)}")
+            notes.append(f"environment variable {variable} is not a Basalt setting{_meant(variable, by_variable)}")
     for key, text in (flags or {}).items():
         values[key] = _convert(known[key], text, f"from {known[key].flag}", text=True)
         origins[key] = known[key].flag
@@ -68,7 +67,7 @@ def load(
 
 
 def changed(before: Config, after: Config) -> tuple[Config, list[str], list[str]]:
-    """What a reload makes of two trees: (the tree to go on with, keys taken over, keys that ask for a restart)."""
+    """Compute a reload. Return (new effective settings, keys applied, keys that require a restart)."""
     taken: list[str] = []
     waiting: list[str] = []
     values: dict[str, Any] = {}
@@ -81,7 +80,7 @@ def changed(before: Config, after: Config) -> tuple[Config, list[str], list[str]
 
 
 def describe(loaded: Loaded) -> str:
-    """The settings as a TOML file that says what each one means and where it came from."""
+    """Return the settings as a TOML file with the description and the source of each one."""
     lines: list[str] = []
     table = ""
     for leaf in leaves():
@@ -89,7 +88,7 @@ def describe(loaded: Loaded) -> str:
         if section != table:
             table = section
             lines += [f"[{section}]"]
-        live = "; taken over on SIGHUP" if leaf.reload is Reload.LIVE else ""
+        live = "; applied on SIGHUP" if leaf.reload is Reload.LIVE else ""
         lines.append(f"# {leaf.meaning} ({loaded.origins[leaf.key]}{live})")
         value = value_of(loaded.config, leaf)
         name = leaf.path[-1]
@@ -108,21 +107,19 @@ def _read(file: Path) -> dict[str, Any]:
         with open(file, "rb") as opened:
             raw = opened.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise InvalidConfigError(
-            f"the settings file {file} cannot be read: {error.strerror}; check the path"
-        ) from error
+        raise InvalidConfigError(f"cannot read the settings file {file}: {error.strerror}; check the path") from error
     if len(raw) > FILE_BYTES_MAX:
-        raise InvalidConfigError(f"the settings file {file} is over {FILE_BYTES_MAX} bytes; is it the right one?")
+        raise InvalidConfigError(f"the settings file {file} is larger than {FILE_BYTES_MAX} bytes; check the path")
     try:
         return tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"the settings file {file} is not TOML: {error}") from error
+        raise InvalidConfigError(f"the settings file {file} is not valid TOML: {error}") from error
 
 
 def _flat(
     table: Mapping[str, Any], known: Mapping[str, Leaf], file: Path, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything in the file; a key that is not in the tree is an error."""
+    """Yield (dotted key, value) of every setting in the file. Raises for an unknown key."""
     sections = {leaf.path[:depth] for leaf in known.values() for depth in range(1, len(leaf.path))}
     for name, value in table.items():
         here = (*path, name)
@@ -136,7 +133,7 @@ def _flat(
         else:
             names = [*known, *(".".join(section) for section in sections)]
             raise InvalidConfigError(
-                f"{key} in {file} is no setting of Basalt{_meant(key, names)} "
+                f"{key} in {file} is not a Basalt setting{_meant(key, names)} "
                 "`basalt serve --print-config` lists them all"
             )
 
@@ -147,18 +144,18 @@ def _meant(given: str, names: Mapping[str, Any] | list[str]) -> str:
 
 
 def _convert(leaf: Leaf, value: Any, where: str, *, text: bool = False) -> Any:
-    """The value of a leaf; `text` for sources that have nothing but strings."""
+    """Return the validated value of a leaf. `text` marks sources that only have strings."""
     if text:
         value = _from_text(leaf, value)
     elif isinstance(value, dict):
-        raise InvalidConfigError(f"{leaf.key} {where} is a table, but takes one value; {_example(leaf)}")
+        raise InvalidConfigError(f"{leaf.key} {where} is a table, but it must be one value; {_example(leaf)}")
     try:
         if isinstance(leaf.default, Share):
             return Share.parse(value)
         return converter(leaf.type, strict=not text, dec_hook=_own_type)(value)
     except (msgspec.ValidationError, ValueError) as error:
-        said = "it cannot be used" if leaf.secret else str(error).partition(" - at ")[0]
-        raise InvalidConfigError(f"{leaf.key} {where}: {said}; {_example(leaf)}") from error
+        reason = "invalid value" if leaf.secret else str(error).partition(" - at ")[0]
+        raise InvalidConfigError(f"{leaf.key} {where}: {reason}; {_example(leaf)}") from error
 
 
 def _from_text(leaf: Leaf, value: str) -> Any:

@@ -1,11 +1,12 @@
-"""Who takes messages from a queue, and whose turn it is (SPEC E8).
+"""Consumers of a queue: credit, priorities, round-robin and single active consumer (SPEC E8).
 
-A consumer takes as many messages as it has credit; the channel that owns it counts what is unacknowledged and gives
-credit back. Turns go round among consumers of the highest priority that can take something; the others get what those
-cannot. With a single active consumer only one is served, the first that came; when it goes, the next takes over.
+A consumer receives at most as many messages as it has credit. Its channel counts unacknowledged messages and returns
+credit. Messages go round-robin to the ready consumers of the highest priority. Lower priorities get messages only if no
+consumer of a higher one is ready. With a single active consumer, only the first consumer is served; when it leaves, the
+next one of the highest priority takes over.
 
-Consumers that can take something stand in a line per priority, the others do not, so that handing out a message costs
-the same among one consumer and among thousands.
+A consumer is ready if it has credit, is active and is not paused. Each priority has a rotation that holds its ready
+consumers only, so a delivery costs the same with one consumer and with thousands.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from basaltmq.broker.consumers.queue import BrokerQueue
 
 UNLIMITED: Final = 1 << 62
-"""The credit of a consumer without a limit."""
+"""The credit of a consumer without a prefetch limit."""
 
-LINE_SLACK: Final = 16
-"""Consumers that left and may still stand in a line, beside as many as are there."""
+ROTATION_SLACK: Final = 16
+"""A rotation is compacted when it exceeds twice the number of its consumers plus this."""
 
 
 class Delivered(Protocol):
-    """A message handed to a consumer: the queue plane's Delivery, or a stream's."""
+    """A delivered message: a Delivery of the queue plane or a StreamDelivery."""
 
     @property
     def id(self) -> bytes: ...
@@ -47,19 +48,19 @@ class Delivered(Protocol):
     def payload(self) -> bytes: ...
 
     def content(self) -> tuple[bytes, bytes]:
-        """Properties and payload at once."""
+        """Return properties and payload."""
         ...
 
 
 class ConsumerSink(Protocol):
-    """Where a consumer's messages go: a channel."""
+    """Receives the messages of a consumer: a channel."""
 
     def deliver(self, consumer: Consumer, deliveries: Sequence[Any]) -> None:
-        """Take messages, never more than there was credit for. Must not fail."""
+        """Accept messages, never more than the consumer had credit for. Must not raise."""
         ...
 
     def cancelled(self, consumer: Consumer) -> None:
-        """The queue is gone, and the consumer with it."""
+        """Handle the cancellation of a consumer whose queue was deleted."""
         ...
 
 
@@ -72,8 +73,8 @@ class Consumer:
         "credit_left",
         "delivered",
         "exclusive",
+        "in_rotation",
         "is_cancelled",
-        "is_lined_up",
         "no_ack",
         "offset",
         "owner",
@@ -110,56 +111,56 @@ class Consumer:
         self.credit_left = prefetch or UNLIMITED
         self.paused = False
         self.active = True
-        """False while another is the single active one."""
+        """False while another consumer is the single active one."""
         self.is_cancelled = False
-        self.is_lined_up = False
+        self.in_rotation = False
         self.delivered = 0
         self.offset = 0
-        """Of a stream: what to read next."""
+        """Next stream offset to read."""
 
     def can_take(self) -> bool:
         return self.credit_left > 0 and self.active and not self.paused and not self.is_cancelled
 
     def credit(self, count: int) -> None:
-        """It may take so many more."""
+        """Add credit."""
         if self.credit_left < UNLIMITED >> 1:
             self.credit_left += count
-            if self.credit_left == count or not self.is_lined_up:
-                self.queue.consumers.line_up(self)
+            if self.credit_left == count or not self.in_rotation:
+                self.queue.consumers.add_if_ready(self)
 
     def limit(self, count: int | None) -> None:
-        """It may take exactly so many from here on; None: any number."""
+        """Set the credit; None means unlimited."""
         self.credit_left = UNLIMITED if count is None else count
-        self.queue.consumers.line_up(self)
+        self.queue.consumers.add_if_ready(self)
 
     def pause(self) -> None:
-        """Its client does not read; hand it nothing for a while."""
+        """Stop deliveries while the client does not read its socket."""
         self.paused = True
 
     def resume(self) -> None:
         self.paused = False
-        self.queue.consumers.line_up(self)
+        self.queue.consumers.add_if_ready(self)
 
     def cancel(self) -> None:
-        """Stop; what it holds stays the channel's to settle. Cancelling twice is fine."""
+        """Stop deliveries. The channel still settles delivered messages. Idempotent."""
         self.queue.consumers.remove(self)
 
 
 class Consumers:
     """The consumers of one queue."""
 
-    __slots__ = ("_counts", "_lines", "_order", "_removed", "_single_active", "_wake")
+    __slots__ = ("_counts", "_order", "_removed", "_rotations", "_single_active", "_wake")
 
     def __init__(self, *, single_active: bool, wake: Callable[[], None], removed: Callable[[Consumer], None]) -> None:
-        """`wake`: somebody can take something. `removed`: somebody is gone."""
+        """`wake` is called when a consumer becomes ready, `removed` after a consumer was removed."""
         self._single_active = single_active
         self._wake = wake
         self._removed = removed
         self._order: dict[Consumer, None] = {}
         self._counts: dict[int, int] = {}
-        """How many there are of each priority."""
-        self._lines: dict[int, deque[Consumer]] = {}
-        """Per priority, the highest first: those who can take something, whose turn it is first."""
+        """Number of consumers by priority."""
+        self._rotations: dict[int, deque[Consumer]] = {}
+        """Ready consumers by priority, the highest priority first, the next consumer to serve first."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -176,10 +177,10 @@ class Consumers:
         self._order[consumer] = None
         priority = consumer.priority
         self._counts[priority] = self._counts.get(priority, 0) + 1
-        if priority not in self._lines:
-            self._lines[priority] = deque()
-            self._lines = dict(sorted(self._lines.items(), reverse=True))
-        self.line_up(consumer)
+        if priority not in self._rotations:
+            self._rotations[priority] = deque()
+            self._rotations = dict(sorted(self._rotations.items(), reverse=True))
+        self.add_if_ready(consumer)
 
     def remove(self, consumer: Consumer) -> None:
         if consumer.is_cancelled:
@@ -190,38 +191,38 @@ class Consumers:
         self._counts[priority] -= 1
         if not self._counts[priority]:
             del self._counts[priority]
-            del self._lines[priority]
-        elif len(self._lines[priority]) > 2 * self._counts[priority] + LINE_SLACK:
-            # Those who left stay in the line until their turn comes, or until there are too many of them.
-            self._lines[priority] = deque(each for each in self._lines[priority] if not each.is_cancelled)
+            del self._rotations[priority]
+        elif len(self._rotations[priority]) > 2 * self._counts[priority] + ROTATION_SLACK:
+            # Cancelled consumers stay in the rotation until their turn comes or until there are too many of them.
+            self._rotations[priority] = deque(each for each in self._rotations[priority] if not each.is_cancelled)
         if self._single_active and consumer.active and self._order:
-            heir = max(self._order, key=lambda other: other.priority)
-            heir.active = True
-            self.line_up(heir)
+            successor = max(self._order, key=lambda other: other.priority)
+            successor.active = True
+            self.add_if_ready(successor)
         self._removed(consumer)
 
-    def line_up(self, consumer: Consumer) -> None:
-        """It may be able to take something: give it a place."""
+    def add_if_ready(self, consumer: Consumer) -> None:
+        """Add a consumer to its rotation if it is ready, and wake the queue."""
         if consumer.can_take():
-            if not consumer.is_lined_up:
-                consumer.is_lined_up = True
-                self._lines[consumer.priority].append(consumer)
+            if not consumer.in_rotation:
+                consumer.in_rotation = True
+                self._rotations[consumer.priority].append(consumer)
             self._wake()
 
-    def first_line(self) -> deque[Consumer] | None:
-        """Those of the highest priority who can take something; None if nobody can."""
-        for line in self._lines.values():
-            while line and not line[0].can_take():
-                line.popleft().is_lined_up = False
-            if line:
-                return line
+    def first_rotation(self) -> deque[Consumer] | None:
+        """Return the rotation of the highest priority that has a ready consumer; None if no consumer is ready."""
+        for rotation in self._rotations.values():
+            while rotation and not rotation[0].can_take():
+                rotation.popleft().in_rotation = False
+            if rotation:
+                return rotation
         return None
 
 
-def wanted(line: deque[Consumer], count_max: int) -> int:
-    """How many messages those in a line take together, up to a limit."""
+def total_credit(rotation: deque[Consumer], count_max: int) -> int:
+    """Return the sum of the credit of a rotation's ready consumers, up to a limit."""
     count = 0
-    for consumer in line:
+    for consumer in rotation:
         if consumer.can_take():
             count += consumer.credit_left
             if count >= count_max:
@@ -229,20 +230,20 @@ def wanted(line: deque[Consumer], count_max: int) -> int:
     return count
 
 
-def share_out(line: deque[Consumer], deliveries: Sequence[Any]) -> list[tuple[Consumer, Sequence[Any]]]:
-    """Give messages one by one to those in a line, each in its turn. There are not more than they want together."""
-    first = line[0]
-    if len(line) == 1 and first.credit_left >= len(deliveries):
+def distribute(rotation: deque[Consumer], deliveries: Sequence[Any]) -> list[tuple[Consumer, Sequence[Any]]]:
+    """Assign messages round-robin. Their number must not exceed the total credit of the rotation."""
+    first = rotation[0]
+    if len(rotation) == 1 and first.credit_left >= len(deliveries):
         first.credit_left -= len(deliveries)
         first.delivered += len(deliveries)
         return [(first, deliveries)]
     shares: dict[Consumer, list[Any]] = {}
     for delivery in deliveries:
-        while not line[0].can_take():
-            line.popleft().is_lined_up = False
-        consumer = line[0]
+        while not rotation[0].can_take():
+            rotation.popleft().in_rotation = False
+        consumer = rotation[0]
         shares.setdefault(consumer, []).append(delivery)
         consumer.credit_left -= 1
         consumer.delivered += 1
-        line.rotate(-1)
+        rotation.rotate(-1)
     return list(shares.items())

@@ -1,13 +1,13 @@
-"""A queue as the broker sees it: what was declared, who owns it, who consumes, and what the plane below is told.
+"""A queue of the broker: its declaration, owner, consumers and effective settings.
 
-The messages are the queue plane's; its row of the queue carries what the broker has to remember, in `extra`:
+The queue plane holds the messages. The field `extra` of its queue row stores the declaration:
 
     | layout u8 | flags u8 | arguments, an AMQP field table |
 
-A queue without that (made by another door of the same store) is a durable classic one without arguments.
+A queue with an empty `extra` (created by another protocol) is a durable classic queue without arguments.
 
-What a queue does is its arguments and the policy in force together (`effective`): of two limits the smaller one
-counts, of anything else the argument.
+Arguments and the current policy together give the effective settings (`effective`). Of two limits the smaller one
+applies. For other settings the argument overrides the policy.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from basaltmq.broker.routing.arguments import (
     queue_settings,
 )
 from basaltmq.broker.routing.exchange import Arguments
+from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, MalformedTableError, PreconditionFailedError
-from basaltmq.queues.config import Durability, Overflow, QueueConfig
+from basaltmq.queues.config import Overflow, QueueConfig
 
 LAYOUT: Final = 1
 DURABLE: Final = 1
@@ -38,20 +39,20 @@ EXCLUSIVE: Final = 2
 AUTO_DELETE: Final = 4
 
 LEASE_MAX: Final = 256
-"""Messages handed out at once: enough to share the cost of a lease, few enough to leave the loop to others."""
+"""Maximum messages per lease: enough to amortize its cost, few enough not to delay the loop."""
 
 LEASE_BYTES: Final = 4 << 20
-"""What those may weigh: with large messages fewer are taken at once."""
+"""Maximum total size of the messages of one lease, in bytes."""
 
 LEASE_FIRST: Final = 8
-"""Taken at once from a queue of which nobody knows yet what its messages weigh."""
+"""Messages in the first lease from a queue, while the size of its messages is unknown."""
 
 _SMALLER: Final = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "age_ms_max")
-"""Settings of which the smaller one counts where argument and policy both say something."""
+"""Limits: if both argument and policy set one, the smaller value applies."""
 
 
 class QueueInfo(NamedTuple):
-    """The answer to a declaration."""
+    """The reply to a declaration."""
 
     name: str
     messages: int
@@ -59,7 +60,7 @@ class QueueInfo(NamedTuple):
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What a queue was declared with."""
+    """The declaration of a queue."""
 
     durable: bool = True
     exclusive: bool = False
@@ -68,7 +69,7 @@ class Declared(msgspec.Struct, frozen=True):
 
     @property
     def survives(self) -> bool:
-        """Whether the queue is there after a restart."""
+        """Whether the queue survives a restart."""
         return self.durable and not self.exclusive
 
     def encode(self) -> bytes:
@@ -85,12 +86,12 @@ class Declared(msgspec.Struct, frozen=True):
             flags = raw[1]
             arguments = amqp_table.decode_all(raw[2:])
         except (IndexError, MalformedTableError) as error:
-            raise CorruptionError(f"what queue {name!r} was declared with is damaged: {error}") from None
+            raise CorruptionError(f"the stored declaration of queue {name!r} is damaged: {error}") from None
         return cls(bool(flags & DURABLE), bool(flags & EXCLUSIVE), bool(flags & AUTO_DELETE), arguments)
 
 
 def effective(settings: QueueSettings, definition: Mapping[str, Any]) -> QueueSettings:
-    """The settings of a queue under a policy."""
+    """Return the settings of a queue under a policy."""
     changes: dict[str, Any] = {}
     for name, value in definition.items():
         known = QUEUE_ARGUMENTS.get(f"x-{name}")
@@ -106,9 +107,9 @@ def effective(settings: QueueSettings, definition: Mapping[str, Any]) -> QueueSe
 
 
 def plane_config(name: str, declared: Declared, settings: QueueSettings) -> QueueConfig:
-    """What the queue plane is told. Dead letters are routed by the broker, and unused queues are its to delete."""
+    """Return the configuration for the queue plane. The broker itself routes dead letters and expires queues."""
     if settings.type == STREAM:
-        # Only what was declared is kept there; the messages are the stream plane's.
+        # The queue plane stores only the declaration. The stream plane holds the messages.
         return QueueConfig(name=name, extra=declared.encode())
     limit = settings.delivery_limit
     if limit is None and settings.type == QUORUM:
@@ -166,7 +167,7 @@ class BrokerQueue:
         owner: object = None,
         used_ns: int = 0,
         wake: Callable[[BrokerQueue], None],
-        left: Callable[[BrokerQueue, Consumer], None],
+        removed: Callable[[BrokerQueue, Consumer], None],
     ) -> None:
         self.name = name
         self.declared = declared
@@ -174,21 +175,23 @@ class BrokerQueue:
         self.settings_declared = settings
         self.owner = owner
         self.used_ns = used_ns
-        """When somebody last declared it, read from it or left it: what x-expires counts from."""
+        """Time of the last declaration, read or consumer change. x-expires counts from it."""
         self.policy: str | None = None
         self.is_stream = settings.type == STREAM
         self.stream: Any = None
         self.has_ready = True
-        """False once the plane had nothing more; it tells when there is something again."""
+        """False after a lease found the queue empty. The plane's ready notification sets it again."""
         self.lease_max = LEASE_FIRST
         self.published = self.delivered = self.redelivered = self.acked = self.returned = 0
         self.consumers = Consumers(
-            single_active=settings.single_active, wake=lambda: wake(self), removed=lambda consumer: left(self, consumer)
+            single_active=settings.single_active,
+            wake=lambda: wake(self),
+            removed=lambda consumer: removed(self, consumer),
         )
         self.configure(settings)
 
     def configure(self, settings: QueueSettings) -> None:
-        """Behave as these settings say from here on."""
+        """Apply new effective settings."""
         self.settings = settings
         self.lease_ms = settings.lease_ms or 0
         self.rejects = settings.overflow not in (None, Overflow.DROP_HEAD)
@@ -201,10 +204,10 @@ class BrokerQueue:
             and settings.ttl_ms != 0
             and not self.is_stream
         )
-        """Messages need nothing but payload, properties and a TTL of their own."""
+        """Whether a draft needs only payload, properties and the message's own TTL."""
 
-    def weigh(self, deliveries: list[Any]) -> None:
-        """Take fewer at once if they are large."""
+    def adapt_lease(self, deliveries: list[Any]) -> None:
+        """Adapt the size of the next lease to the size of these messages."""
         size = sum([len(each.row) if each.body is None else len(each.body) for each in deliveries])
         if size > LEASE_BYTES or self.lease_max < LEASE_MAX:
             self.lease_max = max(1, min(LEASE_MAX, LEASE_BYTES * len(deliveries) // max(1, size)))
@@ -217,7 +220,7 @@ class BrokerQueue:
 def declared_settings(
     vhost: str, name: str, *, durable: bool, exclusive: bool, auto_delete: bool, arguments: Arguments
 ) -> tuple[Declared, QueueSettings]:
-    """What a declaration asks for, checked."""
+    """Validate a declaration and return it with its settings."""
     owner = Owner("queue", name, vhost)
     settings = queue_settings(owner, arguments, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
     declared = Declared(durable, exclusive, auto_delete, dict(arguments))

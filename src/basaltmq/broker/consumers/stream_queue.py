@@ -1,24 +1,22 @@
-"""Queues of type stream: kept by the stream plane, read by offset, by any number of consumers, without being consumed.
+"""Stream queues: stored in the stream plane and read by offset, non-destructively, by any number of consumers.
 
-A stream is a topic of one partition with the queue's name. What was declared is a row of the queue plane like that of
-any other queue, so that queues are listed in one place. A record's value is the body; its one header, `amqp`, is the
-envelope a delivery is made from; `stream_envelope` makes one for records of other protocols. Publishing appends and is
-confirmed after the sync, and consumers see it then.
+A stream is a topic with one partition and the queue's name. Its declaration is a row of the queue plane, as for every
+queue, so all queues are listed in one place. A record's value is the message body. Its only header, `amqp`, is the
+envelope of the delivery; `stream_envelope` creates one for records of other protocols. A publish appends a record.
+After the sync it is confirmed and visible to consumers.
 
-A consumer begins where its argument `x-stream-offset` says: `first`, `last`, `next` (the default), an offset, a time,
-or an interval such as `1h`. It must acknowledge and have a prefetch: an acknowledgement moves nothing and gives credit
-back. Every delivery carries its offset in the header `x-stream-offset`.
+The consumer argument `x-stream-offset` selects the start: `first`, `last`, `next` (the default), an offset, a time, or
+an interval such as `1h`. A consumer must acknowledge and set a prefetch. An acknowledgement only returns credit. Every
+delivery carries its offset in the header `x-stream-offset`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from struct import Struct
 from typing import Any, Final
 
@@ -28,9 +26,15 @@ from basaltmq.broker.consumers.consumer import Consumer
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.message import amqp_table
 from basaltmq.broker.message.amqp_table import Timestamp
-from basaltmq.broker.message.properties import HAS_CONTENT_ENCODING, HAS_CONTENT_TYPE, HAS_HEADERS, properties_start
+from basaltmq.broker.message.properties import (
+    HAS_CONTENT_ENCODING,
+    HAS_CONTENT_TYPE,
+    HAS_HEADERS,
+    properties_start,
+)
 from basaltmq.broker.message.stream_envelope import ENVELOPE, envelope_of
 from basaltmq.broker.routing.arguments import QueueSettings, age_ms
+from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.errors import (
     BasaltError,
     DamagedFrameError,
@@ -40,28 +44,16 @@ from basaltmq.errors import (
     StoreStalledError,
 )
 from basaltmq.log.batches.record import Record
-from basaltmq.log.segment import SUFFIX
-from basaltmq.store.api import Store
-from basaltmq.store.directory import QUARANTINE
-from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.adapter import Clock, Otherwise, StorageAdapter
-from basaltmq.streams.engines.segment.engine import SegmentEngine
-from basaltmq.streams.leaders import Leaders
-from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.plane import EngineMaker, StreamPlane
-from basaltmq.streams.shards import Engine, Shards
+from basaltmq.streams.adapter import Otherwise, StorageAdapter
 from basaltmq.streams.topics import TopicConfig
 
 OFFSET_HEADER: Final = "x-stream-offset"
 READ_MAX: Final = 256
 READ_BYTES: Final = 1 << 20
-"""One read for one consumer; further ones wait for their turn."""
+"""Limits of one read for one consumer, in records and bytes. Further reads wait for the next turn."""
 
 STALL_RETRY_S: Final = 0.02
-"""Between two tries while the store is behind."""
-
-LOG: Final = "log"
-"""The directory of the streams' log beside the store's."""
+"""Delay between tries while the store is stalled."""
 
 _OFFSET_FIELD: Final = amqp_table.encode_name(OFFSET_HEADER) + b"l"
 _U32: Final = Struct(">I")
@@ -70,7 +62,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class StreamDelivery(msgspec.Struct, frozen=True, gc=False):
-    """A record in the hands of a consumer."""
+    """A record delivered to a consumer."""
 
     id: bytes
     properties: bytes
@@ -79,12 +71,12 @@ class StreamDelivery(msgspec.Struct, frozen=True, gc=False):
     redelivered: bool = False
 
     def content(self) -> tuple[bytes, bytes]:
-        """Properties and payload."""
+        """Return properties and payload."""
         return self.properties, self.payload
 
 
 def with_offset(envelope: bytes, offset: int) -> bytes:
-    """An envelope whose headers say the offset; nothing else of it is touched."""
+    """Return the envelope with the offset header set and everything else unchanged."""
     field = _OFFSET_FIELD + _I64.pack(offset)
     start = properties_start(envelope)
     flags = envelope[start] << 8 | envelope[start + 1]
@@ -105,10 +97,9 @@ def with_offset(envelope: bytes, offset: int) -> bytes:
 
 
 class Stream:
-    """One stream queue that is open: its shard, and its consumers' places.
+    """An open stream queue: appends to its shard and delivers to its consumers.
 
-    What the store is too far behind to take waits here, in order, and is tried again; its publishers wait for their
-    confirms meanwhile.
+    While the store is stalled, appends wait here in order and are retried. Their confirms wait too.
     """
 
     __slots__ = ("_engine", "_queue", "_shard", "_waiting")
@@ -154,7 +145,7 @@ class Stream:
         return self._engine.shard_info(self._shard).records
 
     def begin(self, consumer: Consumer, now_ms: int) -> None:
-        """Put a consumer where it asked to begin."""
+        """Set the start offset of a consumer from its arguments."""
         info = self._engine.shard_info(self._shard)
         wanted = consumer.arguments.get(OFFSET_HEADER, "next")
         if wanted == "first":
@@ -179,7 +170,7 @@ class Stream:
         return self._engine.get_offset_by_timestamp(self._shard, max(0, time_ms), Otherwise.LATEST)
 
     def deliver(self) -> bool:
-        """Hand every consumer a piece of what it has not seen; True if there is more for one of them."""
+        """Deliver one batch of new records to each ready consumer; True if one of them can read more."""
         more = False
         for consumer in self._queue.consumers:
             if consumer.can_take():
@@ -225,70 +216,47 @@ def _pass_on(future: asyncio.Future[None], done: asyncio.Future[None]) -> None:
 
 def _bad_offset(wanted: object) -> PreconditionFailedError:
     return PreconditionFailedError(
-        f"invalid arg '{OFFSET_HEADER}': it is first, last, next, an offset, a time or an interval such as 1h, "
-        f"not {wanted!r:.80}"
+        f"invalid arg '{OFFSET_HEADER}': expected first, last, next, an offset, a time or an interval such as 1h, "
+        f"got {wanted!r:.80}"
     )
 
 
 class StreamQueues:
-    """The stream queues of a virtual host. The plane below is opened when the first one is used."""
+    """The stream queues of a virtual host."""
 
     def __init__(
         self,
-        store: Store,
-        path: Path | None,
-        clock_ms: Clock,
+        streams: VHostStreams,
+        queues: Mapping[str, BrokerQueue],
         *,
-        visible: Callable[[BrokerQueue], None],
+        wake: Callable[[BrokerQueue], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`path`: where the log goes; without it records are kept in the store. `visible`: consumers can read on."""
+        """`wake` is called for a queue whose consumers can read more, `failed` for a disk error."""
+        self._streams = streams
+        self._queues = queues
+        self._wake = wake
         self._failed = failed
-        self._store = store
-        self._path = path
-        self._clock_ms = clock_ms
-        self._visible = visible
-        self._plane: StreamPlane | None = None
-        self._listeners: list[Callable[[str], None]] = []
-        self.cleaning = threading.Lock()
-        """Held while retention works; a backup holds it so that no segment goes away under its copy."""
-
-    @property
-    def plane(self) -> StreamPlane:
-        if self._plane is None:
-            makers: dict[Engine, EngineMaker] = {}
-            if self._path is not None and isinstance(self._store, RocksStore):
-                makers[Engine.SEGMENT] = partial(_segment_engine, self._store, self._path)
-            self._plane = StreamPlane(self._store, self._clock_ms, makers=makers)
-        return self._plane
-
-    @property
-    def is_open(self) -> bool:
-        return self._plane is not None
-
-    def on_visible(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Have `listener` called, on the loop, with the name of a stream whose consumers can read on; how to stop."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        streams.listen(self._grew)
 
     def create(self, queue: BrokerQueue) -> None:
-        topics = self.plane.topics
+        topics = self._streams.plane.topics
         found = topics.find(queue.name)
         if found is None:
             topics.create(queue.name, self._config(queue.settings))
         elif found.config.partitions == 1:
-            # Made by a declaration that a crash cut off, or by clients of another protocol, whose records stay.
+            # A crash interrupted a declaration, or a client of another protocol created the topic. Keep its records.
             self.alter(queue, queue.settings)
         else:
             raise PreconditionFailedError(
-                f"the topic '{queue.name}' has {found.config.partitions} partitions; a stream has one"
+                f"cannot declare stream '{queue.name}': a topic of that name has {found.config.partitions} partitions, "
+                "a stream has one; choose another name"
             )
         self.attach(queue)
 
     def _config(self, settings: QueueSettings) -> TopicConfig:
-        has_log = self._path is not None and isinstance(self._store, RocksStore)
         return TopicConfig(
-            engine=Engine.SEGMENT if has_log else Engine.ROCKSDB,
+            engine=self._streams.default_engine,
             retention_ms=settings.age_ms_max,
             retention_bytes=settings.bytes_max,
             index_keys=False,
@@ -296,22 +264,26 @@ class StreamQueues:
         )
 
     def attach(self, queue: BrokerQueue) -> None:
-        engine, shard = self.plane.drivers.route(self.plane.topics.get(queue.name), 0)
+        plane = self._streams.plane
+        engine, shard = plane.drivers.route(plane.topics.get(queue.name), 0)
         queue.stream = Stream(queue, engine, shard)
 
     def alter(self, queue: BrokerQueue, settings: QueueSettings) -> None:
-        self.plane.topics.alter(queue.name, retention_ms=settings.age_ms_max, retention_bytes=settings.bytes_max)
+        topics = self._streams.plane.topics
+        topics.alter(queue.name, retention_ms=settings.age_ms_max, retention_bytes=settings.bytes_max)
 
     def delete(self, queue: BrokerQueue) -> None:
         queue.stream = None
-        if self.plane.topics.find(queue.name) is not None:
-            self.plane.topics.delete(queue.name)
+        topics = self._streams.plane.topics
+        if topics.find(queue.name) is not None:
+            topics.delete(queue.name)
 
     def depth(self, queue: BrokerQueue) -> int:
         depth: int = queue.stream.depth()
         return depth
 
     def append(self, queue: BrokerQueue, messages: Sequence[tuple[bytes, bytes]]) -> asyncio.Future[None]:
+        """Append (envelope, body) pairs; the future resolves when they are durable."""
         future: asyncio.Future[None] = queue.stream.append(messages)
         queue.published += len(messages)
         future.add_done_callback(partial(self._appended, queue))
@@ -324,58 +296,10 @@ class StreamQueues:
         if isinstance(error, StorageError):
             self._failed(error)
         elif error is None and queue.stream is not None:
-            self.came(queue.name, queue)
+            self._streams.notify(queue.name)
 
-    def came(self, topic: str, queue: BrokerQueue | None) -> None:
-        """Tell whoever waits that records can be read in a topic, which is that of a stream queue if one is given."""
+    def _grew(self, topic: str) -> None:
+        """Wake the consumers of a stream queue after an append of any protocol."""
+        queue = self._queues.get(topic)
         if queue is not None and queue.stream is not None:
-            self._visible(queue)
-        for listener in self._listeners:
-            listener(topic)
-
-    def grew(self, queue: BrokerQueue) -> None:
-        """More can be read in a stream that was written to through another door."""
-        if queue.stream is not None:
-            self._visible(queue)
-
-    def retain(self) -> int:
-        """A bounded piece of retention; may be called from any thread."""
-        if self._plane is None:
-            return 0
-        with self.cleaning:
-            return self._plane.engines.retain(self._clock_ms())
-
-    def reclaim(self, is_enough: Callable[[], bool]) -> None:
-        """Free the space of records that are gone: a bounded piece; may be called from any thread."""
-        plane = self._plane
-        if plane is not None:
-            with self.cleaning:
-                for engine in plane.engines.in_use():
-                    if isinstance(engine, SegmentEngine):
-                        engine.reclaim(is_enough)
-
-    def log_bytes(self) -> int:
-        """Bytes of the log, whether or not it is in use."""
-        plane = self._plane
-        if plane is not None:
-            engines = plane.engines.in_use()
-            found = [engine.log_bytes() for engine in engines if isinstance(engine, SegmentEngine)]
-            if found:
-                return sum(found)
-        if self._path is None:
-            return 0
-        return sum(file.stat().st_size for file in (self._path / LOG).glob(f"*/*{SUFFIX}"))
-
-    def close(self) -> None:
-        if self._plane is not None:
-            self._plane.close()
-
-
-def _segment_engine(
-    managed: RocksStore, path: Path, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders
-) -> SegmentEngine:
-    assert store is managed, "the plane makes its engines on the store it was given"
-    engine = SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)
-    for loss in engine.losses:
-        _log.error("the log at %s lost records: %s", path / LOG, loss)
-    return engine
+            self._wake(queue)

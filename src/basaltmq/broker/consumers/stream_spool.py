@@ -1,8 +1,8 @@
-"""Dead letters on their way into streams.
+"""Stream spool: moves dead letters from the queue plane into streams.
 
-A dead letter moves in one batch, and a stream's log is not part of it. So a dead letter for a stream goes, in that
-batch, into the queue of the plane that bears the stream's name; from there it is appended to the stream, and taken out
-of the queue when the append is durable. A crash in between appends it again, and loses nothing.
+Dead-lettering is one atomic batch, and a stream's log cannot be part of it. So the batch puts a dead letter for a
+stream into the plane's queue of the same name. The spool appends it to the stream and removes it from that queue when
+the append is durable. A crash in between appends it twice but loses nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from basaltmq.broker.consumers.tick_batch import ACK, Settlement
 from basaltmq.queues.plane import QueuePlane
 
 LEASE_MAX: Final = 64
-"""Messages moved at once."""
+"""Messages moved per batch."""
 
 
 class StreamSpool:
-    """Moves what waits in the plane's queue of a stream into the stream."""
+    """Moves waiting messages from the plane's queue of a stream into the stream."""
 
     def __init__(self, plane: QueuePlane, streams: StreamQueues, settle: Callable[[Settlement], None]) -> None:
         self._plane = plane
@@ -31,7 +31,7 @@ class StreamSpool:
         self._busy: set[str] = set()
 
     def move(self, queue: BrokerQueue) -> None:
-        """Move a piece; the next one follows when it is durable."""
+        """Move one batch. The next one follows when it is durable."""
         if queue.name in self._busy or queue.stream is None:
             return
         found = self._plane.lease(queue.name, LEASE_MAX, visibility_ms=0)

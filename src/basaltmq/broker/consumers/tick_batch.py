@@ -1,7 +1,7 @@
-"""What a turn of the loop is about: messages published, deliveries settled, and the batch they become.
+"""Publishes and settlements of one turn of the loop, and the batch built from them.
 
-Order holds per queue: a draft for one queue is added to the last step of that queue, one for several queues to the last
-step they have together, and whatever comes between ends that step.
+The batch keeps the order per queue. A draft for one queue joins the last step of that queue. A draft for several queues
+joins the last step of the same set of queues, unless one of them has a later step.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from basaltmq.queues.leases.delivery import Delivery
 
 
 class Publisher(Protocol):
-    """Whoever publishes: a channel."""
+    """Receives returns and confirms: a channel."""
 
     def returned(
         self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> None:
-        """A mandatory message had no route. Comes before its confirm."""
+        """Return a mandatory message without a route. Called before its confirm."""
         ...
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
-        """Messages of these numbers, ascending, are taken, or refused by a full queue."""
+        """Confirm the messages with these ascending numbers, or nack them if a full queue rejected them."""
         ...
 
 
 Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
-"""Publisher, exchange, routing key, properties, body, mandatory, number. A number of 0 asks for no confirm.
+"""Publisher, exchange, routing key, properties, body, mandatory, number. Number 0 requests no confirm.
 
-A plain tuple, because one is made for every message."""
+A plain tuple, because one is created per message."""
 
 
 class Settlement(NamedTuple):
-    """Deliveries of one lease that are done with."""
+    """Deliveries of one lease with the same outcome."""
 
     queue: str
     token: int
@@ -49,12 +49,12 @@ REJECT: Final = "reject"
 
 
 class TickBatch:
-    """What a turn does, on its way to the plane."""
+    """The operations of one turn, ready for the plane."""
 
     __slots__ = (
         "confirms",
+        "delivered",
         "groups",
-        "handed",
         "has_refused",
         "instant",
         "nacks",
@@ -68,26 +68,26 @@ class TickBatch:
 
     def __init__(self) -> None:
         self.steps: list[tuple[Sequence[BrokerQueue], list[Draft]]] = []
-        """Drafts for one queue, or for several that share their bodies, in the order they were published."""
+        """Drafts for one queue, or for several queues that share the bodies, in publish order."""
         self.groups: dict[BrokerQueue, list[Draft]] = {}
-        """The drafts of the last step of a queue, where more of it can be added."""
+        """The last step of each queue that accepts more drafts."""
         self.shared: dict[tuple[BrokerQueue, ...], list[Draft]] = {}
-        """The same of several queues, as long as none of them has a later step."""
+        """The last step of each set of queues, while none of them has a later step."""
         self.returns: list[Publish] = []
         self.has_refused = False
         self.instant: dict[BrokerQueue, list[Draft]] = {}
-        """Messages that would expire at once, for consumers who can take them at once."""
-        self.handed: list[tuple[BrokerQueue, list[Delivery]]] = []
+        """Messages with TTL 0, for consumers that are ready now."""
+        self.delivered: list[tuple[BrokerQueue, list[Delivery]]] = []
         self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
         self.synced: dict[Publisher, list[int]] = {}
-        """Confirms that wait for the sync."""
+        """Confirms to send after the sync."""
         self.confirms: dict[Publisher, list[int]] = {}
         self.nacks: dict[Publisher, list[int]] = {}
         self.rooms: dict[BrokerQueue, list[int]] = {}
-        """Messages and bytes a queue that refuses has room for."""
+        """Remaining capacity of queues that reject publishes: messages and bytes."""
 
     def group(self, queue: BrokerQueue) -> list[Draft]:
-        """Where drafts of a queue are added, until one comes that it shares with others."""
+        """Return the list to which drafts for this queue are appended. A shared step ends it."""
         group = self.groups.get(queue)
         if group is None:
             group = self.groups[queue] = []
@@ -100,7 +100,7 @@ class TickBatch:
         self.group(queue).append(draft)
 
     def add_shared(self, queues: Sequence[BrokerQueue], draft: Draft) -> None:
-        """One body for all; what comes to these queues later comes behind it."""
+        """Add a draft for several queues that share its body. It ends the current step of each of them."""
         together = tuple(queues)
         group = self.shared.get(together)
         if group is None:
@@ -112,6 +112,6 @@ class TickBatch:
         group.append(draft)
 
     def _end_shared(self, queues: Sequence[BrokerQueue]) -> None:
-        """What comes to any of these queues together with others is a step of its own from here on."""
+        """End the shared steps that contain any of these queues."""
         for together in [each for each in self.shared if not set(queues).isdisjoint(each)]:
             del self.shared[together]

@@ -1,7 +1,7 @@
-"""Field tables, the dictionaries of AMQP 0-9-1, as RabbitMQ and its clients write them.
+"""Codec for AMQP 0-9-1 field tables, in RabbitMQ's dialect.
 
     table  | bytes u32 | field ...            field  | name: length u8, bytes | value |
-    array  | bytes u32 | value ...            value  | kind u8 | as the kind says |
+    array  | bytes u32 | value ...            value  | kind u8 | content, by kind |
 
       kind                        in Python           kind                       in Python
       t  boolean u8               bool                f  float                   float
@@ -12,14 +12,14 @@
       T  seconds u64              Timestamp           V  nothing                 None
       A  array                    list                F  table                   dict
 
-The letters differ from the published specification where RabbitMQ does (`s` is a short integer, not a short string);
-`L` is what the specification calls a long integer and some clients send.
+The letters differ from the published specification where RabbitMQ does (`s` is a short integer, not a short string).
+Some clients send `L`, which the specification calls a long integer.
 
-Decoding and encoding again keeps values, not the width of integers. Whoever changes one field of another's table
-uses `edit`, which keeps every other field byte for byte. `check` walks a table without building anything: what passes
-it can be decoded, and be sent on to other clients.
+Decoding and re-encoding keeps values but not the width of integers. `edit` changes single fields of a table and keeps
+every other field byte for byte. `check` validates a table without building it: a table that passes can be decoded and
+sent to other clients.
 
-Tables nest at most `DEPTH_MAX` deep; their size is bounded by the frame that carries them.
+Tables nest at most `DEPTH_MAX` deep. The frame that carries a table bounds its size.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from typing import Final, TypeAlias
 from basaltmq.errors import MalformedTableError
 
 DEPTH_MAX: Final = 32
-"""Deeper than any client goes (x-death is three deep), far from Python's own recursion limit."""
+"""Deeper than any client needs (x-death has three levels) and far below Python's recursion limit."""
 
 NAME_BYTES_MAX: Final = 255
-"""A short string. The specification says 128; RabbitMQ takes 255."""
+"""Length of a short string. The specification allows 128 bytes, RabbitMQ 255."""
 
 TABLE_BYTES_MAX: Final = (1 << 32) - 1
 
@@ -47,7 +47,7 @@ Value: TypeAlias = (
 Table: TypeAlias = "dict[str, Value]"
 
 EMPTY: Final = b"\0\0\0\0"
-"""The table without fields."""
+"""An encoded table without fields."""
 
 
 class Timestamp(int):
@@ -57,7 +57,7 @@ class Timestamp(int):
 
 
 class Long(int):
-    """An integer to be written with 64 bits whatever its value."""
+    """An integer that is always encoded with 64 bits."""
 
     __slots__ = ()
 
@@ -88,10 +88,10 @@ _SIZES: Final = {kind: form.size for kind, form in _NUMBERS.items()} | {
     ord("D"): _DECIMAL.size,
     ord("V"): 0,
 }
-"""Bytes of a value after its kind, where the kind says so."""
+"""Content size in bytes of fixed-size kinds."""
 
 _SIZED: Final = frozenset(b"SxAF")
-"""Kinds that begin with their size."""
+"""Kinds whose content begins with its size."""
 
 _T, _I, _LL, _D, _S, _X, _TT, _V, _A, _F, _DD = b"tIlDSxTVAFd"
 _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
@@ -100,12 +100,12 @@ _DECIMAL_SCALE_MAX: Final = 255
 
 
 def decode(raw: bytes, at: int = 0, end: int | None = None) -> tuple[Table, int]:
-    """The table that begins at `at`, and where it ends. Of two fields of one name the first counts."""
+    """Return the table at `at` and the position of its end. Of two fields with the same name, the first is used."""
     return _decode_table(raw, at, len(raw) if end is None else end, 0)
 
 
 def decode_all(raw: bytes) -> Table:
-    """The table that is all of `raw`."""
+    """Decode a table that fills all of `raw`."""
     table, end = _decode_table(raw, 0, len(raw), 0)
     if end != len(raw):
         raise MalformedTableError(f"{len(raw) - end} bytes follow a table of {end} bytes")
@@ -113,14 +113,14 @@ def decode_all(raw: bytes) -> Table:
 
 
 def _span(raw: bytes, at: int, end: int, what: str) -> tuple[int, int]:
-    """Where what begins with its size in bytes at `at` lies."""
+    """Return start and end of the content whose size is at `at`."""
     if at + 4 > end:
         raise MalformedTableError(f"a {what} breaks off within its size at byte {at}")
     start = at + 4
     stop = start + int(_U32.unpack_from(raw, at)[0])
     if stop > end:
         raise MalformedTableError(
-            f"a {what} of {stop - start} bytes at byte {at} goes beyond the {end} bytes around it"
+            f"a {what} of {stop - start} bytes at byte {at} exceeds the {end} bytes that contain it"
         )
     return start, stop
 
@@ -178,7 +178,7 @@ def _decode_value(raw: bytes, at: int, end: int, depth: int) -> tuple[Value, int
         return raw[start:stop], stop
     size = _SIZES.get(kind)
     if size is None:
-        raise MalformedTableError(f"a field at byte {at - 1} is of kind {chr(kind)!r}, which does not exist")
+        raise MalformedTableError(f"a field at byte {at - 1} has the unknown kind {chr(kind)!r}")
     stop = at + size
     if stop > end:
         raise _cut(kind, at)
@@ -197,7 +197,7 @@ def _cut(kind: int, at: int) -> MalformedTableError:
 
 
 def encode(table: Mapping[str, Value]) -> bytes:
-    """A table with its size in front."""
+    """Encode a table, prefixed with its size."""
     parts: list[bytes] = []
     _encode_fields(table, parts, _deeper(0))
     return _sized(parts)
@@ -209,11 +209,11 @@ def _sized(parts: list[bytes]) -> bytes:
 
 
 def encode_name(name: str) -> bytes:
-    """A field's name as it stands before its value."""
+    """Encode a field's name."""
     try:
         raw = name.encode()
     except (AttributeError, UnicodeEncodeError):
-        raise MalformedTableError(f"a field's name is Unicode text, not {name!r:.80}") from None
+        raise MalformedTableError(f"a field's name must be Unicode text, got {name!r:.80}") from None
     if len(raw) > NAME_BYTES_MAX:
         raise MalformedTableError(f"a field's name of {len(raw)} bytes is over the limit of {NAME_BYTES_MAX}")
     return bytes((len(raw),)) + raw
@@ -239,7 +239,7 @@ def _encode_value(value: Value, parts: list[bytes], depth: int) -> None:
             try:
                 text = value.encode()
             except UnicodeEncodeError:
-                raise MalformedTableError(f"text {value!r:.80} cannot be written as UTF-8") from None
+                raise MalformedTableError(f"text {value!r:.80} cannot be encoded as UTF-8") from None
             parts.append(b"S" + _U32.pack(len(text)) + text)
         case None:
             parts.append(b"V")
@@ -260,7 +260,7 @@ def _encode_value(value: Value, parts: list[bytes], depth: int) -> None:
                 _encode_value(each, inner, depth)
             parts.append(b"A" + _sized(inner))
         case _:
-            raise MalformedTableError(f"a {type(value).__name__} has no form in a field table")
+            raise MalformedTableError(f"a field table cannot contain a value of type {type(value).__name__}")
 
 
 def _encode_int(value: int) -> bytes:
@@ -278,14 +278,14 @@ def _encode_decimal(value: Decimal) -> bytes:
             raise MalformedTableError(f"the decimal {value} is not a number")
         scale = max(0, -exponent)
         if scale > _DECIMAL_SCALE_MAX:
-            raise MalformedTableError(f"the decimal {value} has {scale} places: at most {_DECIMAL_SCALE_MAX}")
+            raise MalformedTableError(f"the decimal {value} has {scale} places; the limit is {_DECIMAL_SCALE_MAX}")
         return b"D" + _DECIMAL.pack(scale, int(value.scaleb(scale)))
     except (struct.error, decimal.InvalidOperation):
         raise MalformedTableError(f"the decimal of {len(digits)} digits does not fit into 32 bits") from None
 
 
 def check(raw: bytes, at: int, end: int, depth: int = 0) -> int:
-    """Walk the table at `at` without building it; where it ends."""
+    """Validate the table at `at` without building it. Return the position of its end."""
     at, stop = _span(raw, at, end, "table")
     depth = _deeper(depth)
     while at < stop:
@@ -301,7 +301,7 @@ def check(raw: bytes, at: int, end: int, depth: int = 0) -> int:
 
 
 def _skip(raw: bytes, at: int, end: int, depth: int) -> int:
-    """Where the value at `at` ends."""
+    """Return the end of the value at `at`."""
     kind = raw[at]
     size = _SIZES.get(kind)
     if size is not None:
@@ -310,7 +310,7 @@ def _skip(raw: bytes, at: int, end: int, depth: int) -> int:
             raise _cut(kind, at)
         return stop
     if kind not in _SIZED:
-        raise MalformedTableError(f"a field at byte {at} is of kind {chr(kind)!r}, which does not exist")
+        raise MalformedTableError(f"a field at byte {at} has the unknown kind {chr(kind)!r}")
     start, stop = _span(raw, at + 1, end, "value")
     if kind == _F:
         check(raw, at + 1, end, depth)
@@ -322,7 +322,7 @@ def _skip(raw: bytes, at: int, end: int, depth: int) -> int:
 
 
 def find(raw: bytes, name: str, at: int = 0) -> Value:
-    """The value of one field of the table at `at`; None if there is no such field."""
+    """Return the value of one field of the table at `at`; None if the field is missing."""
     wanted = encode_name(name)
     start, stop = _span(raw, at, len(raw), "table")
     while start < stop:
@@ -336,7 +336,7 @@ def find(raw: bytes, name: str, at: int = 0) -> Value:
 
 
 def edit(raw: bytes, put: Mapping[str, Value], drop: Sequence[str] = ()) -> bytes:
-    """A table with some fields put (in place of those of their name) or dropped, all others kept byte for byte."""
+    """Return a table with fields set or dropped and all others kept byte for byte."""
     gone = {encode_name(name) for name in (*put, *drop)}
     start, stop = _span(raw, 0, len(raw), "table")
     if stop != len(raw):

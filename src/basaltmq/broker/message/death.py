@@ -1,14 +1,14 @@
-"""Dead letters as RabbitMQ's clients know them: the headers `x-death` and `x-first-death-*` (SPEC E7).
+"""Dead-letter headers of RabbitMQ: `x-death`, `x-first-death-*` and `x-last-death-*` (SPEC E7).
 
     x-death   array of tables, the latest first, one per (queue, reason):
               count, reason, queue, time, exchange, routing-keys, original-expiration where the message had one
     x-first-death-queue, -reason, -exchange    of the first death, never changed
     x-last-death-queue, -reason, -exchange     of the latest
 
-Reasons: expired, rejected, maxlen, delivery_limit. `time` is that of the first death of its entry.
+Reasons: expired, rejected, maxlen, delivery_limit. `time` is the time of the first death of its entry.
 
-A message that comes to a queue where it died before, and that nobody rejected on the way, turns in a circle and is
-dropped there.
+A message that returns to a queue where it was dead-lettered before, without a rejection in between, is in a cycle. It
+is dropped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ REJECTED: Final = "rejected"
 MAXLEN: Final = "maxlen"
 
 DEATHS_MAX: Final = 64
-"""Entries of one history; the oldest go. One entry per queue and reason: few messages pass through so many."""
+"""Maximum entries of a history, one per queue and reason. The oldest are dropped."""
 
 _HISTORY: Final = "x-death"
 
 
 def routing_keys(routing_key: str, headers: dict[str, Any]) -> list[str]:
-    """All keys a message was published with: its own, and those of CC and BCC."""
+    """Return all routing keys of a message: its own, and those in CC and BCC."""
     found = [routing_key]
     for name in ("CC", "BCC"):
         more = headers.get(name)
@@ -41,14 +41,14 @@ def routing_keys(routing_key: str, headers: dict[str, Any]) -> list[str]:
 
 
 class Death:
-    """A message that died in a queue: what it carries on, and where it may not go."""
+    """A dead-lettered message with its updated headers."""
 
     __slots__ = ("deaths", "exchange", "keys", "parsed", "routing_key")
 
     def __init__(
         self, envelope: bytes, queue: str, reason: str, now_s: int, exchange: str, routing_key: str | None
     ) -> None:
-        """`exchange` and `routing_key` are those the message goes on with; None: its own keys."""
+        """`exchange` and `routing_key` are the new ones. With None, the message keeps its own keys."""
         old_exchange, old_key, raw = properties.open_envelope(envelope)
         parsed = properties.parse(raw)
         headers = parsed.headers
@@ -67,7 +67,7 @@ class Death:
         parsed.expiration = None
 
     def may_enter(self, queue: str) -> bool:
-        """Whether it may go to this queue, or would turn in a circle."""
+        """Whether it may enter this queue. False if that would complete a cycle."""
         for death in self.deaths:
             if death.get("reason") == REJECTED:
                 return True
@@ -90,7 +90,7 @@ def _named(which: str, queue: str, reason: str, exchange: str) -> dict[str, str]
 def _record(
     history: object, queue: str, reason: str, now_s: int, exchange: str, keys: Sequence[str], parsed: Properties
 ) -> list[dict[str, Any]]:
-    """The history with one more death; what a publisher put there that is no history is dropped."""
+    """Return the history with one more death. Invalid entries from a publisher are dropped."""
     deaths = [dict(each) for each in history if isinstance(each, dict)] if isinstance(history, list) else []
     found = next((each for each in deaths if each.get("queue") == queue and each.get("reason") == reason), None)
     if found is not None:

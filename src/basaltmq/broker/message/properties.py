@@ -1,4 +1,4 @@
-"""Properties of a message: AMQP 0-9-1's content header, which is the broker's own form as well.
+"""Message properties: the AMQP 0-9-1 content header, which is also the stored format.
 
     | flags u16 | property, in the order of the bits, for each bit set ... |
 
@@ -10,12 +10,12 @@
         10 correlation-id   shortstr        3 app-id       shortstr
          9 reply-to         shortstr        2 cluster-id   shortstr
 
-Bit 1 is unused; bit 0 would announce more flags, which AMQP 0-9-1 never has: both are refused.
+Bit 1 is unused. Bit 0 would announce more flags, which AMQP 0-9-1 does not define. Both are refused.
 
-Nobody decodes properties on the way through. A publish looks at what decides its fate (`peek`, which also checks the
-whole of it, because consumers are sent the same bytes); a consumer gets them as they came.
+The broker passes properties through unchanged. On publish, `peek` reads the fields that affect routing and storage. It
+also validates all fields, because consumers receive the same bytes.
 
-A message in a queue carries them with where it was published, in the order a delivery sends them:
+A message in a queue stores them in an envelope, in the order of a delivery:
 
     envelope   | exchange shortstr | routing key shortstr | properties |
 """
@@ -32,7 +32,7 @@ from basaltmq.broker.message.amqp_table import Table, Timestamp
 from basaltmq.errors import BadExpirationError, MalformedPropertiesError, MalformedTableError
 
 PERSISTENT: Final = 2
-"""The delivery mode of a message that is to survive a restart."""
+"""The delivery mode of a message that survives a restart."""
 
 HAS_CONTENT_TYPE: Final = 1 << 15
 HAS_CONTENT_ENCODING: Final = 1 << 14
@@ -51,17 +51,17 @@ HAS_CLUSTER_ID: Final = 1 << 2
 _UNUSED: Final = 0b11
 
 EXPIRATION_MS_MAX: Final = 315_360_000_000
-"""Ten years: further than a clock is good for, and what RabbitMQ allows."""
+"""Ten years, RabbitMQ's limit."""
 
 NONE: Final = b"\0\0"
-"""A message without properties."""
+"""Encoded empty properties."""
 
 _FLAGS: Final = Struct(">H")
 _U64: Final = Struct(">Q")
 
 
 class Peek(NamedTuple):
-    """What decides a message's fate."""
+    """The properties that affect routing and storage."""
 
     delivery_mode: int
     priority: int
@@ -72,7 +72,7 @@ class Peek(NamedTuple):
 
 
 class Properties(msgspec.Struct, kw_only=True):
-    """Properties taken apart. `headers` stay encoded until asked for, so that what is not touched stays as it was."""
+    """Decoded properties. Headers stay encoded until they are read, so unchanged headers keep their bytes."""
 
     content_type: str | None = None
     content_encoding: str | None = None
@@ -91,7 +91,7 @@ class Properties(msgspec.Struct, kw_only=True):
 
     @property
     def headers(self) -> Table:
-        """The headers, decoded; change them with `set_headers` or, field by field, with `amqp_table.edit`."""
+        """The decoded headers. Replace them with `set_headers`, or change single fields with `amqp_table.edit`."""
         return amqp_table.decode_all(self.headers_raw) if self.headers_raw is not None else {}
 
     def set_headers(self, headers: Table) -> None:
@@ -118,11 +118,11 @@ _COMMON: Final = {
     b"\x10\0\1": Peek(1, 0, None, None, False),
     b"\x10\0\2": Peek(2, 0, None, None, False),
 }
-"""Properties of most messages of most benchmarks, and of many real ones."""
+"""Common property bytes with their precomputed result."""
 
 
 def peek(raw: bytes) -> Peek:
-    """Check properties from end to end and tell what decides the message's fate."""
+    """Validate all properties and return those that affect routing and storage."""
     found = _COMMON.get(raw)
     return found if found is not None else _peek(raw)
 
@@ -184,23 +184,23 @@ def _peek(raw: bytes) -> Peek:
 
 
 def _wrong_length(flags: int, size: int) -> MalformedPropertiesError:
-    return MalformedPropertiesError(f"properties of {size} bytes do not hold what their flags {flags:#06x} promise")
+    return MalformedPropertiesError(f"properties of {size} bytes do not match their flags {flags:#06x}")
 
 
 def parse_expiration(raw: bytes) -> int:
-    """The expiration property, a number of milliseconds in text."""
+    """Parse the expiration property: a number of milliseconds as text."""
     if raw.isdigit() and len(raw) <= len(str(EXPIRATION_MS_MAX)):
         value = int(raw)
         if value <= EXPIRATION_MS_MAX:
             return value
     raise BadExpirationError(
         f"invalid expiration {raw.decode(errors='backslashreplace')!r:.80}: "
-        f"it is a whole number of milliseconds from 0 to {EXPIRATION_MS_MAX}, as text"
+        f"it must be a number of milliseconds from 0 to {EXPIRATION_MS_MAX}, as text"
     )
 
 
 def parse(raw: bytes) -> Properties:
-    """Take properties apart."""
+    """Decode properties."""
     if len(raw) < 2:
         raise MalformedPropertiesError(f"properties of {len(raw)} bytes have no flags")
     flags = int(_FLAGS.unpack_from(raw)[0])
@@ -215,7 +215,7 @@ def parse(raw: bytes) -> Properties:
             if bit in _TEXTS:
                 start = at + 1
                 at = start + raw[at]
-                # Clients put any bytes here; what is not UTF-8 survives the way there and back.
+                # Clients send arbitrary bytes here. Bytes that are not UTF-8 survive decoding and encoding.
                 setattr(found, _TEXTS[bit], raw[start:at].decode(errors="surrogateescape"))
             elif bit in _OCTETS:
                 setattr(found, _OCTETS[bit], raw[at])
@@ -237,7 +237,7 @@ def parse(raw: bytes) -> Properties:
 
 
 def encode(properties: Properties) -> bytes:
-    """Properties as they go over the wire."""
+    """Encode properties."""
     flags = 0
     parts = []
     for bit in _IN_ORDER:
@@ -251,7 +251,7 @@ def encode(properties: Properties) -> bytes:
             if octet is None:
                 continue
             if type(octet) is not int or not 0 <= octet <= 0xFF:
-                raise MalformedPropertiesError(f"{_OCTETS[bit]} of a message is 0 to 255, not {octet!r:.80}")
+                raise MalformedPropertiesError(f"{_OCTETS[bit]} of a message must be 0 to 255, got {octet!r:.80}")
             parts.append(bytes((octet,)))
         elif bit == HAS_HEADERS:
             if properties.headers_raw is None:
@@ -262,34 +262,36 @@ def encode(properties: Properties) -> bytes:
             if seconds is None:
                 continue
             if not isinstance(seconds, int) or not 0 <= seconds < 1 << 64:
-                raise MalformedPropertiesError(f"timestamp of a message is seconds since 1970, not {seconds!r:.80}")
+                raise MalformedPropertiesError(
+                    f"timestamp of a message must be seconds since 1970, got {seconds!r:.80}"
+                )
             parts.append(_U64.pack(seconds))
         flags |= bit
     return _FLAGS.pack(flags) + b"".join(parts)
 
 
 def encode_shortstr(text: str, what: str = "short string") -> bytes:
-    """Up to 255 bytes with their number in front."""
+    """Encode a short string: up to 255 bytes, prefixed with their number."""
     try:
         raw = text.encode(errors="surrogateescape")
     except (AttributeError, UnicodeEncodeError):
-        raise MalformedPropertiesError(f"{what} is Unicode text, not {text!r:.80}") from None
+        raise MalformedPropertiesError(f"{what} must be Unicode text, got {text!r:.80}") from None
     if len(raw) > 0xFF:
         raise MalformedPropertiesError(f"{what} of {len(raw)} bytes is over the limit of 255")
     return bytes((len(raw),)) + raw
 
 
 BARE: Final = b"\0\0\0\0"
-"""What an empty envelope stands for: a message that came over a protocol without exchanges and properties."""
+"""The meaning of an empty envelope: a message from a protocol without exchanges and properties."""
 
 
 def seal(exchange: str, routing_key: str, properties: bytes) -> bytes:
-    """The envelope of a message: where it was published, and its properties."""
+    """Return the envelope of a message: exchange, routing key and properties."""
     return encode_shortstr(exchange, "exchange name") + encode_shortstr(routing_key, "routing key") + properties
 
 
 def open_envelope(envelope: bytes) -> tuple[str, str, bytes]:
-    """Exchange, routing key and properties of an envelope."""
+    """Return exchange, routing key and properties of an envelope."""
     envelope = envelope or BARE
     try:
         middle = 1 + envelope[0]
@@ -303,6 +305,6 @@ def open_envelope(envelope: bytes) -> tuple[str, str, bytes]:
 
 
 def properties_start(envelope: bytes) -> int:
-    """Where in an envelope the properties begin."""
+    """Return the position of the properties in an envelope."""
     middle = 1 + envelope[0]
     return middle + 1 + envelope[middle]

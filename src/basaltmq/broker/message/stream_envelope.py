@@ -1,17 +1,17 @@
-"""What an AMQP consumer of a stream is shown of a record: an envelope, made or kept.
+"""AMQP envelopes of stream records.
 
-Records that came over AMQP carry their envelope in the one header `amqp`, and it is handed on as it came. Records that
-came through another door (Kafka, the embedded API, Spark) are shown as a message with
+Records published over AMQP carry their envelope in the single header `amqp`, which is used unchanged. Records of other
+protocols (Kafka, the embedded API, Spark) become a message with
 
-    headers      theirs: text where it is UTF-8, void where it is null, else bytes; of several of a name the last.
-                 `x-stream-key`: the key, if there is one. `timestamp_in_ms`: the time, which AMQP has in seconds only
+    headers      the record's headers: text if UTF-8, void if null, otherwise bytes; the last one of each name.
+                 `x-stream-key`: the key, if any. `timestamp_in_ms`: the time, because AMQP's has seconds only
     timestamp    the time in seconds
 
-AMQP has no null body: the body of a null value is empty.
+AMQP has no null body, so a null value becomes an empty body.
 
-A producer of another door may call a header `amqp` too. What is no envelope is taken for any other header: a client
-must never be sent properties that it cannot read. Headers are shown as long as they fit into the one frame AMQP has for
-them; one that does not is left out.
+Producers of other protocols may also use a header named `amqp`. If it is not a valid envelope, it is treated as an
+ordinary header, because a client must never receive unreadable properties. All headers must fit into one AMQP frame;
+headers that do not fit are omitted.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ KEY_HEADER: Final = "x-stream-key"
 TIME_HEADER: Final = "timestamp_in_ms"
 OURS: Final = frozenset((KEY_HEADER, TIME_HEADER))
 HEADERS_BYTES_MAX: Final = 64 << 10
-"""Names and values of headers: half of the largest frame, the rest for lengths and the other properties."""
+"""Maximum size of header names and values: half of the default frame. Lengths and other properties need the rest."""
 
-_NOWHERE: Final = b"\0\0"
-"""No exchange, no routing key."""
+_NO_ROUTE: Final = b"\0\0"
+"""Empty exchange and routing key."""
 
 
 def envelope_of(record: Record) -> bytes:
-    """The envelope a record came with, or one that says what can be said of it."""
+    """Return the envelope of a record, or create one from its key, time and headers."""
     headers = record.headers
     if len(headers) == 1 and headers[0][0] == ENVELOPE:
         envelope = headers[0][1]
-        if envelope and _is_sound(envelope):
+        if envelope and _is_valid(envelope):
             return envelope
-    return _NOWHERE + encode(_told(record))
+    return _NO_ROUTE + encode(_properties_of(record))
 
 
-def _is_sound(envelope: bytes) -> bool:
+def _is_valid(envelope: bytes) -> bool:
     try:
         peek(envelope[properties_start(envelope) :])
     except (BasaltError, IndexError):
@@ -52,7 +52,7 @@ def _is_sound(envelope: bytes) -> bool:
     return True
 
 
-def _told(record: Record) -> Properties:
+def _properties_of(record: Record) -> Properties:
     table: Table = {}
     room = HEADERS_BYTES_MAX
     own = () if record.key is None else ((KEY_HEADER, record.key),)

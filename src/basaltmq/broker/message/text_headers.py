@@ -1,13 +1,13 @@
-"""Headers of a message that crosses between AMQP and the protocols whose headers are text.
+"""Conversion of headers between AMQP and protocols with text headers.
 
-A queue keeps the headers of gRPC and the embedded API as text (`Message.headers`), and what AMQP says of a message as
-an envelope in its properties, untouched. It is served over both, so each side is shown what the other has:
+A queue stores headers of gRPC and the embedded API as text (`Message.headers`), and AMQP properties as an envelope.
+Both kinds of consumers can read both kinds of messages:
 
     text headers, no envelope ──> an envelope with a table of text ──> an AMQP consumer
-    an envelope ──> what its table has of text, numbers and truths ──> a gRPC consumer
+    an envelope ──> the text, numbers and booleans of its table    ──> a gRPC consumer
 
-Nothing is rewritten on disk. Values that text cannot say (tables, lists, times, bytes) are left out, and so is whatever
-is no envelope: properties are opaque to the queues, and others may keep something else in them.
+Stored messages are not changed. Values without a text form (tables, lists, times, bytes) are omitted. Invalid envelopes
+give no headers, because queues treat properties as opaque and other programs may store something else in them.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from basaltmq.broker.message.properties import Properties, encode, open_envelope
 from basaltmq.errors import BasaltError
 
 _NUMBERS: Final = (int, float)
-_NOWHERE: Final = b"\0\0"
-"""No exchange, no routing key."""
+_NO_ROUTE: Final = b"\0\0"
+"""Empty exchange and routing key."""
 
 _NAME_BYTES_MAX: Final = 255
-"""AMQP's short string."""
+"""Length of an AMQP short string."""
 
 
 def envelope_of(headers: dict[str, str]) -> bytes:
-    """The envelope of a message that has text headers and no envelope; empty if AMQP can say none of them."""
+    """Return the envelope for text headers; empty if AMQP can represent none of them."""
     table = {name: value for name, value in headers.items() if len(name.encode()) <= _NAME_BYTES_MAX}
     if not table:
         return b""
     properties = Properties()
     properties.set_headers(dict(table))
-    return _NOWHERE + encode(properties)
+    return _NO_ROUTE + encode(properties)
 
 
 def headers_of(envelope: bytes) -> dict[str, str]:
-    """What an envelope's headers say in text."""
+    """Return the headers of an envelope that have a text form."""
     if not envelope:
         return {}
     try:

@@ -1,16 +1,16 @@
-"""Arguments of queues, exchanges and consumers: what is understood, checked by type and range, and compared.
+"""Arguments of queues and exchanges: validation, conversion to settings, and comparison.
 
-Names and meanings are RabbitMQ's; texts of refusals are close to its own, because people search for them. An argument
-nobody here knows is kept, compared with nothing, and has no effect, as there.
+Names and semantics are RabbitMQ's. Error texts resemble RabbitMQ's, because users search for them. As in RabbitMQ, an
+unknown argument is stored, not compared, and has no effect.
 
-Ours:
+Basalt's own arguments:
 
-    x-basalt-lease-ms         a delivery not settled within this time fails and is delivered again
+    x-basalt-lease-ms         a delivery that is not settled within this time fails and is redelivered
     x-basalt-fairness-header  the header whose value is a message's fairness key
     x-basalt-throttle-header  the header whose value is a message's throttle key
-    x-basalt-dedup-ms         how long a message id is remembered: a second message of the same id is dropped
+    x-basalt-dedup-ms         deduplication window: a second message with the same id within it is dropped
 
-A quorum queue is a durable queue with a delivery limit here: what is confirmed is on disk, and there is one node.
+A quorum queue is a durable queue with a delivery limit: there is one node, and confirmed messages are on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ QUORUM: Final = "quorum"
 STREAM: Final = "stream"
 
 QUORUM_DELIVERY_LIMIT: Final = 20
-"""What RabbitMQ gives a quorum queue that names none."""
+"""RabbitMQ's default for quorum queues."""
 
 INT_MAX: Final = (1 << 63) - 1
 MESSAGE_TTL_MS_MAX: Final = 315_360_000_000
@@ -48,7 +48,7 @@ _AGE_MS: Final = {
 
 
 class Owner(NamedTuple):
-    """Whose arguments they are, for the text of a refusal."""
+    """The object that has the arguments, for error texts."""
 
     kind: str
     name: str
@@ -59,7 +59,7 @@ class Owner(NamedTuple):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What the arguments of a queue say. None: nothing."""
+    """The settings from a queue's arguments. None means not set."""
 
     type: str = CLASSIC
     ttl_ms: int | None = None
@@ -77,15 +77,15 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     throttle_header: str | None = None
     dedup_ms: int | None = None
     age_ms_max: int | None = None
-    """Of a stream: how long it keeps messages."""
+    """Retention time of a stream."""
 
 
 def _whole(low: int, high: int) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"it is a whole number, not {_typed(value)}")
+            raise ValueError(f"expected an integer, got {_typed(value)}")
         if not low <= value <= high:
-            raise ValueError(f"it is {low} to {high}, not {value}")
+            raise ValueError(f"expected {low} to {high}, got {value}")
         return int(value)
 
     return check
@@ -93,13 +93,13 @@ def _whole(low: int, high: int) -> Callable[[Any], int]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"it is text, not {_typed(value)}")
+        raise ValueError(f"expected text, got {_typed(value)}")
     return value
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"it is true or false, not {_typed(value)}")
+        raise ValueError(f"expected true or false, got {_typed(value)}")
     return value
 
 
@@ -107,20 +107,21 @@ def _overflow(value: Any) -> Overflow:
     try:
         return Overflow(_text(value))
     except ValueError:
-        raise ValueError(f"it is {', '.join(each.value for each in Overflow)}, not {_typed(value)}") from None
+        expected = ", ".join(each.value for each in Overflow)
+        raise ValueError(f"expected one of {expected}, got {_typed(value)}") from None
 
 
 def _queue_type(value: Any) -> str:
     if value not in (CLASSIC, QUORUM, STREAM):
-        raise ValueError(f"it is {CLASSIC}, {QUORUM} or {STREAM}, not {_typed(value)}")
+        raise ValueError(f"expected {CLASSIC}, {QUORUM} or {STREAM}, got {_typed(value)}")
     return str(value)
 
 
 def age_ms(value: Any) -> int:
-    """`7D`, `12h`: a number and one of Y, M, D, h, m, s."""
+    """Parse an age such as `7D` or `12h`: a number and one of Y, M, D, h, m, s."""
     found = _AGE.fullmatch(_text(value))
     if found is None:
-        raise ValueError(f"it is a number and one of Y, M, D, h, m, s, such as 7D, not {_typed(value)}")
+        raise ValueError(f"expected a number and one of Y, M, D, h, m, s, such as 7D, got {_typed(value)}")
     return int(found[1]) * _AGE_MS[found[2]]
 
 
@@ -169,7 +170,7 @@ NOT_OF_STREAMS: Final = (
 def queue_settings(
     owner: Owner, arguments: Arguments, *, durable: bool, exclusive: bool, auto_delete: bool
 ) -> QueueSettings:
-    """What a queue's arguments say; PreconditionFailedError names the one that cannot be."""
+    """Return the settings from a queue's arguments. PreconditionFailedError names an invalid one."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         known = QUEUE_ARGUMENTS.get(name)
@@ -185,16 +186,16 @@ def queue_settings(
                 shown = "false" if flag == "durable" else "true"
                 raise PreconditionFailedError(
                     f"invalid property '{flag}' for {owner}: a {settings.type} queue "
-                    f"is durable, not exclusive and not auto-delete, got {shown}"
+                    f"must be durable, not exclusive and not auto-delete, got {shown}"
                 )
     if settings.type == STREAM:
         for name in NOT_OF_STREAMS:
             if name in arguments:
-                raise _invalid(owner, name, "a stream has no such argument")
+                raise _invalid(owner, name, "not supported for streams")
     else:
         for name in STREAM_ONLY:
             if name in arguments:
-                raise _invalid(owner, name, "only a stream has it")
+                raise _invalid(owner, name, "only supported for streams")
     if settings.dead_letter_routing_key is not None and settings.dead_letter_exchange is None:
         raise _invalid(owner, "x-dead-letter-routing-key", "x-dead-letter-exchange is missing")
     return settings
@@ -203,7 +204,7 @@ def queue_settings(
 def check_exchange_arguments(owner: Owner, arguments: Arguments) -> None:
     alternate = arguments.get("alternate-exchange")
     if "alternate-exchange" in arguments and not isinstance(alternate, str):
-        raise _invalid(owner, "alternate-exchange", f"it is text, not {_typed(alternate)}")
+        raise _invalid(owner, "alternate-exchange", f"expected text, got {_typed(alternate)}")
 
 
 def _invalid(owner: Owner, name: str, reason: str) -> PreconditionFailedError:
@@ -211,7 +212,7 @@ def _invalid(owner: Owner, name: str, reason: str) -> PreconditionFailedError:
 
 
 def check_same(owner: Owner, field: str, has: object, asked: object) -> None:
-    """Refuse a declaration that differs from what exists."""
+    """Raise if a field of a declaration differs from the existing object."""
     if has != asked or isinstance(has, bool) is not isinstance(asked, bool):
         raise PreconditionFailedError(
             f"inequivalent arg '{field}' for {owner}: received {_shown(asked)} but current is {_shown(has)}"
@@ -219,7 +220,7 @@ def check_same(owner: Owner, field: str, has: object, asked: object) -> None:
 
 
 def check_same_arguments(owner: Owner, has: Arguments, asked: Arguments) -> None:
-    """Every argument that means something must be the same; one that is its default may be left out."""
+    """Raise if a known argument differs. A missing queue type means the default."""
     for name in QUEUE_ARGUMENTS:
         if name == "x-queue-type":
             check_same(owner, name, has.get(name, CLASSIC), asked.get(name, CLASSIC))

@@ -1,13 +1,13 @@
-"""An exchange: its type decides which of its bindings a message takes.
+"""Exchanges: select the bindings that match a message, according to the exchange type.
 
-    direct    the routing key is the binding's key
-    fanout    every binding
+    direct    the routing key equals the binding's key
+    fanout    every binding matches
     topic     the routing key matches the binding's pattern (topic_trie.py)
-    headers   the message's headers match the binding's arguments: all of them, or any; names that begin with x- count
-              only for all-with-x and any-with-x
+    headers   the message's headers match all or any of the binding's arguments; names that begin with x- count only in
+              the modes all-with-x and any-with-x
 
-Each type is a table of bindings with three methods. Tables know destinations and nothing of queues; walking from
-exchange to exchange, and what has no route, is topology.py's.
+Each type is a table of bindings, which maps a message to destinations. `Topology.route` follows bindings between
+exchanges and handles messages without a route.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Arguments: TypeAlias = Mapping[str, Any]
 
 
 class Destination(NamedTuple):
-    """Where a binding leads: a queue or an exchange."""
+    """The target of a binding: a queue or an exchange."""
 
     kind: bytes
     name: str
@@ -36,16 +36,16 @@ Identity: TypeAlias = tuple[str, Destination, str, int]
 
 
 class Binding(NamedTuple):
-    """A way from an exchange. Two bindings of one identity are one."""
+    """A rule that routes messages of an exchange to a destination. Unique by `identity`."""
 
     source: str
     destination: Destination
     routing_key: str
     arguments: Arguments
     number: int
-    """A hash of the arguments: what tells bindings of one key apart."""
+    """Hash of the arguments. It distinguishes bindings with the same key."""
     durable: bool
-    """Both ends survive a restart, so the binding does."""
+    """Whether the binding survives a restart, because its source and its destination do."""
 
     @property
     def identity(self) -> Identity:
@@ -60,7 +60,7 @@ class ExchangeType(enum.StrEnum):
 
 
 class Table(Protocol):
-    """The bindings of one exchange, as its type looks at them."""
+    """The bindings of one exchange, indexed for its type."""
 
     def add(self, binding: Binding) -> None: ...
 
@@ -70,7 +70,7 @@ class Table(Protocol):
 
 
 class _Counted:
-    """Destinations with the number of bindings that lead to each."""
+    """Destinations with the number of bindings to each."""
 
     __slots__ = ("counts",)
 
@@ -142,8 +142,8 @@ class TopicTable:
 MATCH_MODES: Final = ("all", "any", "all-with-x", "any-with-x")
 
 
-class _Wanted(NamedTuple):
-    """What a binding asks of headers."""
+class _Condition(NamedTuple):
+    """The header condition of a binding."""
 
     fields: tuple[tuple[str, Any], ...]
     is_any: bool
@@ -154,14 +154,14 @@ class _Wanted(NamedTuple):
 
 
 def _equal(left: object, right: object) -> bool:
-    """Numbers equal numbers of any width; True is not 1, and text is not a number."""
+    """Whether two values are equal. True does not equal 1, and text does not equal a number."""
     if isinstance(left, bool) is not isinstance(right, bool):
         return False
     return left == right
 
 
-def wanted_headers(arguments: Arguments) -> _Wanted:
-    """What the arguments of a binding to a headers exchange ask for; PreconditionFailedError if x-match is no mode."""
+def header_condition(arguments: Arguments) -> _Condition:
+    """Return the header condition in a binding's arguments. Raises PreconditionFailedError for an invalid x-match."""
     mode = arguments.get("x-match", "all")
     if mode not in MATCH_MODES:
         raise PreconditionFailedError(f"Invalid x-match field value {mode!r:.80}; expected {', '.join(MATCH_MODES)}")
@@ -171,67 +171,67 @@ def wanted_headers(arguments: Arguments) -> _Wanted:
         for name, value in arguments.items()
         if name != "x-match" and (with_x or not name.startswith("x-"))
     ]
-    return _Wanted(tuple(fields), mode.startswith("any"))
+    return _Condition(tuple(fields), mode.startswith("any"))
 
 
-Place: TypeAlias = tuple[str, bool, object] | str
-"""Where a header is looked up: name, whether the value is a bool (True is not 1), value; or the name alone."""
+IndexKey: TypeAlias = tuple[str, bool, object] | str
+"""Index key of a header: (name, whether the value is a bool, value), or the name alone. True must not equal 1."""
 
 
-def _place(name: str, value: object) -> Place:
+def _index_key(name: str, value: object) -> IndexKey:
     try:
         hash(value)
     except TypeError:
-        # A table or an array.
+        # Tables and arrays are not hashable.
         return name
     return name if value is None else (name, isinstance(value, bool), value)
 
 
 class HeadersTable:
-    """Bindings by the headers they ask for, so that a message is compared only with those that may take it.
+    """Bindings indexed by header, so that a message is compared only with candidates.
 
-    A binding that asks for any of its headers is found by each of them. One that asks for all is found by one of them:
-    the one that the fewest other bindings are found by.
+    A binding in an `any` mode is indexed under each of its headers. In an `all` mode it is indexed under one of them:
+    the one with the fewest other bindings.
     """
 
     def __init__(self) -> None:
-        self._places: dict[Identity, tuple[Place, ...]] = {}
-        self._found_at: dict[Place, dict[Identity, tuple[_Wanted, Destination]]] = {}
+        self._index_keys: dict[Identity, tuple[IndexKey, ...]] = {}
+        self._by_index_key: dict[IndexKey, dict[Identity, tuple[_Condition, Destination]]] = {}
         self._always = _Counted()
-        """Destinations of bindings that ask for all of no headers."""
+        """Destinations of `all` bindings without headers, which match every message."""
 
     def add(self, binding: Binding) -> None:
-        wanted = wanted_headers(binding.arguments)
-        places = {_place(name, value) for name, value in wanted.fields}
-        if not wanted.is_any:
-            if not places:
+        condition = header_condition(binding.arguments)
+        index_keys = {_index_key(name, value) for name, value in condition.fields}
+        if not condition.is_any:
+            if not index_keys:
                 self._always.add(binding.destination)
-            places = set(sorted(places, key=lambda place: len(self._found_at.get(place, ())))[:1])
-        self._places[binding.identity] = tuple(places)
-        for place in places:
-            self._found_at.setdefault(place, {})[binding.identity] = (wanted, binding.destination)
+            index_keys = set(sorted(index_keys, key=lambda index_key: len(self._by_index_key.get(index_key, ())))[:1])
+        self._index_keys[binding.identity] = tuple(index_keys)
+        for index_key in index_keys:
+            self._by_index_key.setdefault(index_key, {})[binding.identity] = (condition, binding.destination)
 
     def remove(self, binding: Binding) -> None:
-        places = self._places.pop(binding.identity)
-        for place in places:
-            found = self._found_at[place]
+        index_keys = self._index_keys.pop(binding.identity)
+        for index_key in index_keys:
+            found = self._by_index_key[index_key]
             del found[binding.identity]
             if not found:
-                del self._found_at[place]
-        if not places and not wanted_headers(binding.arguments).is_any:
+                del self._by_index_key[index_key]
+        if not index_keys and not header_condition(binding.arguments).is_any:
             self._always.remove(binding.destination)
 
     def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
         reached = set(self._always.counts)
         for name, value in headers.items():
-            for place in {name, _place(name, value)}:
-                for wanted, destination in self._found_at.get(place, _NOTHING).values():
-                    if destination not in reached and wanted.is_met(headers):
+            for index_key in {name, _index_key(name, value)}:
+                for condition, destination in self._by_index_key.get(index_key, _NO_BINDINGS).values():
+                    if destination not in reached and condition.is_met(headers):
                         reached.add(destination)
         return reached
 
 
-_NOTHING: Final[Mapping[Identity, tuple[_Wanted, Destination]]] = {}
+_NO_BINDINGS: Final[Mapping[Identity, tuple[_Condition, Destination]]] = {}
 
 
 _TABLES: Final[Mapping[ExchangeType, type[Table]]] = {
@@ -243,7 +243,7 @@ _TABLES: Final[Mapping[ExchangeType, type[Table]]] = {
 
 
 class Exchange:
-    """One exchange with the bindings that begin at it."""
+    """An exchange with its outgoing bindings."""
 
     __slots__ = (
         "alternate",
@@ -276,9 +276,9 @@ class Exchange:
         self.internal = internal
         self.arguments: Arguments = dict(arguments or {})
         self.alternate: str | None = self.arguments.get("alternate-exchange")
-        """Where messages go that no binding takes: by argument, else by policy."""
+        """The exchange for messages that match no binding: from the argument, otherwise from the policy."""
         self.policy: str | None = None
-        """The name of the policy in force."""
+        """Name of the policy that applies."""
         self.bindings: dict[Identity, Binding] = {}
         self.published = 0
         self.table: Table = _TABLES[kind]()

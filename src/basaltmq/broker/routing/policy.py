@@ -1,11 +1,10 @@
-"""Policies: settings for all queues and exchanges whose names match a pattern (SPEC E; RabbitMQ's meaning).
+"""Policies: settings for all queues and exchanges whose names match a pattern, with RabbitMQ's semantics (SPEC E).
 
-Of the policies that match, the one of the highest priority is in force, and an operator's beside it, which can only
-make limits smaller. They are rows of the virtual host's own store:
+Of the matching policies, the one with the highest priority applies. The matching operator policy with the highest
+priority applies in addition; of two numeric values the smaller one is used. Policies are rows of the virtual host's
+store and are cached in memory, because each declaration needs them:
 
     policy   kind (p or o), name   ->   | layout u8 | MessagePack of the policy |
-
-and in memory, because each declaration asks for them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import broker as broker_keys
+from basaltmq.store.keys import parts as key_parts
 
 LAYOUT: Final = 1
 USERS: Final = b"p"
@@ -49,7 +49,7 @@ KEPT_KEYS: Final = frozenset(
         "target-group-size",
     ]
 )
-"""Of RabbitMQ's keys: those kept so that definitions can be imported and exported, without an effect here."""
+"""Keys of RabbitMQ that have no effect here. They are stored so that definitions can be imported and exported."""
 
 OPERATOR_KEYS: Final = frozenset(
     {"expires", "message-ttl", "max-length", "max-length-bytes", "delivery-limit", "overflow"}
@@ -57,8 +57,6 @@ OPERATOR_KEYS: Final = frozenset(
 
 
 class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One policy."""
-
     name: str
     pattern: str
     definition: dict[str, Any]
@@ -66,31 +64,31 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
     apply_to: str = "all"
 
     def check(self, kind: bytes = USERS) -> None:
-        """Refuse what cannot be, naming it."""
+        """Raise InvalidArgumentError if a field is invalid."""
         compiled(self.pattern, f"the pattern of policy {self.name!r}")
         if self.apply_to not in APPLY_TO:
-            raise InvalidArgumentError(f"apply-to of policy {self.name!r} is one of {', '.join(APPLY_TO)}")
+            raise InvalidArgumentError(f"apply-to of policy {self.name!r} must be one of {', '.join(APPLY_TO)}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
-            raise InvalidArgumentError(f"the priority of policy {self.name!r} is a whole number")
+            raise InvalidArgumentError(f"the priority of policy {self.name!r} must be an integer")
         if not self.definition:
-            raise InvalidArgumentError(f"policy {self.name!r} defines nothing; give at least one key")
+            raise InvalidArgumentError(f"the definition of policy {self.name!r} is empty; set at least one key")
         for key, value in self.definition.items():
             self._check_key(key, value, kind)
 
     def _check_key(self, key: str, value: Any, kind: bytes) -> None:
         if kind == OPERATORS and key not in OPERATOR_KEYS:
             raise InvalidArgumentError(
-                f"an operator policy cannot set {key!r}: it takes {', '.join(sorted(OPERATOR_KEYS))}"
+                f"an operator policy cannot set {key!r}, only {', '.join(sorted(OPERATOR_KEYS))}"
             )
         if key in KEPT_KEYS:
             return
         if key in EXCHANGE_KEYS:
             if not isinstance(value, str):
-                raise InvalidArgumentError(f"{key} of policy {self.name!r} is text")
+                raise InvalidArgumentError(f"{key} of policy {self.name!r} must be text")
             return
         known = QUEUE_ARGUMENTS.get(f"x-{key}")
         if known is None:
-            raise InvalidArgumentError(f"policy {self.name!r} sets {key!r}, which does not exist")
+            raise InvalidArgumentError(f"policy {self.name!r} sets the unknown key {key!r}")
         try:
             known.check(value)
         except ValueError as error:
@@ -98,7 +96,7 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InForce(msgspec.Struct, frozen=True):
-    """What policies say about one queue or exchange."""
+    """The merged definition of the policies that apply to one queue or exchange."""
 
     name: str | None
     definition: Mapping[str, Any]
@@ -121,8 +119,8 @@ class Policies:
 
     def load(self) -> None:
         for kind in (USERS, OPERATORS):
-            for key, row in self._store.scan(Family.TOPOLOGY, *keys.prefix_range(keys.policy_prefix(kind))):
-                _, name = keys.decode_policy_key(key)
+            for key, row in self._store.scan(Family.TOPOLOGY, *key_parts.prefix_range(broker_keys.policy_prefix(kind))):
+                _, name = broker_keys.decode_policy_key(key)
                 try:
                     if row[:1] != bytes((LAYOUT,)):
                         raise ValueError("unknown layout")
@@ -132,11 +130,11 @@ class Policies:
             self._sort(kind)
 
     def set(self, policy: Policy, *, operators: bool = False) -> None:
-        """Make or replace a policy."""
+        """Create or replace a policy."""
         kind = OPERATORS if operators else USERS
         policy.check(kind)
         batch = Batch()
-        batch.put(Family.TOPOLOGY, keys.policy_key(kind, policy.name), bytes((LAYOUT,)) + _ENCODE(policy))
+        batch.put(Family.TOPOLOGY, broker_keys.policy_key(kind, policy.name), bytes((LAYOUT,)) + _ENCODE(policy))
         self._store.write(batch)
         self._known[kind][policy.name] = policy
         self._sort(kind)
@@ -145,9 +143,9 @@ class Policies:
     def delete(self, name: str, *, operators: bool = False) -> None:
         kind = OPERATORS if operators else USERS
         if name not in self._known[kind]:
-            raise NotFoundError(f"there is no policy {name!r}")
+            raise NotFoundError(f"policy {name!r} not found")
         batch = Batch()
-        batch.delete(Family.TOPOLOGY, keys.policy_key(kind, name))
+        batch.delete(Family.TOPOLOGY, broker_keys.policy_key(kind, name))
         self._store.write(batch)
         del self._known[kind][name]
         self._sort(kind)

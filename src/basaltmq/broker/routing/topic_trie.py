@@ -1,9 +1,9 @@
-"""Topic patterns as a trie of words, so that matching costs what the key's words cost and not what is bound.
+"""Topic patterns as a trie of words. The cost of a match depends on the key's words, not on the number of bindings.
 
-`*` stands for one word, `#` for any number of words, none included. A key is walked with a set of places in the trie;
-two `#` in a row of patterns could reach one place in many ways, so every place is visited once per word.
+`*` matches one word, `#` any number of words including none. A match walks the key with a set of trie nodes. Several
+`#` can lead to the same node in many ways, so each node is visited once per word.
 
-A destination is counted per pattern: two bindings that differ in their arguments alone are one way to it.
+The trie counts the bindings of a destination per pattern, because bindings may differ in their arguments only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ class _Node(Generic[D]):
 
     def __init__(self, *, loops: bool = False) -> None:
         self.loops = loops
-        """Reached by `#`: any further word leads here again."""
+        """Whether `#` leads here. Any further word then stays at this node."""
         self.words: dict[str, _Node[D]] = {}
         self.any_word: _Node[D] | None = None
         self.any_words: _Node[D] | None = None
         self.ends: dict[D, int] = {}
-        """Destinations of patterns that end here, and how many bindings each has."""
+        """Destinations of patterns that end here, with their number of bindings."""
 
     def is_empty(self) -> bool:
         return not (self.words or self.ends or self.any_word or self.any_words)
@@ -55,7 +55,7 @@ class _Node(Generic[D]):
 
 
 class TopicTrie(Generic[D]):
-    """Which destinations a routing key reaches."""
+    """Maps a routing key to the destinations of all matching patterns."""
 
     def __init__(self) -> None:
         self._root: _Node[D] = _Node()
@@ -67,7 +67,7 @@ class TopicTrie(Generic[D]):
         node.ends[destination] = node.ends.get(destination, 0) + 1
 
     def remove(self, pattern: str, destination: D) -> None:
-        """Take away what was added before; branches that lead nowhere go."""
+        """Remove a pattern that was added before, and prune empty branches."""
         path = [self._root]
         words = pattern.split(".")
         for word in words:
@@ -105,7 +105,7 @@ class TopicTrie(Generic[D]):
         return found
 
     def _enter(self, node: _Node[D], places: set[_Node[D]]) -> None:
-        """Be at a node, and behind every `#` that follows it, because `#` may stand for no word."""
+        """Add a node, and every node reached from it by `#`, because `#` may match no word."""
         while node not in places:
             places.add(node)
             if node.any_words is None:

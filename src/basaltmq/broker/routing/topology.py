@@ -1,18 +1,18 @@
-"""Exchanges and bindings of a virtual host: what is bound to what, and where a message goes.
+"""Exchanges and bindings of a virtual host, and routing through them.
 
-Everything is in memory; what is durable is in rows as well, written with each change and read at open:
+All of them are in memory. Durable ones are also rows, which are written with each change and read at open:
 
     exchange   name                                             ->  | layout u8 | flags u8 | lp(type) | arguments |
     binding    source, kind, destination, key, arguments' hash  ->  | layout u8 | arguments |
 
-Arguments are an AMQP field table. A binding is durable if both its ends are. A row that leads to a queue or exchange
-that is gone (its deletion was cut off by a crash before anybody was told of it) is removed at open.
+Arguments are an AMQP field table. A binding is durable if its source and its destination are. Opening removes binding
+rows whose source or destination is missing; a crash during an unconfirmed deletion leaves such rows.
 
-Memory and rows agree after every operation: what a removal takes along is found first, then leaves disk in one batch,
-then memory. `tests/model/test_topology.py` compares both with a plain model.
+Memory and rows agree after every operation. A removal first collects everything that it affects, then deletes it from
+disk in one batch, then from memory. `tests/model/test_topology.py` compares both with a plain model.
 
-Routing walks from exchange to exchange and visits each once, so cycles of bindings and of alternate exchanges end. An
-exchange none of whose bindings takes the message hands it to its alternate exchange.
+Routing visits each exchange once, so cycles of bindings or alternate exchanges terminate. If no binding of an exchange
+matches, the message goes to its alternate exchange.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from basaltmq.broker.routing.exchange import (
     Destination,
     Exchange,
     ExchangeType,
-    wanted_headers,
+    header_condition,
 )
 from basaltmq.errors import (
     AccessRefusedError,
@@ -47,7 +47,8 @@ from basaltmq.errors import (
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import broker as broker_keys
+from basaltmq.store.keys import parts as key_parts
 
 LAYOUT: Final = 1
 
@@ -60,10 +61,10 @@ PREDECLARED: Final = (
 )
 
 NAME_BYTES_MAX: Final = 255
-"""AMQP's short string, of names and routing keys."""
+"""Maximum length of names and routing keys: an AMQP short string."""
 
 REMOVED_AT_ONCE: Final = 500
-"""Bindings removed in one batch: some milliseconds."""
+"""Bindings removed in one batch, which takes a few milliseconds."""
 
 _AUTO_DELETE: Final = 1
 _INTERNAL: Final = 2
@@ -75,7 +76,7 @@ class Topology:
     def __init__(self, store: Store, vhost: str, *, has_queue: Callable[[str], bool]) -> None:
         self.exchanges: dict[str, Exchange] = {"": Exchange("", ExchangeType.DIRECT)}
         self.version = 0
-        """Raised by every change; routes found under another version are stale."""
+        """Incremented by every change. Routes cached under another version are stale."""
         self._store = store
         self._vhost = vhost
         self._has_queue = has_queue
@@ -86,26 +87,26 @@ class Topology:
     def load(
         self, is_durable_queue: Callable[[str], bool], is_unserved: Callable[[str], bool] | None = None
     ) -> list[str]:
-        """Read the rows; a line about each binding that leads nowhere.
+        """Read the rows. Return one line about each binding that is not in use.
 
-        Such a binding is removed, and with its last binding an auto-delete exchange. A crash between a queue's deletion
-        and that of its bindings leaves such rows. A queue that exists but cannot be served (`is_unserved`) keeps its
-        rows for the next start.
+        Bindings without source or destination are removed, and auto-delete exchanges that lose their last binding. A
+        crash between the deletion of a queue and of its bindings leaves such rows. Bindings to a queue that exists but
+        cannot be served (`is_unserved`) keep their rows for the next start.
         """
-        for key, row in self._rows(keys.exchange_prefix()):
-            exchange = decode_exchange(keys.decode_exchange_key(key), row)
+        for key, row in self._rows(broker_keys.exchange_prefix()):
+            exchange = decode_exchange(broker_keys.decode_exchange_key(key), row)
             self.exchanges[exchange.name] = exchange
         lines: list[str] = []
         losers: set[str] = set()
         batch = Batch()
-        for key, row in self._rows(keys.binding_prefix()):
-            source, kind, name, routing_key, number = keys.decode_binding_key(key)
+        for key, row in self._rows(broker_keys.binding_prefix()):
+            source, kind, name, routing_key, number = broker_keys.decode_binding_key(key)
             if kind == QUEUE and is_unserved is not None and is_unserved(name):
                 lines.append(f"a binding from {source!r} to {name!r} is not in use because the queue is not served")
                 continue
             exists = name in self.exchanges if kind == EXCHANGE else is_durable_queue(name)
             if source not in self.exchanges or not exists:
-                lines.append(f"a binding from {source!r} to {name!r} lost one of its ends and was removed")
+                lines.append(f"removed a binding from {source!r} to {name!r}: its source or destination is missing")
                 losers.add(source)
                 batch.delete(Family.TOPOLOGY, key)
                 continue
@@ -118,7 +119,7 @@ class Topology:
         return lines
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._store.scan(Family.TOPOLOGY, *keys.prefix_range(prefix))
+        return self._store.scan(Family.TOPOLOGY, *key_parts.prefix_range(prefix))
 
     def get(self, name: str) -> Exchange:
         exchange = self.exchanges.get(name)
@@ -137,7 +138,7 @@ class Topology:
         arguments: Arguments | None = None,
         passive: bool = False,
     ) -> Exchange:
-        """The exchange of this name, made if it is missing; what exists must be what is asked for."""
+        """Return the exchange of this name, created if it is missing. Raises if an existing one differs."""
         found = self.exchanges.get(name)
         if passive:
             return self.get(name)
@@ -148,7 +149,7 @@ class Topology:
             wanted = ExchangeType(kind)
         except ValueError:
             raise UnknownExchangeTypeError(
-                f"unknown exchange type '{kind}'; there are {', '.join(ExchangeType)}"
+                f"unknown exchange type '{kind}'; use one of {', '.join(ExchangeType)}"
             ) from None
         arguments = arguments or {}
         if found is not None:
@@ -161,7 +162,7 @@ class Topology:
             ):
                 check_same(owner, field, has, asked)
             return found
-        check_name("exchange", name)
+        check_name("exchange name", name)
         if name.startswith("amq."):
             raise AccessRefusedError(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(owner, arguments)
@@ -170,14 +171,14 @@ class Topology:
         )
         if durable:
             batch = Batch()
-            batch.put(Family.TOPOLOGY, keys.exchange_key(name), encode_exchange(exchange))
+            batch.put(Family.TOPOLOGY, broker_keys.exchange_key(name), encode_exchange(exchange))
             self._store.write(batch)
         self.exchanges[name] = exchange
         self.version += 1
         return exchange
 
     def delete(self, name: str, *, if_unused: bool = False) -> bool:
-        """Delete an exchange with the bindings from and to it; False if there was none."""
+        """Delete an exchange with the bindings from and to it; False if it does not exist."""
         if name == "":
             raise AccessRefusedError("operation not permitted on the default exchange")
         if name.startswith("amq."):
@@ -193,7 +194,7 @@ class Topology:
     def bind(
         self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None, *, durable: bool
     ) -> bool:
-        """Bind a queue or exchange; False if that binding exists. `durable`: the destination is."""
+        """Bind a queue or exchange; False if that binding exists. `durable` says whether the destination is durable."""
         exchange = self.get(source)
         self._require_destination(destination)
         if source == "":
@@ -201,7 +202,7 @@ class Topology:
         check_name("routing key", routing_key)
         arguments = dict(arguments or {})
         if exchange.type is ExchangeType.HEADERS:
-            wanted_headers(arguments)
+            header_condition(arguments)
         binding = Binding(
             source, destination, routing_key, arguments, hash_arguments(arguments), exchange.durable and durable
         )
@@ -218,7 +219,7 @@ class Topology:
     def unbind(
         self, source: str, destination: Destination, routing_key: str, arguments: Arguments | None
     ) -> Binding | None:
-        """Take a binding away, and the exchange too if that was its last and it asked for it. None: there was none."""
+        """Remove and return a binding; None if it does not exist. The last one removes an auto-delete exchange too."""
         exchange = self.get(source)
         self._require_destination(destination)
         if source == "":
@@ -229,9 +230,9 @@ class Topology:
         return binding
 
     def removing(self, destination: Destination) -> Iterator[int]:
-        """Remove bindings to a queue or exchange, and from the exchange, until few are left: a portion per step.
+        """Remove bindings to a queue or exchange, and from the exchange, until few are left. Yield the count per batch.
 
-        For what is about to be deleted. A crash in between leaves it with the rest.
+        Use it before a deletion. After a crash in between, the object still exists with the remaining bindings.
         """
         while True:
             portion = list(islice(self._incoming.get(destination, {}).values(), REMOVED_AT_ONCE))
@@ -240,22 +241,22 @@ class Topology:
                 portion = list(islice(exchange.bindings.values(), REMOVED_AT_ONCE))
             if len(portion) < REMOVED_AT_ONCE:
                 return
-            # The last one stays, so that an auto-delete exchange goes with its deletion.
+            # Keep the last one, so that an auto-delete exchange is deleted together with the destination.
             self._remove(portion[:-1])
             yield len(portion) - 1
 
     def remove_queue(self, name: str) -> None:
-        """A queue is gone: so are the bindings to it."""
+        """Remove the bindings to a deleted queue."""
         gone = list(self._incoming.get(Destination(QUEUE, name), {}).values())
         if gone:
             self._remove(gone)
         self.version += 1
 
     def _remove(self, bindings: Iterable[Binding], exchanges: Iterable[str] = ()) -> None:
-        """Remove bindings and exchanges with all that goes along, from disk in one batch and from memory.
+        """Remove bindings and exchanges with everything that depends on them, from disk in one batch and from memory.
 
-        An exchange takes the bindings from and to it along. The last binding of an auto-delete exchange takes the
-        exchange along, and so on.
+        The bindings from and to a removed exchange are removed too. An auto-delete exchange is removed with its last
+        binding, and so on.
         """
         doomed = set(exchanges)
         pending = list(bindings)
@@ -281,7 +282,7 @@ class Topology:
                 batch.delete(Family.TOPOLOGY, _key(binding))
         for name in doomed:
             if self.exchanges[name].durable:
-                batch.delete(Family.TOPOLOGY, keys.exchange_key(name))
+                batch.delete(Family.TOPOLOGY, broker_keys.exchange_key(name))
         if len(batch):
             self._store.write(batch)
         for binding in gone.values():
@@ -310,7 +311,7 @@ class Topology:
             raise NotFoundError(f"no queue '{destination.name}' in vhost '{self._vhost}'")
 
     def bindings(self) -> Iterator[Binding]:
-        """Every binding but the default exchange's, which nobody makes."""
+        """Yield all bindings except the implicit ones of the default exchange."""
         for exchange in list(self.exchanges.values()):
             yield from list(exchange.bindings.values())
 
@@ -318,7 +319,7 @@ class Topology:
         return list(self._incoming.get(destination, {}).values())
 
     def route(self, exchange: Exchange, routing_keys: Sequence[str], headers: Arguments) -> tuple[list[str], bool]:
-        """The queues a message reaches, and whether its headers had a say."""
+        """Return the queues that a message reaches, and whether its headers influenced the route."""
         found: dict[str, None] = {}
         by_headers = False
         seen = {exchange.name}
@@ -347,13 +348,13 @@ def check_name(what: str, name: str) -> None:
     try:
         size = len(name.encode())
     except (AttributeError, UnicodeEncodeError):
-        raise InvalidArgumentError(f"a {what} is Unicode text, not {name!r:.80}") from None
+        raise InvalidArgumentError(f"invalid {what} {name!r:.80}: it must be Unicode text") from None
     if size > NAME_BYTES_MAX:
-        raise InvalidArgumentError(f"a {what} of {size} bytes is over the limit of {NAME_BYTES_MAX}")
+        raise InvalidArgumentError(f"invalid {what}: {size} bytes exceed the limit of {NAME_BYTES_MAX}")
 
 
 def hash_arguments(arguments: Arguments) -> int:
-    """The same number for the same arguments, in whatever order they come."""
+    """Return a hash of the arguments that does not depend on their order."""
     if not arguments:
         return 0
     raw = amqp_table.encode({name: arguments[name] for name in sorted(arguments)})
@@ -361,21 +362,21 @@ def hash_arguments(arguments: Arguments) -> int:
 
 
 def _key(binding: Binding) -> bytes:
-    return keys.binding_key(
+    return broker_keys.binding_key(
         binding.source, binding.destination.kind, binding.destination.name, binding.routing_key, binding.number
     )
 
 
 def encode_exchange(exchange: Exchange) -> bytes:
     flags = _AUTO_DELETE * exchange.auto_delete | _INTERNAL * exchange.internal
-    return bytes((LAYOUT, flags)) + keys.lp(exchange.type.value) + amqp_table.encode(exchange.arguments)
+    return bytes((LAYOUT, flags)) + key_parts.lp(exchange.type.value) + amqp_table.encode(exchange.arguments)
 
 
 def decode_exchange(name: str, row: bytes) -> Exchange:
     try:
         if row[0] != LAYOUT:
             raise ValueError
-        kind, at = keys.take_lp(row, 2)
+        kind, at = key_parts.take_lp(row, 2)
         exchange_type = ExchangeType(kind.decode())
     except (IndexError, ValueError, CorruptionError):
         raise CorruptionError(f"the row of exchange {name!r} is damaged ({len(row)} bytes)") from None

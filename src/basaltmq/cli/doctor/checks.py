@@ -1,6 +1,6 @@
-"""The checks of `basalt doctor`: each looks at one thing and says what it saw and what to do about it.
+"""The checks of `basalt doctor`. Each yields what it found and a remedy.
 
-A check never changes anything but for one small file it writes and removes in the data directory to time the disk.
+A check changes nothing, except for a small temporary file in the data directory that measures the disk.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from basaltmq.store.directory import LOCK
 
 DAY_S: Final = 86_400
 EXPIRY_WARN_DAYS: Final = 21
-"""Enough for a person to notice and act, less than the 30 days at which automatic renewals begin."""
+"""Leaves time to act, and is below the 30 days at which automatic renewals begin."""
 
-FILES_OF_STORES: Final = 1_024
-"""Handles the broker needs besides its connections: tables, segments, logs."""
+FILES_BESIDES: Final = 1_024
+"""File handles for SST files, segments and logs, besides those of connections."""
 
-SYNCS: Final = 10
-SYNC_SLOW_MS: Final = 20.0
-NAME_SERVICE_EPOCH_S: Final = 1_735_689_600
-"""2025-01-01: a clock before it was never set."""
+FSYNCS: Final = 10
+FSYNC_SLOW_MS: Final = 20.0
+CLOCK_MIN_S: Final = 1_735_689_600
+"""2025-01-01. A clock before this date was never set."""
 
 CLOCK_NOT_SYNCED: Final = 5
 """TIME_ERROR of adjtimex(2)."""
@@ -52,11 +52,17 @@ NETWORK_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ce
 MEMORY_SYSTEMS: Final = {"tmpfs", "ramfs"}
 
 REQUIRED: Final = ("rocksdict", "msgspec", "google-crc32c", "click", "sortedcontainers", "h11")
-OPTIONAL: Final = {"uvloop": "a faster loop", "hpack": "gRPC (fila.enabled)", "lupa": "Lua hooks", "pyarrow": "Arrow"}
+OPTIONAL: Final = {
+    "uvloop": ("server", "a faster event loop"),
+    "hpack": ("server", "gRPC (fila.enabled)"),
+    "lupa": ("lua", "Lua hooks"),
+    "pyarrow": ("arrow", "Arrow columns, and decoding of lz4, snappy and zstd batches"),
+}
+"""Package -> the extra that installs it, and what needs it."""
 
 
 class State(enum.StrEnum):
-    """How a check went."""
+    """Result of a check."""
 
     OK = "ok"
     WARN = "warn"
@@ -64,11 +70,9 @@ class State(enum.StrEnum):
 
 
 class Finding(NamedTuple):
-    """What a check saw, and what to do."""
-
     check: str
     state: State
-    said: str
+    detail: str
     advice: str = ""
 
 
@@ -84,17 +88,13 @@ def packages(config: Config) -> Iterator[Finding]:
         except importlib.metadata.PackageNotFoundError:
             needed = name in REQUIRED or (name == "hpack" and config.fila.enabled)
             state = State.FAIL if needed else State.WARN
-            yield Finding(
-                "packages",
-                state,
-                f"{name} is missing",
-                f"pip install 'basaltmq[server]' ({OPTIONAL.get(name, 'required')})",
-            )
+            extra, purpose = OPTIONAL.get(name, ("server", "required"))
+            yield Finding("packages", state, f"{name} is missing", f"pip install 'basaltmq[{extra}]' ({purpose})")
     yield Finding("packages", State.OK, ", ".join(found))
 
 
 def holder_of(store: Path) -> str | None:
-    """The process that has a store open for writing; None if nobody has."""
+    """Return the id of the process that has a store open for writing, or None."""
     try:
         with open(store / LOCK, "rb") as lock:
             try:
@@ -118,16 +118,18 @@ def ports(config: Config) -> Iterator[Finding]:
                 probe.bind((host, port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and holder is not None and _listens(holder, port):
-                    yield Finding("ports", State.OK, f"{name} {host}:{port} is the running broker's, process {holder}")
+                    yield Finding(
+                        "ports", State.OK, f"{name} {host}:{port} is used by the running broker, process {holder}"
+                    )
                     continue
-                advice = f"stop what uses it (ss -ltnp 'sport = :{port}'), or set {name}.port"
+                advice = f"stop the process that uses it (ss -ltnp 'sport = :{port}'), or set {name}.port"
                 yield Finding("ports", State.WARN, f"{name} {host}:{port}: {error.strerror}", advice)
             else:
                 yield Finding("ports", State.OK, f"{name} {host}:{port} is free")
 
 
 def _listens(process: str, port: int) -> bool:
-    """Whether a process has a socket that listens on a port, as far as this user may know."""
+    """Whether a process listens on a port, as far as this user may see."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -145,7 +147,7 @@ def _listens(process: str, port: int) -> bool:
 
 def files(config: Config) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = config.limits.connections_max + config.admin.connections_max + FILES_OF_STORES
+    needed = config.limits.connections_max + config.admin.connections_max + FILES_BESIDES
     allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if allowed < needed:
         yield Finding(
@@ -155,74 +157,84 @@ def files(config: Config) -> Iterator[Finding]:
             f"ulimit -n {needed}, or LimitNOFILE={needed} in the unit, or a smaller limits.connections_max",
         )
     else:
-        yield Finding("open files", State.OK, f"{soft:,}, raised at start to what is needed ({needed:,})")
+        yield Finding("open files", State.OK, f"{soft:,}, raised at start to {needed:,}")
 
 
 def memory(config: Config) -> Iterator[Finding]:
     total = memory_bytes()
     mark = config.memory.high_watermark.of(total)
     fixed = int(config.memory.cache_bytes + config.memory.write_buffer_bytes)
-    said = f"{_size(total)}; publishers are held above {_size(mark)}"
+    detail = f"{_size(total)}; publishers are blocked above {_size(mark)}"
     if mark < fixed + 128 * MIB:
-        advice = "raise memory.high_watermark, or make memory.cache_bytes and memory.write_buffer_bytes smaller"
-        yield Finding("memory", State.WARN, f"{said}, of which {_size(fixed)} are cache and buffers", advice)
+        advice = "raise memory.high_watermark, or reduce memory.cache_bytes and memory.write_buffer_bytes"
+        yield Finding("memory", State.WARN, f"{detail}, of which {_size(fixed)} are cache and buffers", advice)
     else:
-        yield Finding("memory", State.OK, said)
+        yield Finding("memory", State.OK, detail)
 
 
 def disk(config: Config) -> Iterator[Finding]:
     place = _existing(config.data_dir)
     usage = shutil.disk_usage(place)
     free_min = config.disk.free_min.of(usage.total)
-    said = f"{_size(usage.free)} of {_size(usage.total)} free at {place}"
+    detail = f"{_size(usage.free)} of {_size(usage.total)} free at {place}"
     if usage.free < free_min:
         yield Finding(
-            "disk", State.FAIL, said, f"free some: publishers are held below {_size(free_min)} (disk.free_min)"
+            "disk",
+            State.FAIL,
+            detail,
+            f"free disk space: publishers are blocked below {_size(free_min)} (disk.free_min)",
         )
     elif usage.free < 4 * free_min:
-        yield Finding("disk", State.WARN, said, f"publishers are held below {_size(free_min)} (disk.free_min)")
+        yield Finding(
+            "disk",
+            State.WARN,
+            detail,
+            f"free disk space: publishers are blocked below {_size(free_min)} (disk.free_min)",
+        )
     else:
-        yield Finding("disk", State.OK, said)
+        yield Finding("disk", State.OK, detail)
     system = _file_system(place)
     if system in NETWORK_SYSTEMS:
         yield Finding(
-            "disk", State.WARN, f"{place} is on {system}", "use a local disk: locks and syncs may not hold there"
+            "disk", State.WARN, f"{place} is on {system}", "use a local disk: file locks and fsync may not work there"
         )
     elif system in MEMORY_SYSTEMS:
-        yield Finding("disk", State.WARN, f"{place} is on {system}", "use a disk: nothing there survives a restart")
+        yield Finding(
+            "disk", State.WARN, f"{place} is on {system}", "use a disk: data there does not survive a restart"
+        )
 
 
-def syncing(config: Config) -> Iterator[Finding]:
-    """How long the disk takes to make a small write durable: every confirm waits for it."""
+def fsync_latency(config: Config) -> Iterator[Finding]:
+    """Measure the fsync latency: every confirm waits for an fsync."""
     place = _existing(config.data_dir)
     try:
         with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=place) as file:
             took_ms = []
-            for _ in range(SYNCS):
+            for _ in range(FSYNCS):
                 began = time.perf_counter()
                 os.write(file.fileno(), bytes(4096))
                 os.fdatasync(file.fileno())
                 took_ms.append((time.perf_counter() - began) * 1000)
     except OSError as error:
-        advice = f"give the broker's user the directory: chown or chmod {place}, or set data_dir"
-        yield Finding("disk", State.FAIL, f"{place} cannot be written: {error.strerror}", advice)
+        advice = f"give the broker's user access to the directory with chown or chmod {place}, or set data_dir"
+        yield Finding("disk", State.FAIL, f"{place} is not writable: {error.strerror}", advice)
         return
-    middle = sorted(took_ms)[SYNCS // 2]
-    state = State.WARN if middle > SYNC_SLOW_MS else State.OK
-    advice = "use a faster disk: every confirm waits for a sync" if state is State.WARN else ""
-    yield Finding("disk", state, f"a sync takes {middle:.2f} ms", advice)
+    median = sorted(took_ms)[FSYNCS // 2]
+    state = State.WARN if median > FSYNC_SLOW_MS else State.OK
+    advice = "use a faster disk: every confirm waits for an fsync" if state is State.WARN else ""
+    yield Finding("disk", state, f"an fsync takes {median:.2f} ms", advice)
 
 
 def clock(_config: Config) -> Iterator[Finding]:
-    if time.time() < NAME_SERVICE_EPOCH_S:
-        yield Finding("clock", State.FAIL, time.strftime("%Y-%m-%d"), "set the clock: times of messages come from it")
+    if time.time() < CLOCK_MIN_S:
+        yield Finding("clock", State.FAIL, time.strftime("%Y-%m-%d"), "set the clock: message timestamps use it")
         return
     synced = _clock_is_synced()
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     if synced is False:
-        yield Finding("clock", State.WARN, f"{now}, not kept by NTP", "turn on chrony or systemd-timesyncd")
+        yield Finding("clock", State.WARN, f"{now}, not synchronized by NTP", "enable chrony or systemd-timesyncd")
     else:
-        yield Finding("clock", State.OK, now + (", kept by NTP" if synced else ""))
+        yield Finding("clock", State.OK, now + (", synchronized by NTP" if synced else ""))
 
 
 def certificates(config: Config) -> Iterator[Finding]:
@@ -232,11 +244,11 @@ def certificates(config: Config) -> Iterator[Finding]:
     try:
         left_days = (expires_at_s(config.tls) - time.time()) / DAY_S
     except BasaltError as error:
-        yield Finding("tls", State.FAIL, str(error), "renew or replace it, then: systemctl reload basalt")
+        yield Finding("tls", State.FAIL, str(error), "renew or replace the certificate, then: systemctl reload basalt")
         return
     state = State.WARN if left_days < EXPIRY_WARN_DAYS else State.OK
-    advice = "renew it, then: systemctl reload basalt (or kill -HUP)" if state is State.WARN else ""
-    yield Finding("tls", state, f"{config.tls.certificate} ends in {left_days:.0f} days", advice)
+    advice = "renew the certificate, then: systemctl reload basalt (or kill -HUP)" if state is State.WARN else ""
+    yield Finding("tls", state, f"{config.tls.certificate} expires in {left_days:.0f} days", advice)
 
 
 CHECKS: Final[tuple[Callable[[Config], Iterator[Finding]], ...]] = (
@@ -246,7 +258,7 @@ CHECKS: Final[tuple[Callable[[Config], Iterator[Finding]], ...]] = (
     files,
     memory,
     disk,
-    syncing,
+    fsync_latency,
     clock,
     certificates,
 )
@@ -275,7 +287,7 @@ def _file_system(path: Path) -> str:
 
 
 def _clock_is_synced() -> bool | None:
-    """What the kernel says; None where it cannot be asked."""
+    """Whether the kernel's clock is synchronized. None if unknown."""
     try:
         library = ctypes.CDLL(ctypes.util.find_library("c") or "libc.so.6")
         answer = library.adjtimex(ctypes.create_string_buffer(512))

@@ -1,8 +1,7 @@
-"""`basalt pipeline JOB`: what happens to messages after they were delivered, on Spark.
+"""`basalt pipeline JOB`: jobs on Spark.
 
-Each job is a function of `basaltmq.pipeline`; here are the flags of those about archives, their progress and results.
-Others are in modules of their own, loaded when they are asked for. Spark and Java are looked for when a job starts, so
-that `--help` works without them.
+Each job is a function of `basaltmq.pipeline`. This module defines the commands for archives; the other modules are
+imported when their command runs. Spark and Java are checked when a job starts, so `--help` works without them.
 """
 
 from __future__ import annotations
@@ -12,45 +11,44 @@ from typing import Final
 
 import click
 
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import progress_line
 from basaltmq.cli.pipeline import flags as flag
 from basaltmq.cli.pipeline.flags import on_spark, result_of
 from basaltmq.errors import InvalidArgumentError
 
-ELSEWHERE: Final = {
-    "audit": ("pipeline_reports", "audit"),
-    "dedup": ("pipeline_records", "dedup"),
-    "dlq": ("pipeline_dlq", "dlq"),
-    "lag": ("pipeline_reports", "lag"),
-    "latency": ("pipeline_reports", "latency"),
-    "latest": ("pipeline_records", "latest"),
-    "profile": ("pipeline_records", "profile"),
-    "rebuild-index": ("pipeline_index", "rebuild_index"),
+OTHER_MODULES: Final = {
+    "audit": ("reports", "audit"),
+    "dedup": ("records", "dedup"),
+    "dlq": ("dlq", "dlq"),
+    "lag": ("reports", "lag"),
+    "latency": ("reports", "latency"),
+    "latest": ("records", "latest"),
+    "profile": ("records", "profile"),
+    "rebuild-index": ("index", "rebuild_index"),
 }
-"""Job -> the module of this package that has it, and its name there."""
+"""Job -> (module of this package, name of the command in it)."""
 
 
 class _Jobs(click.Group):
-    """All jobs."""
-
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *ELSEWHERE})
+        return sorted({*super().list_commands(ctx), *OTHER_MODULES})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
+        if cmd_name not in OTHER_MODULES:
             return super().get_command(ctx, cmd_name)
-        module, name = ELSEWHERE[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"basaltmq.cli.{module}"), name)
+        module, name = OTHER_MODULES[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"basaltmq.cli.pipeline.{module}"), name)
         return command
 
 
 @click.group(cls=_Jobs)
 def pipeline() -> None:
-    """Archive, replay, audit, repair and measure, on Spark.
+    """Archive, replay, audit, repair and measure with Spark.
 
-    Jobs read beside a running process, or from a broker with --server. Those that write to a topic by --data-dir need
-    the store for a moment, when nobody else has it open for writing. Exit codes: 0 done, 1 it could not be done, 2
-    something does not fit, 3 records are lost.
+    Jobs read a data directory beside a running process, or a broker with --server. Jobs that write to a topic with
+    --data-dir need write access to the store for a moment, while no other process has it. Exit codes: 0 success, 1 the
+    job failed, 2 inconsistencies found, 3 records are lost.
     """
 
 
@@ -61,19 +59,30 @@ def pipeline() -> None:
     "--archive",
     "target",
     required=True,
-    help="Where the archive is or will be: a folder, or a URI Spark knows.",
+    help="Archive: a directory, or a URI that Spark supports.",
 )
-@click.option("--from", "begin", help="earliest (default), latest, offsets as JSON, or a time; for the first run.")
-@click.option("--group", help="Tell this consumer group how far the archive is.")
-@click.option("--checkpoint", help="Default: in the archive.")
-@click.option("--continuous", type=float, metavar="SECONDS", help="Go on, looking for more every so often.")
-@click.option("--once", is_flag=True, help="End when what was there is archived; the default.")
+@click.option(
+    "--from",
+    "begin",
+    help="Where the first run starts: earliest, latest, offsets as JSON, or a time.  [default: earliest]",
+)
+@click.option("--group", help="Commit the archived offsets to this consumer group.")
+@click.option("--checkpoint", help="Checkpoint directory.  [default: in the archive]")
+@click.option(
+    "--continuous", type=float, metavar="SECONDS", help="Run continuously and check for new records at this interval."
+)
+@click.option("--once", is_flag=True, help="Stop after archiving the existing records. This is the default.")
 @flag.max_offsets
-@click.option("--file-bytes", type=click.IntRange(min=1), help="What a file holds at most, about.")
-@click.option("--value-schema", help="Parse values as JSON by this schema (DDL); rejects are kept apart.")
+@click.option(
+    "--file-bytes", type=click.IntRange(min=1), help="Approximate maximum bytes of log per file.  [default: 128 MiB]"
+)
+@click.option(
+    "--value-schema",
+    help="Parse values as JSON with this schema (DDL). Values that do not match are stored separately.",
+)
 @flag.skip_lost
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def archive(
     place: dict[str, str],
@@ -91,9 +100,9 @@ def archive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Topics to Parquet, by topic and day, each record exactly once."""
+    """Archive topics to Parquet by topic and day, each record exactly once."""
     if once and continuous is not None:
-        raise InvalidArgumentError("give --once or --continuous, not both")
+        raise InvalidArgumentError("give either --once or --continuous")
     source = flag.source_of(place, topics, begin, skip_lost=skip_lost) | ({"commitGroup": group} if group else {})
     given = {
         "offsets_max": max_offsets,
@@ -113,7 +122,7 @@ def archive(
             return
         draw = progress_line("archive", "records")
 
-        def tell(progress: Progress) -> None:
+        def report(progress: Progress) -> None:
             draw(progress.records, max(waiting.records, progress.records))
 
         job = ArchiveJob(
@@ -121,16 +130,18 @@ def archive(
             target=target,
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         )
-        result_of(run(spark, job, tell), as_json)
+        result_of(run(spark, job, report), as_json)
 
 
 @pipeline.command()
 @click.argument("archive")
-@click.option("--small-bytes", type=click.IntRange(min=1), help="Files below this are put together; default 32 MiB.")
+@click.option(
+    "--small-bytes", type=click.IntRange(min=1), help="Merge files smaller than this, in bytes.  [default: 32 MiB]"
+)
 @flag.dry_run
-@flag.as_json
+@as_json
 def compact(archive: str, small_bytes: int | None, dry_run: bool, as_json: bool) -> None:
-    """Small files of an archive put together."""
+    """Merge small files of an archive."""
     with on_spark("basalt-compact") as spark:
         from basaltmq.pipeline.archive.compact import SMALL_BYTES, CompactJob
         from basaltmq.pipeline.archive.compact import compact as run
@@ -140,20 +151,24 @@ def compact(archive: str, small_bytes: int | None, dry_run: bool, as_json: bool)
 
 
 @pipeline.command()
-@flag.topics(required=True, help="What to replay, with commas between them.")
-@click.option("--archive", help="Replay from this archive; without it, from the log of --data-dir or --server.")
-@click.option("--target-dir", help="The store to write to; default: where the log is.")
-@click.option("--target-topic", help="Default: the topic the records are of.")
-@click.option("--checkpoint", required=True, help="A folder for the plan; give it again to go on.")
+@flag.topics(required=True, help="Topics to replay, separated by commas.")
+@click.option("--archive", help="Archive to replay.  [default: the log of --data-dir or --server]")
+@click.option("--target-dir", help="Data directory to write to.  [default: the source]")
+@click.option("--target-topic", help="Topic to write to.  [default: the topic of the record]")
+@click.option(
+    "--checkpoint", required=True, help="Directory for the plan. Pass the same directory to resume an interrupted run."
+)
 @flag.begin
 @flag.end
-@click.option("--where", help="A condition in SQL: key, value, topic, partition, offset, timestamp, headers.")
-@click.option("--rate", type=float, help="Records per second at most, on average.")
-@click.option("--max-offsets", type=click.IntRange(min=1), help="Records of one step at most.")
-@click.option("--keep-partitions", is_flag=True, help="Not by key, but to the partition they were in.")
+@click.option("--where", help="SQL condition on key, value, topic, partition, offset, timestamp and headers.")
+@click.option("--rate", type=float, help="Maximum average rate in records per second.  [default: unlimited]")
+@click.option("--max-offsets", type=click.IntRange(min=1), help="Maximum records per step.")
+@click.option(
+    "--keep-partitions", is_flag=True, help="Keep the partition of each record instead of partitioning by key."
+)
 @flag.skip_lost
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def replay(
     place: dict[str, str],
@@ -172,9 +187,9 @@ def replay(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """An archive or a log back to a topic, each record exactly once; started again it goes on."""
+    """Replay an archive or a log into a topic, each record exactly once. An interrupted run can be resumed."""
     if archive is None and target_topic is None and target_dir is None:
-        raise InvalidArgumentError("a topic replayed into itself would double: give --target-topic or --target-dir")
+        raise InvalidArgumentError("a topic cannot be replayed into itself: give --target-topic or --target-dir")
     bounds = flag.bound("--from", "starting", begin) | flag.bound("--to", "ending", end)
     with on_spark("basalt-replay") as spark:
         from basaltmq.pipeline.archive.replay import STEP_RECORDS, ReplayJob

@@ -1,4 +1,4 @@
-"""`basalt pipeline dlq`: dead letters looked at, and sent back."""
+"""`basalt pipeline dlq`: report and redrive dead letters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.pipeline import flags as flag
 from basaltmq.cli.pipeline.flags import on_spark, print_json, result_of
@@ -17,21 +18,26 @@ FINDINGS = 2
 
 @click.group()
 def dlq() -> None:
-    """Dead letters: what died of what, and back with it."""
+    """Report and redrive dead letters."""
 
 
 @dlq.command()
-@click.option("--queue", "queues", multiple=True, help="Default: all that other queues name for their dead letters.")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Dead-letter queue; repeat for several.  [default: all that queues refer to]",
+)
 @flag.html_page
-@flag.as_json
+@as_json
 @flag.placed
 def report(place: dict[str, str], queues: tuple[str, ...], page: Path | None, as_json: bool) -> None:
-    """What died where, of what, since when. Exit code 2 if there are dead letters."""
+    """Report dead letters by queue, cause and time. The exit code is 2 if there are any."""
     if not queues and "server" in place:
-        raise InvalidArgumentError("with --server, name the queues of dead letters: --queue NAME")
+        raise InvalidArgumentError("--server requires the names of the dead-letter queues: --queue NAME")
     with on_spark("basalt-dlq", "dlq report") as spark:
         from basaltmq.pipeline.dlq import dead_letter_queues, dlq_report
-        from basaltmq.pipeline.dlq_page import dlq_page
+        from basaltmq.pipeline.reports.pages import dlq_page
 
         named = list(queues) or dead_letter_queues(place["path"], place["vhost"])
         result = dlq_report(spark, place, named)
@@ -42,22 +48,30 @@ def report(place: dict[str, str], queues: tuple[str, ...], page: Path | None, as
     else:
         show([msgspec.to_builtins(each) for each in result.queues], as_json=False)
         click.echo()
-        show([msgspec.to_builtins(each) for each in result.causes], as_json=False, empty="nothing is dead")
+        show([msgspec.to_builtins(each) for each in result.causes], as_json=False, empty="no dead letters")
     if any(each.messages for each in result.queues):
         raise SystemExit(FINDINGS)
 
 
 @dlq.command()
-@click.option("--queue", required=True, help="The queue of dead letters.")
-@click.option("--to", metavar="QUEUE", help="Default: where each came from.")
+@click.option("--queue", required=True, help="Dead-letter queue.")
+@click.option("--to", metavar="QUEUE", help="Target queue.  [default: the queue each message came from]")
 @click.option(
     "--where",
-    help="A condition in SQL: origin, reason, error, died_at, value, key, headers, timestamp, attempts, redriven_by.",
+    help="SQL condition on origin, reason, error, died_at, value, key, headers, timestamp, attempts and redriven_by.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages per second.")
-@click.option("--checkpoint", required=True, help="A folder for the snapshot and the plan; give it again to go on.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Maximum rate in messages per second.  [default: unlimited]",
+)
+@click.option(
+    "--checkpoint",
+    required=True,
+    help="Directory for the snapshot and the plan. Pass the same directory to resume an interrupted run.",
+)
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def redrive(
     place: dict[str, str],
@@ -69,9 +83,10 @@ def redrive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Dead letters back to where they came from, after a snapshot of all of them; started again it goes on.
+    """Move dead letters back to their origin, after a snapshot of all of them. An interrupted run can be resumed.
 
-    Exit code 2 if some that were wanted are still there: leased, delayed, or the queue they came from is gone.
+    The exit code is 2 if selected messages remain: leased or delayed ones, or those whose original queue does not
+    exist.
     """
     broker = place if "server" in place else {}
     with on_spark("basalt-dlq") as spark:

@@ -1,6 +1,6 @@
-"""What the commands of `basalt pipeline` share: flags, a session, progress, errors in one line, exit codes.
+"""Shared parts of the `basalt pipeline` commands: options, Spark session, progress, errors and exit codes.
 
-Exit codes: 0 done, 1 it could not be done, 2 something does not fit, 3 records are lost.
+Exit codes: 0 success, 1 the job failed, 2 inconsistencies found, 3 records are lost.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOST: Final = 3
-TOLD_MAX: Final = 600
-"""Characters of an error of Spark's that are shown: its first line, without the trace."""
+ERROR_CHARACTERS_MAX: Final = 600
+"""Maximum characters of a Spark error that are shown. It is the first line, without the trace."""
 
 SKIP_OPTION: Final = "failOnDataLoss=false"
-"""What the source calls --skip-lost."""
+"""The option of the Spark source that --skip-lost sets."""
 
-LOOK_INTERVAL_S: Final = 0.5
-"""Between two looks at how far Spark is."""
+POLL_INTERVAL_S: Final = 0.5
+"""Poll interval of Spark's progress."""
 
-_OURS: Final = re.compile(r"basaltmq\.errors\.(\w+): (.+)")
+_BASALT_ERROR: Final = re.compile(r"basaltmq\.errors\.(\w+): (.+)")
 
 Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def flags(*options: Flag) -> Flag:
-    """Several flags as one, shown in this order."""
+    """Combine several options into one decorator, in this order."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -52,28 +52,34 @@ def flags(*options: Flag) -> Flag:
     return add
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-dry_run = click.option("--dry-run", is_flag=True, help="Say what would be done.")
+dry_run = click.option("--dry-run", is_flag=True, help="Report what would be done, without doing it.")
 html_page = click.option(
-    "--html", "page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with plots."
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the report as an HTML page to this file.",
 )
-checkpoint = click.option("--checkpoint", help="A folder; given again, the job writes nothing twice.")
-begin = click.option("--from", "begin", help="earliest (default), latest, offsets as JSON, or a time.")
-end = click.option("--to", "end", help="latest (default), offsets as JSON, or a time: up to there.")
+checkpoint = click.option(
+    "--checkpoint", help="Checkpoint directory. A rerun with the same directory writes no record twice."
+)
+begin = click.option(
+    "--from", "begin", help="First records to read: earliest, latest, offsets as JSON, or a time.  [default: earliest]"
+)
+end = click.option("--to", "end", help="Where to stop: latest, offsets as JSON, or a time.  [default: latest]")
 skip_lost = click.option(
-    "--skip-lost", is_flag=True, help="Go on without records that are damaged, or were removed before they were read."
+    "--skip-lost", is_flag=True, help="Skip records that are damaged, or that were deleted before they were read."
 )
-max_offsets = click.option("--max-offsets", type=click.IntRange(min=1), help="Records of one batch at most.")
+max_offsets = click.option("--max-offsets", type=click.IntRange(min=1), help="Maximum records per batch.")
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, text: str | None) -> list[str] | None:
     names = None if text is None else [name.strip() for name in text.split(",") if name.strip()]
     if names == []:
-        raise click.BadParameter("name one topic or several, with commas between them")
+        raise click.BadParameter("expected one or more topic names, separated by commas")
     return names
 
 
-def topics(*, required: bool, help: str = "With commas between them.") -> Flag:  # noqa: A002 click's word
+def topics(*, required: bool, help: str = "Topics, separated by commas.") -> Flag:  # noqa: A002 click's word
     return click.option("--topics", required=required, callback=_names, help=help)
 
 
@@ -81,17 +87,25 @@ _place_flags = (
     click.option(
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False),
-        help="The store; the same as before the command's name.",
+        help="Data directory. It may also precede the command.",
     ),
-    click.option("--server", metavar="URL", help="A broker's admin API instead; the password is in BASALT_PASSWORD."),
-    click.option("--user", envvar="BASALT_USER", help="Of the broker.  [default: guest]"),
-    click.option("--ca", type=click.Path(exists=True, dir_okay=False), help="PEM file of who signed its certificate."),
-    click.option("--vhost", default="/", show_default=True, help="Of the broker, or in its directory."),
+    click.option(
+        "--server",
+        metavar="URL",
+        help="Admin API of a broker, instead of --data-dir. The password comes from BASALT_PASSWORD.",
+    ),
+    click.option("--user", envvar="BASALT_USER", help="User name at the broker.  [default: guest]"),
+    click.option(
+        "--ca", type=click.Path(exists=True, dir_okay=False), help="PEM file with the CA of the broker's certificate."
+    ),
+    click.option(
+        "--vhost", default="/", show_default=True, help="Virtual host of the broker, or in its data directory."
+    ),
 )
 
 
 def placed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--data-dir or --server; the command gets the options of the source as `place`."""
+    """Add --data-dir and --server. The command gets the options of the Spark source as `place`."""
 
     @click.pass_obj
     def run(
@@ -118,15 +132,18 @@ def place_of(
     if server is None:
         return {"path": str(data_dir or obj), "vhost": vhost}
     if data_dir is not None:
-        raise InvalidArgumentError("give --data-dir, for a directory, or --server, for a broker, not both")
+        raise InvalidArgumentError("give either --data-dir or --server")
     given = {"server": server, "vhost": vhost, "user": user, "ca": ca}
     return {name: value for name, value in given.items() if value}
 
 
 @contextmanager
 def on_spark(name: str, what: str | None = None) -> Iterator[SparkSession]:
-    """A session for a job; its errors in one line. One that was running goes on. `what` draws Spark's own progress."""
-    # Before anything of Spark's is imported, which may not be there.
+    """Provide a Spark session for a job, and show Spark's errors in one line.
+
+    A session that is already running is used and kept. `what` is the title of Spark's task progress.
+    """
+    # PySpark may be missing, so check before importing it.
     check_environment()
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -147,16 +164,16 @@ def on_spark(name: str, what: str | None = None) -> Iterator[SparkSession]:
 
 @contextmanager
 def watching(spark: SparkSession, what: str | None) -> Iterator[None]:
-    """Draw how many tasks of the jobs under way are done, on a terminal."""
+    """Draw the number of completed tasks on a terminal."""
     if what is None or not sys.stderr.isatty():
         yield
         return
-    over = threading.Event()
+    finished = threading.Event()
     tracker: Any = spark.sparkContext.statusTracker()
 
-    def look() -> None:
+    def poll() -> None:
         draw = progress_line(what, "tasks")
-        while not over.wait(LOOK_INTERVAL_S):
+        while not finished.wait(POLL_INTERVAL_S):
             stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
             total = sum(each.numTasks for each in stages if each is not None)
             done = sum(each.numCompletedTasks for each in stages if each is not None)
@@ -164,42 +181,42 @@ def watching(spark: SparkSession, what: str | None) -> Iterator[None]:
                 draw(done, total)
         click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
 
-    thread = threading.Thread(target=look, name="basalt-progress", daemon=True)
+    thread = threading.Thread(target=poll, name="basalt-progress", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
+        finished.set()
         thread.join()
 
 
 def ours(text: str) -> click.ClickException:
-    """The error of ours in one of Spark's, if there is one; else its first line."""
+    """Return the Basalt error inside a Spark error, or the first line of the Spark error."""
     found = None
-    for found in _OURS.finditer(text):  # noqa: B007 the last one is wanted
+    for found in _BASALT_ERROR.finditer(text):  # noqa: B007 the last one is wanted
         pass
     if found is None:
-        first = next((line for line in text.splitlines() if line.strip()), "Spark failed without a word")
-        return click.ClickException(first[:TOLD_MAX])
-    said = found[2].strip()[:TOLD_MAX]
+        first = next((line for line in text.splitlines() if line.strip()), "Spark failed without a message")
+        return click.ClickException(first[:ERROR_CHARACTERS_MAX])
+    message = found[2].strip()[:ERROR_CHARACTERS_MAX]
     kind = getattr(errors, found[1], BasaltError)
     if kind is DataLossError:
-        return _Lost(said)
-    # Some are made of more than a text; what is shown is the text, and which one it is.
-    return CommandError(RemoteError(said, kind.code))
+        return _Lost(message)
+    # Some error classes take more than a message. The message and the code are enough to show.
+    return CommandError(RemoteError(message, kind.code))
 
 
 class _Lost(CommandError):
-    """Records are lost; what the source tells to do about it is said in words of this command."""
+    """Records are lost. The message names --skip-lost instead of the option of the Spark source."""
 
     exit_code = LOST
 
-    def __init__(self, said: str) -> None:
-        super().__init__(DataLossError(said.replace(SKIP_OPTION, "--skip-lost")))
+    def __init__(self, message: str) -> None:
+        super().__init__(DataLossError(message.replace(SKIP_OPTION, "--skip-lost")))
 
 
 def bound(option: str, side: str, text: str | None) -> dict[str, str]:
-    """Options of the source for `--from` and `--to`: a place, offsets as JSON, or a time."""
+    """Return source options for `--from` or `--to`: earliest, latest, offsets as JSON, or a time."""
     if text is None:
         return {}
     if text.lower() in ("earliest", "latest") or text.startswith("{"):
@@ -210,7 +227,8 @@ def bound(option: str, side: str, text: str | None) -> dict[str, str]:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgumentError(
-            f"{option} is earliest, latest, offsets as JSON, milliseconds or a time (2026-11-15T12:00), not {text!r}"
+            f"{option}: expected earliest, latest, offsets as JSON, milliseconds or a time "
+            f"(2026-11-15T12:00), not {text!r}"
         ) from None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return {f"{side}Timestamp": str(int(moment.timestamp() * 1000))}
@@ -224,14 +242,14 @@ def source_of(
     *,
     skip_lost: bool = False,
 ) -> dict[str, str]:
-    """Options of the source: all topics but the system's if none is named."""
+    """Return source options. Without names, all topics except internal ones are read."""
     which = {"subscribe": ",".join(names)} if names else {"subscribePattern": r"(?!__).*"}
     which |= {"failOnDataLoss": "false"} if skip_lost else {}
     return place | which | between(begin, end)
 
 
 def between(begin: str | None, end: str | None) -> dict[str, str]:
-    """Options of the source for `--from` and `--to`; of a partition that has nothing so late, nothing is read."""
+    """Return source options for `--from` and `--to`. A partition without records after `--from` is skipped."""
     options = bound("--from", "starting", begin) | bound("--to", "ending", end)
     return options | ({"startingOffsetsByTimestampStrategy": "latest"} if "startingTimestamp" in options else {})
 
@@ -245,7 +263,7 @@ def print_json(result: Any) -> None:
 
 
 def end_with(findings: list[Finding]) -> None:
-    """Leave with the code of the worst one."""
+    """Exit with the code of the most severe finding."""
     code = exit_code(findings)
     if code:
         raise SystemExit(code)

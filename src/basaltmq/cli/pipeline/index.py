@@ -1,10 +1,11 @@
-"""`basalt pipeline rebuild-index`: the index of a store's log, made anew by all cores there are."""
+"""`basalt pipeline rebuild-index`: rebuilds the index of a store's log in parallel."""
 
 from __future__ import annotations
 
 import click
 import msgspec
 
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.pipeline import flags as flag
 from basaltmq.cli.pipeline.flags import end_with, on_spark, print_json
@@ -12,15 +13,16 @@ from basaltmq.pipeline.source import require_path
 
 
 @click.command()
-@click.option("--compare", is_flag=True, help="Change nothing; say where the index differs from what it should be.")
+@click.option("--compare", is_flag=True, help="Compare the index with the log, and change nothing.")
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def rebuild_index(place: dict[str, str], compare: bool, dry_run: bool, as_json: bool) -> None:
-    """The index of the log, from the log, in parallel; it takes the old one's place at the end.
+    """Rebuild the index of the log in parallel, and replace the old one at the end.
 
-    Nobody else may have the store open for writing. Interrupted, the old index is still there, or there is none, and
-    the next process that opens the store makes it. Exit code 2 if --compare finds differences, 3 if the log is damaged.
+    No other process may have the store open for writing. After an interruption, either the old index is in place or
+    none; without one, the next process that opens the store rebuilds it. The exit code is 2 if --compare finds
+    differences, and 3 if the log is damaged.
     """
     path = require_path(place, "rebuild-index")
     with on_spark("basalt-rebuild-index") as spark:
@@ -33,9 +35,9 @@ def rebuild_index(place: dict[str, str], compare: bool, dry_run: bool, as_json: 
     if as_json:
         print_json(result)
     else:
-        told = msgspec.to_builtins(result)
-        del told["findings"]
-        show([told], as_json=False)
+        row = msgspec.to_builtins(result)
+        del row["findings"]
+        show([row], as_json=False)
         click.echo()
-        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="nothing was found")
+        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="no findings")
     end_with(result.findings)

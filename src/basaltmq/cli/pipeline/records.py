@@ -1,4 +1,4 @@
-"""`basalt pipeline dedup`, `latest` and `profile`: records of topics, without the copies, the old, or at a glance."""
+"""`basalt pipeline dedup`, `latest` and `profile`: jobs on the records of topics."""
 
 from __future__ import annotations
 
@@ -7,33 +7,38 @@ from pathlib import Path
 import click
 import msgspec
 
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import show
 from basaltmq.cli.pipeline import flags as flag
 from basaltmq.cli.pipeline.flags import on_spark, print_json, result_of
 from basaltmq.errors import InvalidArgumentError
 
 _target = flag.flags(
-    click.option("--target-topic", metavar="TOPIC", help="Write them to this topic of the same store, exactly once."),
-    click.option("--parquet", metavar="FOLDER", help="Write them to this folder, or URI Spark knows, as Parquet."),
+    click.option(
+        "--target-topic", metavar="TOPIC", help="Write the result to this topic of the same store, exactly once."
+    ),
+    click.option("--parquet", metavar="FOLDER", help="Write the result as Parquet to this directory or URI."),
 )
 
 
 def _check_target(target_topic: str | None, parquet: str | None, dry_run: bool) -> None:
     if not dry_run and (target_topic is None) == (parquet is None):
-        raise InvalidArgumentError("say where records go: --target-topic or --parquet, or look first with --dry-run")
+        raise InvalidArgumentError("choose a target: --target-topic or --parquet, or use --dry-run")
 
 
 @click.command()
 @flag.topics(required=True)
-@click.option("--by", default="key", show_default=True, help="key, value, or an expression in SQL.")
-@click.option("--window", type=float, metavar="SECONDS", help="Only what came so shortly before counts; default: ever.")
+@click.option("--by", default="key", show_default=True, help="Identity of a record: key, value, or a SQL expression.")
+@click.option(
+    "--window", type=float, metavar="SECONDS", help="Remove only repetitions within this time.  [default: unlimited]"
+)
 @_target
 @flag.begin
 @flag.end
 @flag.checkpoint
 @flag.skip_lost
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def dedup(
     place: dict[str, str],
@@ -49,15 +54,15 @@ def dedup(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Records without those that came before, to a topic or to Parquet."""
+    """Remove duplicate records, and write the rest to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
     source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-dedup", "dedup") as spark:
         from basaltmq.pipeline.dedup import DedupJob
         from basaltmq.pipeline.dedup import dedup as run
-        from basaltmq.pipeline.sink import Outlet
+        from basaltmq.pipeline.sink import Sink
 
-        to = Outlet(parquet=parquet, topic=target_topic, place=place)
+        to = Sink(parquet=parquet, topic=target_topic, place=place)
         job = DedupJob(source=source, to=to, by=by, window_s=window, checkpoint=checkpoint, dry_run=dry_run)
         result = run(spark, job)
     result_of(result, as_json)
@@ -65,14 +70,14 @@ def dedup(
 
 @click.command()
 @flag.topics(required=True)
-@click.option("--keep-deleted", is_flag=True, help="Also keys whose newest record has no value.")
+@click.option("--keep-deleted", is_flag=True, help="Keep keys whose latest record has no value.")
 @_target
 @flag.begin
 @flag.end
 @flag.checkpoint
 @flag.skip_lost
 @flag.dry_run
-@flag.as_json
+@as_json
 @flag.placed
 def latest(
     place: dict[str, str],
@@ -87,28 +92,30 @@ def latest(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """The newest record of each key, to a topic or to Parquet."""
+    """Write the latest record of each key to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
     source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-latest", "latest") as spark:
         from basaltmq.pipeline.latest import LatestJob
         from basaltmq.pipeline.latest import latest as run
-        from basaltmq.pipeline.sink import Outlet
+        from basaltmq.pipeline.sink import Sink
 
-        to = Outlet(parquet=parquet, topic=target_topic, place=place)
+        to = Sink(parquet=parquet, topic=target_topic, place=place)
         job = LatestJob(source=source, to=to, keep_deleted=keep_deleted, checkpoint=checkpoint, dry_run=dry_run)
         result = run(spark, job)
     result_of(result, as_json)
 
 
 @click.command()
-@flag.topics(required=False, help="With commas between them; default: all but the system's.")
-@click.option("--sample", type=float, default=1.0, show_default=True, help="The share of values to look into.")
+@flag.topics(required=False, help="Topics, separated by commas.  [default: all except internal topics]")
+@click.option(
+    "--sample", type=float, default=1.0, show_default=True, help="Fraction of values to parse, above 0 and up to 1."
+)
 @flag.begin
 @flag.end
 @flag.skip_lost
 @flag.html_page
-@flag.as_json
+@as_json
 @flag.placed
 def profile(
     place: dict[str, str],
@@ -120,12 +127,12 @@ def profile(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """What topics hold: sizes, times, keys, and the fields of their values."""
+    """Profile topics: sizes, times, keys, and the fields of JSON values."""
     source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-profile", "profile") as spark:
         from basaltmq.pipeline.profile import ProfileJob
         from basaltmq.pipeline.profile import profile as run
-        from basaltmq.pipeline.profile_page import flat_topic, profile_page
+        from basaltmq.pipeline.reports.pages import profile_page, topic_row
 
         result = run(spark, ProfileJob(source=source, sample=sample))
         if page is not None:
@@ -133,6 +140,6 @@ def profile(
     if as_json:
         print_json(result)
         return
-    show([flat_topic(each) for each in result.topics], as_json=False, empty="there are no records")
+    show([topic_row(each) for each in result.topics], as_json=False, empty="no records")
     click.echo()
-    show([msgspec.to_builtins(each) for each in result.fields], as_json=False, empty="no value parses as JSON")
+    show([msgspec.to_builtins(each) for each in result.fields], as_json=False, empty="no value is a JSON object")

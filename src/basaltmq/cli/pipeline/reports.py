@@ -1,4 +1,4 @@
-"""`basalt pipeline audit`, `lag` and `latency`: how things are, as tables, JSON and pages."""
+"""`basalt pipeline audit`, `lag` and `latency`: reports as tables, JSON and HTML pages."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from basaltmq.cli.options import as_json
 from basaltmq.cli.output import show
 from basaltmq.cli.pipeline import flags as flag
 from basaltmq.cli.pipeline.flags import end_with, on_spark, print_json
@@ -15,11 +16,16 @@ from basaltmq.pipeline.source import require_path
 
 
 @click.command()
-@flag.topics(required=False, help="Default: all that are kept on disk.")
-@click.option("--archive", help="Compare with this archive.")
-@click.option("--index", "with_index", is_flag=True, help="Compare the index row by row; nobody may write meanwhile.")
+@flag.topics(required=False, help="Topics, separated by commas.  [default: all topics on disk]")
+@click.option("--archive", help="Also compare the log with this archive.")
+@click.option(
+    "--index",
+    "with_index",
+    is_flag=True,
+    help="Also compare the index row by row. No other process may have the store open for writing.",
+)
 @flag.html_page
-@flag.as_json
+@as_json
 @flag.placed
 def audit(
     place: dict[str, str],
@@ -29,15 +35,15 @@ def audit(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Do log, index, archive, groups, queues and imports fit together?
+    """Check that log, index, archive, groups, queues and imports are consistent.
 
-    Exit code 2 if something does not, 3 if records are missing or damaged.
+    The exit code is 2 if they are not, and 3 if records are missing or damaged.
     """
     path = require_path(place, "audit")
     with on_spark("basalt-audit", "audit") as spark:
         from basaltmq.pipeline.audit.audit import AuditJob
         from basaltmq.pipeline.audit.audit import audit as run
-        from basaltmq.pipeline.reports import audit_page
+        from basaltmq.pipeline.reports.pages import audit_page
 
         job = AuditJob(path=path, vhost=place["vhost"], topics=topics, archive=archive, index=with_index)
         result = run(spark, job)
@@ -46,45 +52,50 @@ def audit(
     if as_json:
         print_json(result)
     else:
-        show([msgspec.to_builtins(each) for each in result.partitions], as_json=False, empty="there are no topics")
+        show([msgspec.to_builtins(each) for each in result.partitions], as_json=False, empty="no topics")
         click.echo()
-        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="nothing was found")
+        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="no findings")
     end_with(result.findings)
 
 
 @click.command()
-@click.option("--group", "groups", multiple=True, help="Only this one; several times for several.")
-@click.option("--pace", type=float, metavar="SECONDS", help="Look twice, so long apart, and tell how fast it drains.")
+@click.option("--group", "groups", multiple=True, help="Consumer group; repeat for several.  [default: all]")
+@click.option(
+    "--pace",
+    type=float,
+    metavar="SECONDS",
+    help="Measure twice, this long apart, and report rates and the time until the backlog is empty.",
+)
 @flag.html_page
-@flag.as_json
+@as_json
 @flag.placed
 def lag(place: dict[str, str], groups: tuple[str, ...], pace: float | None, page: Path | None, as_json: bool) -> None:
-    """How far groups are behind, and how full queues are. Needs no Spark; queues only with --data-dir."""
+    """Report the lag of consumer groups and the backlog of queues. Does not use Spark. Queues require --data-dir."""
     result = lag_job(place, groups=list(groups) or None, pace_s=pace)
     if page is not None:
-        from basaltmq.pipeline.lag_page import lag_page
+        from basaltmq.pipeline.reports.pages import lag_page
 
         page.write_text(lag_page(result))
     if as_json:
         print_json(result)
         return
-    show([msgspec.to_builtins(each) for each in result.groups], as_json=False, empty="no group has committed anything")
+    show([msgspec.to_builtins(each) for each in result.groups], as_json=False, empty="no group has committed an offset")
     click.echo()
-    show([msgspec.to_builtins(each) for each in result.queues], as_json=False, empty="there are no queues")
+    show([msgspec.to_builtins(each) for each in result.queues], as_json=False, empty="no queues")
 
 
 @click.command()
-@click.option("--from", "begin", help="Events from here on: earliest, or a time.")
-@click.option("--to", "end", help="Events up to here: latest, or a time.")
+@click.option("--from", "begin", help="First event: earliest, or a time.  [default: earliest]")
+@click.option("--to", "end", help="Last event: latest, or a time.  [default: latest]")
 @flag.html_page
-@flag.as_json
+@as_json
 @flag.placed
 def latency(place: dict[str, str], begin: str | None, end: str | None, page: Path | None, as_json: bool) -> None:
-    """How long messages waited and took, by queue and fairness key, from the events of `__events`."""
+    """Report wait and processing times by queue and fairness key, from the topic `__events`."""
     options = flag.between(begin, end)
     with on_spark("basalt-latency", "latency") as spark:
         from basaltmq.pipeline.latency import latency as run
-        from basaltmq.pipeline.reports import flat, latency_page
+        from basaltmq.pipeline.reports.pages import latency_page, latency_row
 
         result = run(spark, place, options)
         if page is not None:
@@ -92,4 +103,4 @@ def latency(place: dict[str, str], begin: str | None, end: str | None, page: Pat
     if as_json:
         print_json(result)
         return
-    show([flat(each) for each in result.queues], as_json=False, empty="there are no events")
+    show([latency_row(each) for each in result.queues], as_json=False, empty="no events")

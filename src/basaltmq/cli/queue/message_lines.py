@@ -1,7 +1,7 @@
-"""Messages of queues as JSON lines, both ways, and as rows of a table.
+"""Encodes and decodes messages as JSON lines, and as rows of a table.
 
-`payload` is text, or base64 under `payload_base64` when it is not UTF-8. What `peek` and `lease` print, `enqueue`
-takes: what only a queue can say (id, token, attempts, times) is read over.
+`payload` is text; a payload that is not UTF-8 is in `payload_base64`. `enqueue` accepts what `peek` and `lease` print
+and ignores the fields that a queue assigns: id, token, attempts and times.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.message import Message
 
 PREVIEW_CHARS: Final = 60
-"""Of a payload in a table; the whole of it is in the JSON."""
+"""Characters of a payload in a table. The JSON output has all of it."""
 
 _MS: Final = 1_000_000
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of the input. Exactly one of `payload` and `payload_base64`."""
+    """One line of input. Exactly one of `payload` and `payload_base64` must be set."""
 
     payload: str | None = None
     payload_base64: str | None = None
@@ -38,7 +38,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     delay_ms: int | None = None
     dedup_id: str = ""
     id: str | None = None
-    """What a queue prints and `enqueue` has no use for."""
+    """This and the following fields are printed by a queue and ignored by `enqueue`."""
     token: int | None = None
     queue: str | None = None
     attempts: int | None = None
@@ -51,40 +51,40 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_draft(number: int, line: bytes, defaults: dict[str, Any], *, raw: bool) -> Draft:
-    """The message of an input line; errors name the line."""
+    """Return the message of an input line. Errors name the line."""
     if raw:
         return Draft(payload=line, **defaults)
     try:
-        said = _decode(line)
+        parsed = _decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(
             f'line {number}: {error}; expected {{"payload": "...", "headers": {{...}}}}, or use --raw'
         ) from error
-    own = {name: getattr(said, name) for name in ("fairness_key", "priority", "ttl_ms", "delay_ms")}
+    own = {name: getattr(parsed, name) for name in ("fairness_key", "priority", "ttl_ms", "delay_ms")}
     fields = defaults | {name: value for name, value in own.items() if value is not None}
     return Draft(
-        payload=_payload(number, said),
-        headers=said.headers,
-        weight=said.weight,
-        throttle_keys=said.throttle_keys,
-        dedup_id=said.dedup_id.encode(),
+        payload=_payload(number, parsed),
+        headers=parsed.headers,
+        weight=parsed.weight,
+        throttle_keys=parsed.throttle_keys,
+        dedup_id=parsed.dedup_id.encode(),
         **fields,
     )
 
 
-def _payload(number: int, said: Line) -> bytes:
-    if (said.payload is None) == (said.payload_base64 is None):
-        raise InvalidArgumentError(f"line {number}: a message has either payload or payload_base64")
-    if said.payload is not None:
-        return said.payload.encode()
+def _payload(number: int, line: Line) -> bytes:
+    if (line.payload is None) == (line.payload_base64 is None):
+        raise InvalidArgumentError(f"line {number}: set exactly one of payload and payload_base64")
+    if line.payload is not None:
+        return line.payload.encode()
     try:
-        return base64.b64decode(said.payload_base64 or "", validate=True)
+        return base64.b64decode(line.payload_base64 or "", validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidArgumentError(f"line {number}: payload_base64: {error}") from error
 
 
 def encode_message(message: Message, token: int | None = None) -> bytes:
-    """The output line of a message, without what it does not have."""
+    """Return the JSON line of a message. Fields with default values are omitted."""
     line: dict[str, Any] = {"queue": message.queue, "id": str(UUID(bytes=message.id))}
     if token is not None:
         line["token"] = token
@@ -109,7 +109,6 @@ def encode_message(message: Message, token: int | None = None) -> bytes:
 
 
 def message_row(message: Message, now_ns: int) -> dict[str, object]:
-    """A message as a row of a table."""
     return {
         "id": str(UUID(bytes=message.id)),
         "age s": max(0, now_ns - message.enqueued_ns) // (1000 * _MS),
@@ -121,7 +120,7 @@ def message_row(message: Message, now_ns: int) -> dict[str, object]:
 
 
 def preview(payload: bytes) -> str:
-    """The beginning of a payload in one line that a terminal can show: nothing in it moves the cursor."""
+    """Return the beginning of a payload in one line, with control characters escaped."""
     text = payload[: 4 * PREVIEW_CHARS].decode("utf-8", "backslashreplace")
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown if len(shown) <= PREVIEW_CHARS else shown[: PREVIEW_CHARS - 1] + "…"

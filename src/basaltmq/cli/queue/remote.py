@@ -1,7 +1,4 @@
-"""`basalt queue ... --server URL`: the same words for queues of a running broker.
-
-`either` chooses between these and those of `queue`.
-"""
+"""`basalt queue ... --server URL`: queues of a running broker."""
 
 from __future__ import annotations
 
@@ -10,29 +7,27 @@ from typing import Any
 import click
 import msgspec
 
+from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.exchange import json_object
+from basaltmq.cli.options import as_json, vhost_option, yes_option
 from basaltmq.cli.output import show
 from basaltmq.cli.quarantine import server_quarantine
 from basaltmq.cli.queue.message_lines import preview
-from basaltmq.http_client import ApiClient, path, with_api
-
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-no_question = click.option("--yes", is_flag=True, help="Do not ask.")
-vhost_option = click.option("--vhost", default="/", show_default=True)
+from basaltmq.http_client import HttpClient, path
 
 
 @click.group()
 def server_queue() -> None:
-    """Queues of a running broker."""
+    """Manage queues of a running broker."""
 
 
 @server_queue.command("list")
 @vhost_option
-@click.option("--all", "everywhere", is_flag=True, help="Of every virtual host you may see.")
+@click.option("--all", "everywhere", is_flag=True, help="List queues of all virtual hosts that this user may access.")
 @as_json
 @with_api
-def list_queues(api: ApiClient, vhost: str, everywhere: bool, as_json: bool) -> None:
-    """List queues of a broker with what they hold."""
+def list_queues(api: HttpClient, vhost: str, everywhere: bool, as_json: bool) -> None:
+    """List queues with message counts."""
     found = list(api.pages(path("queues") if everywhere else path("queues", vhost)))
     rows = [
         {
@@ -53,7 +48,7 @@ def list_queues(api: ApiClient, vhost: str, everywhere: bool, as_json: bool) -> 
     show(
         found if as_json else rows,
         as_json=as_json,
-        empty="no queues; make one with: basalt queue create NAME --server",
+        empty="no queues; create one with: basalt queue create NAME --server URL",
     )
 
 
@@ -62,8 +57,8 @@ def list_queues(api: ApiClient, vhost: str, everywhere: bool, as_json: bool) -> 
 @vhost_option
 @as_json
 @with_api
-def stats(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
-    """Settings and counts of a queue."""
+def stats(api: HttpClient, name: str, vhost: str, as_json: bool) -> None:
+    """Show settings and counters of a queue."""
     found: dict[str, Any] = api.get(path("queues", vhost, name))
     if as_json:
         show([found], as_json=True)
@@ -92,26 +87,30 @@ def stats(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
 
 @server_queue.command("create")
 @click.argument("name")
-@click.option("--transient", is_flag=True, help="Gone at the next restart.")
-@click.option("--auto-delete", is_flag=True, help="Goes with its last consumer.")
-@click.option("--arguments", default="{}", metavar="JSON", help='Such as {"x-message-ttl": 60000}.')
+@click.option("--transient", is_flag=True, help="Delete it at the next restart.")
+@click.option("--auto-delete", is_flag=True, help="Delete it with its last consumer.")
+@click.option(
+    "--arguments", default="{}", metavar="JSON", help='Arguments as a JSON object, such as {"x-message-ttl": 60000}.'
+)
 @vhost_option
 @with_api
-def create(api: ApiClient, name: str, transient: bool, auto_delete: bool, arguments: str, vhost: str) -> None:
-    """Make a queue at a broker; fails if there is another one of the name."""
+def create(api: HttpClient, name: str, transient: bool, auto_delete: bool, arguments: str, vhost: str) -> None:
+    """Create a queue. Fails if one with this name and other settings exists."""
     body = {"durable": not transient, "auto_delete": auto_delete, "arguments": json_object("--arguments", arguments)}
     api.put(path("queues", vhost, name), body)
-    click.echo(f"queue {name} is there; publish to it with: basalt exchange publish '' --key {name} 'hello'")
+    click.echo(f"queue {name} created; publish to it with: basalt exchange publish '' --key {name} 'hello'")
 
 
 @server_queue.command()
 @click.argument("name")
-@click.option("--count", type=click.IntRange(1, 1000), default=10, show_default=True)
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=10, show_default=True, help="Maximum number of messages."
+)
 @vhost_option
 @as_json
 @with_api
-def peek(api: ApiClient, name: str, count: int, vhost: str, as_json: bool) -> None:
-    """Show messages that are ready, and leave them exactly as they are."""
+def peek(api: HttpClient, name: str, count: int, vhost: str, as_json: bool) -> None:
+    """Show ready messages without changing them."""
     body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
     found = api.post(path("queues", vhost, name, "get"), body)
     if as_json:
@@ -128,16 +127,16 @@ def peek(api: ApiClient, name: str, count: int, vhost: str, as_json: bool) -> No
         }
         for each in found
     ]
-    show(rows, as_json=False, empty=f"nothing is ready in queue {name}")
+    show(rows, as_json=False, empty=f"no ready messages in queue {name}")
 
 
 @server_queue.command()
 @click.argument("name")
-@no_question
+@yes_option
 @vhost_option
 @with_api
-def purge(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
-    """Delete everything that is ready. What consumers hold stays."""
+def purge(api: HttpClient, name: str, yes: bool, vhost: str) -> None:
+    """Delete all ready messages. Messages that consumers hold stay."""
     ready = api.get(path("queues", vhost, name))["messages_ready"]
     if not yes:
         click.confirm(f"Delete {ready:,} messages of queue {name}?", abort=True)
@@ -148,11 +147,11 @@ def purge(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
 @server_queue.command()
 @click.argument("name")
 @click.argument("target")
-@click.option("--count", type=click.IntRange(min=1), help="At most so many.")
+@click.option("--count", type=click.IntRange(min=1), help="Maximum number of messages.  [default: all]")
 @vhost_option
 @with_api
-def move(api: ApiClient, name: str, target: str, count: int | None, vhost: str) -> None:
-    """Move ready messages to queue TARGET of the same virtual host; none is lost or doubled by a crash."""
+def move(api: HttpClient, name: str, target: str, count: int | None, vhost: str) -> None:
+    """Move ready messages to queue TARGET of the same virtual host. A crash neither loses nor duplicates one."""
     moved = api.post(path("queues", vhost, name, "move"), {"destination": target, "count": count}, long=True)["moved"]
     click.echo(f"{moved:,} {'message' if moved == 1 else 'messages'} moved from {name} to {target}")
 
@@ -164,23 +163,23 @@ server_queue.add_command(server_quarantine)
 @click.argument("name")
 @vhost_option
 @with_api
-def restart(api: ApiClient, name: str, vhost: str) -> None:
-    """Read a queue again from disk, and serve it if it was down. Transient messages are lost."""
+def restart(api: HttpClient, name: str, vhost: str) -> None:
+    """Reload a queue from disk, and start it if it is down. Transient messages are lost."""
     api.post(path("queues", vhost, name, "restart"), long=True)
     click.echo(f"queue {name} restarted")
 
 
 @server_queue.command()
 @click.argument("name")
-@click.option("--if-unused", is_flag=True)
-@click.option("--if-empty", is_flag=True)
-@no_question
+@click.option("--if-unused", is_flag=True, help="Fail if it has consumers.")
+@click.option("--if-empty", is_flag=True, help="Fail if it has messages.")
+@yes_option
 @vhost_option
 @with_api
-def delete(api: ApiClient, name: str, if_unused: bool, if_empty: bool, yes: bool, vhost: str) -> None:
-    """Delete a queue with all its messages. There is no way back."""
+def delete(api: HttpClient, name: str, if_unused: bool, if_empty: bool, yes: bool, vhost: str) -> None:
+    """Delete a queue with all its messages. This cannot be undone."""
     if not yes:
-        click.confirm(f"Delete queue {name} and all it holds?", abort=True)
+        click.confirm(f"Delete queue {name} and all its messages?", abort=True)
     api.delete(
         path("queues", vhost, name),
         **{"if-unused": "true" if if_unused else None, "if-empty": "true" if if_empty else None},

@@ -1,8 +1,8 @@
 """`basalt serve`: run the broker.
 
-Exit codes: 0 after a stop that was asked for, 69 a port or address cannot be used, 70 a fault of ours, 74 the disk, 75
-the data is in use by another process, 77 no permission, 78 wrong settings (see sysexits.h); a virtual host that gave
-up under `vhosts.on_failure = "stop_node"` ends the broker with 74.
+Exit codes follow sysexits.h: 0 after a requested stop, 69 address or port unavailable, 70 internal error, 74 disk
+error, 75 data directory in use by another process, 77 no permission, 78 invalid settings. With `vhosts.on_failure =
+"stop_node"`, a virtual host that stays down also ends the broker with 74.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ EXIT_CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
 INTERNAL: Final = 70
 
 SWITCH_S: Final = 0.0003
-"""How long a thread that waits for the interpreter lets the loop go on: a sync that is due does not wait Python's
-5 ms to begin, which is worth a tenth of the confirms under load."""
+"""GIL switch interval. With Python's default of 5 ms, a due sync starts late, which costs a tenth of the confirms under
+load."""
 
 NO_PERMISSION: Final = 77
 
@@ -58,26 +58,25 @@ def exit_code(error: BasaltError) -> int:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @with_settings
-@click.option(
-    "--print-config", is_flag=True, help="Show every setting with its meaning and where it came from, and end."
-)
+@click.option("--print-config", is_flag=True, help="Print every setting with its meaning and source, and exit.")
 @click.option(
     "--recover-vhosts",
     is_flag=True,
-    help="Serve virtual hosts that have a directory but are unknown to the node store. Without a node store, users and "
-    "permissions begin anew.",
+    help="Serve virtual hosts that have a directory but no entry in the node store. If the node store is "
+    "missing, users and "
+    "permissions are reset to their defaults.",
 )
-@click.option("--quiet", is_flag=True, help="Say nothing on stdout; the log on stderr stays.")
+@click.option("--quiet", is_flag=True, help="Print nothing on stdout. The log on stderr is not affected.")
 def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool, recover_vhosts: bool) -> None:
-    """Run the broker: AMQP 0-9-1, Kafka, gRPC, and HTTP for administration.
+    """Run the broker: AMQP 0-9-1, Kafka, gRPC, and the admin API over HTTP.
 
-    Settings come from --config FILE, from BASALT_... variables and from flags; every one of them has all three forms,
-    and --print-config lists them. Only the usual flags are shown here.
+    Every setting can come from --config FILE, from a BASALT_... variable or from a flag. --print-config lists all
+    settings; this page shows only the most common flags.
     """
     try:
         loaded = settings()
     except InvalidConfigError as error:
-        _say(error)
+        _print_error(error)
         raise SystemExit(exit_code(error)) from error
     if print_config:
         click.echo(describe(loaded), nl=False)
@@ -89,13 +88,13 @@ def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool, recover_vh
     config = loaded.config
     logs = Logs(config.log.level, config.log.format, environment=os.environ)
     log = logging.getLogger("basaltmq.serve")
-    log.info("Basalt %s begins, process %d, data in %s", __version__, os.getpid(), config.data_dir.absolute())
+    log.info("Basalt %s starting, process %d, data directory %s", __version__, os.getpid(), config.data_dir.absolute())
     for note in loaded.notes:
         log.warning("%s", note)
 
     def ready(config: Config, ports: Mapping[str, int]) -> None:
         if not quiet and config.log.format == "text" and "JOURNAL_STREAM" not in os.environ:
-            # Whoever read stdout may be gone; the broker is not there for them alone.
+            # A closed stdout must not stop the broker.
             with contextlib.suppress(OSError):
                 click.echo(welcome(config, ports, __version__))
 
@@ -107,11 +106,13 @@ def _run(loaded: Loaded, settings: Callable[[], Loaded], quiet: bool, recover_vh
     try:
         return _loop_runner(main)
     except BasaltError as error:
-        log.debug("the broker could not start", exc_info=True)
-        _say(error)
+        log.debug("the broker failed to start", exc_info=True)
+        _print_error(error)
         return exit_code(error)
     except PermissionError as error:
-        click.echo(f"error [permission]: {error.filename}: {error.strerror}; give it to the broker's user", err=True)
+        click.echo(
+            f"error [permission]: {error.filename}: {error.strerror}; make it accessible to the broker's user", err=True
+        )
         return NO_PERMISSION
     except Exception:
         log.exception("the broker failed")
@@ -126,7 +127,8 @@ def _loop_runner(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         import uvloop
     except ImportError:
         logging.getLogger("basaltmq.serve").warning(
-            "uvloop is not installed: asyncio's own loop serves, at about half the rate; pip install 'basaltmq[server]'"
+            "uvloop is not installed: using asyncio's event loop at about half the throughput; pip "
+            "install 'basaltmq[server]'"
         )
         runner = asyncio.Runner()
     else:
@@ -135,6 +137,6 @@ def _loop_runner(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         return runner.run(main())
 
 
-def _say(error: BasaltError) -> None:
+def _print_error(error: BasaltError) -> None:
     sys.stdout.flush()
     click.echo(f"error [{error.code}]: {error}", err=True)

@@ -1,11 +1,11 @@
-"""A broker from start to stop.
+"""The life cycle of a broker process.
 
-    bind every port ─> open the data ─> listen ─> READY ─> serve ─┬─ SIGHUP: settings and certificates again
-                                                                  └─ SIGTERM, SIGINT, a vhost that gave up: stop
+    bind every port ─> open the data ─> listen ─> READY ─> serve ─┬─ SIGHUP: reload settings and certificates
+                                                                  └─ SIGTERM, SIGINT, a vhost that stays down: stop
 
-A stop: publishers are held, so that nothing comes in; what came in is made durable and confirmed; clients are told
-to go and have the grace of `stop.grace_ms` to answer; stores are closed with a clean checkpoint. A second signal skips
-the waiting, a third ends the process at once, which costs a recovery and nothing that was confirmed.
+A stop has four steps. Publishers are blocked. Messages already received are made durable and confirmed. Clients get a
+close frame and have `stop.grace_ms` to respond. Stores are closed with a clean checkpoint. A second signal skips the
+grace period. A third signal ends the process at once: the next start runs a recovery, and no confirmed message is lost.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from basaltmq.errors import BasaltError
 STOPPING: Final = "stopping"
 STOPPING_TEXT: Final = "the broker is stopping"
 BEAT_S: Final = 1.0
-"""Between two looks at how late the loop is."""
+"""Interval of the event-loop lag measurement."""
 
 START_EXTENSION_S: Final = 600
-"""Asked of systemd for the recovery of large stores."""
+"""Start time requested from systemd, for the recovery of large stores."""
 
-SIGNALS_AT_ONCE: Final = 3
+SIGNALS_TO_EXIT: Final = 3
 KILLED: Final = 137
-GAVE_UP: Final = 74
-"""Exit code when a virtual host stays down and the settings say that the broker goes with it: EX_IOERR."""
+VHOST_DOWN: Final = 74
+"""Exit code (EX_IOERR) when a virtual host stays down and `vhosts.on_failure` is `stop_node`."""
 
 _log: Final = logging.getLogger("basaltmq.serve")
 
@@ -71,17 +71,17 @@ class Serving:
         self._notifier = Notifier(environment)
         self._signals = 0
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._skip_grace = asyncio.Event()
         self._tls: ssl.SSLContext | None = None
         self._listeners: list[Listener] = []
         self._api: AdminApi | None = None
         self._node: Node | None = None
         self.ports: dict[str, int] = {}
         self.code = 0
-        """What the process is to end with."""
+        """Exit code of the process."""
 
     async def run(self, ready: Callable[[Config, Mapping[str, int]], None]) -> None:
-        """Serve until told to stop. `ready` is called once everything listens."""
+        """Serve until a stop is requested. `ready` is called when all listeners are up."""
         config = self._config
         if config.tls.certificate is not None:
             self._tls = server_context(config.tls)
@@ -131,53 +131,53 @@ class Serving:
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if node.stop_requested.is_set():
-                self.code = GAVE_UP
+                self.code = VHOST_DOWN
         finally:
             for task in (beats, *waits):
                 task.cancel()
             await asyncio.gather(beats, *waits, return_exceptions=True)
 
     async def _beat(self) -> None:
-        """Measure how late the loop is, and tell systemd that it turns."""
+        """Measure the lag of the event loop, and notify the systemd watchdog."""
         every_s = self._notifier.watchdog_s
-        told = 0.0
+        notified_s = 0.0
         while True:
             due = time.monotonic() + BEAT_S
             await asyncio.sleep(BEAT_S)
             late_s = time.monotonic() - due
             if self._api is not None:
                 self._api.metrics.loop_lag_s = max(self._api.metrics.loop_lag_s, late_s)
-            if every_s is not None and due - told >= every_s:
-                told = due
+            if every_s is not None and due - notified_s >= every_s:
+                notified_s = due
                 self._notifier.alive()
 
     async def _end(self, node: Node) -> None:
         self._notifier.stopping()
         began = time.monotonic()
-        grace_s = 0.0 if self._hurry.is_set() else self._config.stop.grace_ms / 1000
+        grace_s = 0.0 if self._skip_grace.is_set() else self._config.stop.grace_ms / 1000
         _log.info("stopping")
         node.alarms.set(STOPPING, STOPPING_TEXT)
         finishing = asyncio.create_task(self._finish(node, grace_s))
-        hurry = asyncio.create_task(self._hurry.wait())
-        await asyncio.wait([finishing, hurry], return_when=asyncio.FIRST_COMPLETED)
+        skip = asyncio.create_task(self._skip_grace.wait())
+        await asyncio.wait([finishing, skip], return_when=asyncio.FIRST_COMPLETED)
         if not finishing.done():
             finishing.cancel()
             await asyncio.gather(finishing, return_exceptions=True)
             await asyncio.gather(*(listener.close(0.0) for listener in self._listeners), return_exceptions=True)
-        hurry.cancel()
-        await asyncio.gather(hurry, return_exceptions=True)
+        skip.cancel()
+        await asyncio.gather(skip, return_exceptions=True)
         await node.close()
         _log.info("stopped after %.2f s", time.monotonic() - began)
 
     async def _finish(self, node: Node, grace_s: float) -> None:
-        """Confirm what came in, then send clients away."""
+        """Confirm the messages received, then close the listeners."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s or 0.01):
-                await _settled(node)
+                await _wait_for_confirms(node)
         closing = [listener.close(grace_s) for listener in self._listeners]
         for error in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(error, Exception):
-                _log.error("a listener did not close: %s", error)
+                _log.error("a listener failed to close: %s", error)
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -188,30 +188,33 @@ class Serving:
     def _stop_signal(self, number: int) -> None:
         self._signals += 1
         if self._signals == 1:
-            _log.info("%s: stopping; once more hurries", signal.Signals(number).name)
+            _log.info("%s received, shutting down; send it again to skip the grace period", signal.Signals(number).name)
             self._stop.set()
-        elif self._signals < SIGNALS_AT_ONCE:
-            _log.warning("%s again: not waiting for clients; once more ends at once", signal.Signals(number).name)
-            self._hurry.set()
+        elif self._signals < SIGNALS_TO_EXIT:
+            _log.warning(
+                "%s received again, skipping the grace period; send it once more to exit at once",
+                signal.Signals(number).name,
+            )
+            self._skip_grace.set()
         else:
             os._exit(KILLED)
 
     def reload(self) -> None:
-        """Read settings and certificates again: take over what can be, tell what cannot; all or nothing."""
+        """Reload settings and certificates. On an error nothing changes. Settings that need a restart are logged."""
         self._notifier.reloading()
         try:
             merged, taken, waiting = changed(self._config, self._settings().config)
             if self._tls is not None and merged.tls.certificate is not None:
                 reload_files(self._tls, merged.tls)
         except BasaltError as error:
-            _log.error("reload: %s; everything stays as it is", error)
+            _log.error("reload failed: %s; the previous settings stay in effect", error)
         else:
             self._config = merged
             self._logs.change(merged.log.level, merged.log.format)
             if self._node is not None:
                 self._node.reconfigure(merged)
             if waiting:
-                _log.warning("reload: these wait for a restart: %s", ", ".join(waiting))
+                _log.warning("reload: these settings take effect after a restart: %s", ", ".join(waiting))
             _log.info("reloaded%s", f": {', '.join(taken)}" if taken else "; no setting changed")
         self._notifier.ready("serving")
 
@@ -219,17 +222,17 @@ class Serving:
 async def _load(api: AdminApi, path: Path) -> None:
     done = await api.definitions.take_all(read_definitions(path))
     for line in done["skipped"]:
-        _log.warning("%s: left out: %s", path, line)
-    _log.info("%s was taken over", path, extra=done["imported"])
+        _log.warning("%s: skipped: %s", path, line)
+    _log.info("%s imported", path, extra=done["imported"])
 
 
-async def _settled(node: Node) -> None:
-    """Return when everything that was published is durable and confirmed."""
+async def _wait_for_confirms(node: Node) -> None:
+    """Wait until all published messages are durable and confirmed."""
     for name in node.vhosts():
         try:
             vhost = node.vhost(name)
         except BasaltError:
             continue
-        while vhost.is_up and (vhost.publishing.pending or vhost.publishing.unsynced):
+        while vhost.is_up and (vhost.tick.pending or vhost.tick.unsynced):
             await vhost.commit.durable()
             await asyncio.sleep(0)

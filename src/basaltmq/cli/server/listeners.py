@@ -1,6 +1,6 @@
-"""The listeners of a broker, one class for each protocol, all with the same three moments: start, quiet, close.
+"""The listeners of a broker, one class per protocol.
 
-`start` takes over the port that was bound for it; `quiet` takes no more clients; `close` sends those there are away.
+`start` listens on a socket that was bound before. `close` stops accepting connections and closes the existing ones.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from basaltmq.protocols.kafka.context import Settings
 from basaltmq.protocols.kafka.server import Server as KafkaServer
 
 FOLLOW_S: Final = 0.5
-"""How soon gRPC follows a virtual host that was restarted."""
+"""Interval at which the gRPC listener checks whether its virtual host was restarted."""
 
 AT_ONCE_S: Final = 0.1
-"""For clients to be told, when there is no time to wait for their answers."""
+"""Minimum time to send close frames when there is no grace period."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
-    """Serves one protocol, on one or two ports."""
+    """Serves one protocol on one or two ports."""
 
     async def start(self) -> None: ...
 
@@ -42,7 +42,7 @@ class Listener(Protocol):
 
 
 class AmqpListener:
-    """AMQP 0-9-1, plain and over TLS, in one server."""
+    """AMQP 0-9-1, plain and with TLS."""
 
     def __init__(
         self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
@@ -71,7 +71,7 @@ class AmqpListener:
 
 
 class AdminListener:
-    """HTTP for administration."""
+    """The admin API over HTTP."""
 
     def __init__(self, api: AdminApi, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         self._server = HttpServer(api.application, connections_max=config.admin.connections_max)
@@ -87,7 +87,7 @@ class AdminListener:
 
 
 class FilaListener:
-    """gRPC for the queues of one virtual host. It follows that virtual host through restarts."""
+    """gRPC for the queues of one virtual host. It starts again when that virtual host is restarted."""
 
     def __init__(self, node: Node, config: Config, sock: socket.socket) -> None:
         self._node = node
@@ -96,7 +96,7 @@ class FilaListener:
         self._sock: socket.socket | None = sock
         self._serving: tuple[VHost, Callable[[float], asyncio.Future[None]]] | None = None
         self._following: asyncio.Task[None] | None = None
-        self._waits_for = ""
+        self._missing = ""
 
     async def start(self) -> None:
         await self._follow_once()
@@ -116,28 +116,28 @@ class FilaListener:
             try:
                 await self._follow_once()
             except BasaltError as error:
-                _log.error("gRPC: %s", error)
+                _log.error("gRPC listener failed to start: %s", error)
 
     async def _follow_once(self) -> None:
         vhost: VHost | None = None
         try:
             vhost = self._node.vhost(self._config.fila.vhost)
-            self._waits_for = ""
+            self._missing = ""
         except BasaltError as error:
-            if str(error) != self._waits_for:
-                self._waits_for = str(error)
-                _log.warning("gRPC is not served yet: %s (fila.vhost)", error)
+            if str(error) != self._missing:
+                self._missing = str(error)
+                _log.warning("gRPC is not available: %s (setting fila.vhost)", error)
         if self._serving is not None and self._serving[0] is not vhost:
             await self._stop(0)
         if self._serving is None and vhost is not None:
             await self._serve(vhost)
 
     async def _serve(self, vhost: VHost) -> None:
-        # A broker without gRPC does not need its package.
+        # The gRPC dependencies are needed only if gRPC is enabled.
         from basaltmq.protocols.grpc.services.access import Accounts
         from basaltmq.protocols.grpc.services.api_keys import ApiKeys
-        from basaltmq.protocols.grpc.services.queue_owner import VHostDesk
-        from basaltmq.protocols.grpc.services.queue_server import FilaOptions, FilaServer, TlsFiles
+        from basaltmq.protocols.grpc.services.queue_owner import VHostOwner
+        from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions, TlsFiles
 
         files = self._config.tls
         tls = None
@@ -145,7 +145,7 @@ class FilaListener:
             tls = TlsFiles(files.certificate, files.key, files.authority, files.clients, files.version_min)
 
         settings, limits = self._config.fila, self._config.limits
-        options = FilaOptions(
+        options = QueueServerOptions(
             self._host,
             self._port,
             settings.access,
@@ -156,9 +156,9 @@ class FilaListener:
             handshake_s=limits.handshake_timeout_ms / 1000,
         )
         accounts = Accounts(self._node.users, self._node.permissions, vhost.name)
-        desk = VHostDesk(self._node, vhost)
+        owner = VHostOwner(self._node, vhost)
         keys = ApiKeys(vhost.store)
-        server = FilaServer(vhost.plane, vhost.commit, keys, accounts, options, desk=desk, shares=self._node.shares)
+        server = QueueServer(vhost.plane, vhost.commit, keys, accounts, options, owner=owner, shares=self._node.shares)
         if self._sock is not None:
             self._sock.close()
             self._sock = None
@@ -173,7 +173,7 @@ class FilaListener:
 
 
 class KafkaListener:
-    """Kafka's protocol for the streams of one virtual host."""
+    """The Kafka protocol for the streams of one virtual host."""
 
     def __init__(self, node: Node, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
         settings = config.kafka

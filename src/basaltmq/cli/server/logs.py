@@ -1,10 +1,10 @@
-"""The broker's log: lines for people or an object per line, on stderr, written by a thread of its own.
+"""The broker's log on stderr: text lines, or one JSON object per line. A thread writes it.
 
-The loop never waits for whoever reads the log: lines go through a bounded queue, and when that is full they are dropped
-and counted, which the next line tells. Names that clients chose may be in a line, so whatever would move a terminal's
-cursor or begin a line of its own is escaped. Payloads and passwords are never given to a logger.
+Lines pass through a bounded queue, so a slow reader never blocks the event loop. Lines that do not fit are dropped, and
+the next line reports their number. Names from clients may occur in a line, so control characters are escaped. Payloads
+and passwords are never logged.
 
-Under systemd the journal adds time and unit itself; lines then begin with their priority (`<4>`) instead.
+Under systemd the journal adds time and unit. Lines then begin with their priority (`<4>`) instead of the time.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any, Final, TextIO
 import msgspec
 
 LINES_WAITING_MAX: Final = 10_000
-"""About 2 MB of text."""
+"""Queue limit, about 2 MB of text."""
 
 CLOSE_WAIT_S: Final = 2.0
-"""For the last lines to be written when the broker ends; a reader that is stuck does not keep it."""
+"""Time limit for the last lines at shutdown, in case the reader of stderr is stuck."""
 
 _PRIORITY: Final = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
-_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 def one_line(text: str) -> str:
-    """The text without anything that a terminal or a reader of lines would take for more than text."""
+    """Escape control characters, so that the text stays on one line and cannot control a terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """What was given as `extra`."""
-    return {name: value for name, value in vars(record).items() if name not in _OWN}
+    """Return the fields that the caller passed as `extra`."""
+    return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
 
 
 class TextFormatter(logging.Formatter):
@@ -78,14 +78,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class LineWriter(logging.Handler):
-    """Formats where the line is made, writes in a thread."""
+    """Formats lines in the calling thread, and writes them in its own thread."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._waiting: queue.Queue[str | None] = queue.Queue(LINES_WAITING_MAX)
         self.dropped = 0
-        self._told = 0
+        self._reported = 0
         self._thread = threading.Thread(target=self._write, name="basalt-log", daemon=True)
         self._thread.start()
 
@@ -100,18 +100,18 @@ class LineWriter(logging.Handler):
     def _write(self) -> None:
         while (line := self._waiting.get()) is not None:
             try:
-                if self.dropped > self._told:
-                    self._told, missing = self.dropped, self.dropped - self._told
-                    self._stream.write(f"{missing} lines of the log were dropped: they could not be written in time\n")
+                if self.dropped > self._reported:
+                    self._reported, missing = self.dropped, self.dropped - self._reported
+                    self._stream.write(f"{missing} log lines dropped: stderr was too slow\n")
                 self._stream.write(line + "\n")
                 if self._waiting.empty():
                     self._stream.flush()
             except (OSError, ValueError):
-                # Nobody reads any more; the broker goes on without a log.
+                # The reader of stderr is gone. The broker continues without a log.
                 self.dropped += 1
 
     def close(self) -> None:
-        """Write what waits, then end."""
+        """Write the queued lines, then stop the thread."""
         if self._thread.is_alive():
             try:
                 self._waiting.put(None, timeout=CLOSE_WAIT_S)
@@ -122,7 +122,7 @@ class LineWriter(logging.Handler):
 
 
 class Logs:
-    """The log of a process: set up once, changed by a reload, closed at the end."""
+    """The log configuration of a process. `change` applies a reload."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Logs:
         make: Callable[[], logging.Formatter] = JsonFormatter if form == "json" else self._text
         self._handler.setFormatter(make())
         self._root.setLevel(level.upper())
-        # Debug lines of libraries would drown ours.
+        # Their debug output would hide that of Basalt.
         for noisy in ("asyncio", "hpack"):
             logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -1,4 +1,4 @@
-"""Settings of the broker as flags of a command: `--config FILE` and one flag per leaf of the tree."""
+"""The broker's settings as command-line flags: `--config FILE`, and one flag per setting."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from basaltmq.broker.config.settings import Leaf, leaves
 from basaltmq.broker.config.sources import Loaded, load
 
 SHORT: Final = {"data_dir", "host", "amqp.port", "kafka.port", "fila.port", "admin.port", "log.level", "log.format"}
-"""Flags most people need: the help shows these, `--print-config` shows every setting."""
+"""Common flags, which the help shows. `--print-config` shows every setting."""
 
 
 def flag_leaves() -> list[Leaf]:
-    """Every setting that has a flag."""
+    """Return the settings that have a flag. Secrets have none."""
     return [leaf for leaf in leaves() if not leaf.secret]
 
 
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags to a command; it gets `settings`, a function that reads every source."""
+    """Add the flags to a command. It gets `settings`, a function that reads all sources."""
 
     def run(**arguments: Any) -> Any:
         file: Path | None = arguments.pop("config")
@@ -49,7 +49,7 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Path(path_type=Path, dir_okay=False),
             envvar="BASALT_CONFIG",
             show_envvar=True,
-            help="A TOML file of settings.",
+            help="TOML file with settings.",
         ),
         *options,
     ]
@@ -67,7 +67,7 @@ def _option(leaf: Leaf) -> click.Option:
 
 
 def _outer_data_dir() -> str | None:
-    """What `basalt --data-dir DIR serve` said before the command."""
+    """Return the directory of `basalt --data-dir DIR serve`, if given."""
     context = click.get_current_context().find_root()
     if context.get_parameter_source("data_dir") is click.core.ParameterSource.COMMANDLINE:
         return str(context.params["data_dir"])

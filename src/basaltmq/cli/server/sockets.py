@@ -1,4 +1,4 @@
-"""Sockets of the broker: bound before the data is opened, so that a port in use is told at once; listened on last."""
+"""Binds the broker's sockets. This happens before the data is opened, so that a port in use is reported at once."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from basaltmq.broker.config.settings import Config
 from basaltmq.errors import AddressUnavailableError
 
 FILES_BESIDES: Final = 1_024
-"""Handles needed besides those of connections: tables, segments, logs."""
+"""File handles for SST files, segments and logs, besides those of connections."""
 
 
 def bind_all(config: Config) -> dict[str, socket.socket]:
-    """A bound socket for every enabled listener, by section; nothing stays open if one fails."""
+    """Return a bound socket per enabled listener, by section. If one fails, all are closed."""
     bound: dict[str, socket.socket] = {}
     try:
         for section, host, port in config.endpoints():
@@ -35,13 +35,13 @@ def _bind(section: str, host: str, port: int) -> socket.socket:
         )[0]
     except OSError as error:
         raise AddressUnavailableError(
-            f"{section}: {host!r} is no address of this machine ({error.strerror}); set {section}.host"
+            f"{section}: {host!r} is not an address of this machine ({error.strerror}); change {section}.host"
         ) from error
     sock = socket.socket(kind, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if kind == socket.AF_INET6:
-            # "::" takes IPv4 as well, whatever the machine's default is.
+            # Accept IPv4 on "::" too, whatever the default of the machine is.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(address)
         sock.setblocking(False)
@@ -54,16 +54,19 @@ def _bind(section: str, host: str, port: int) -> socket.socket:
 def _advice(section: str, host: str, port: int, error: OSError) -> str:
     flag = f"--{section}-port"
     if error.errno == errno.EADDRINUSE:
-        return f"{section}: port {port} on {host} is in use; stop what uses it, or choose another with {flag}"
+        return (
+            f"{section}: port {port} on {host} is in use; stop the process that uses it, or choose "
+            f"another port with {flag}"
+        )
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{section}: port {port} needs root; choose one above 1023 with {flag}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{section}: {host} is no address of this machine; set {section}.host or --host"
+        return f"{section}: {host} is not an address of this machine; change {section}.host or --host"
     return f"{section}: port {port} on {host} cannot be used: {error.strerror}"
 
 
 def raise_file_limit(config: Config) -> int:
-    """Allow as many open files as the settings may need, as far as the system lets us; what is allowed."""
+    """Raise the limit of open files to what the settings need, within the hard limit. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = config.limits.connections_max + config.admin.connections_max + FILES_BESIDES
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)

@@ -1,4 +1,4 @@
-"""Telling systemd how the broker is: ready, reloading, stopping, alive (sd_notify, without its library)."""
+"""Reports the broker's state to systemd (the sd_notify protocol, without libsystemd)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 
 
 class Notifier:
-    """Sends to the socket systemd named in the environment; does nothing without one."""
+    """Sends to the socket in NOTIFY_SOCKET. Does nothing without one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get(NOTIFY_SOCKET, "")
@@ -25,7 +25,7 @@ class Notifier:
 
     @property
     def watchdog_s(self) -> float | None:
-        """How often `alive` is to be said: twice as often as systemd asks."""
+        """Interval for `alive`, half of the watchdog timeout. None without a watchdog."""
         return self._watchdog_us / 2e6 if self._address and self._watchdog_us > 0 else None
 
     def ready(self, status: str) -> None:
@@ -41,7 +41,7 @@ class Notifier:
         self._send("WATCHDOG=1")
 
     def extend(self, seconds: int) -> None:
-        """Ask for more time to start or stop."""
+        """Request more time to start or stop."""
         self._send(f"EXTEND_TIMEOUT_USEC={seconds * 1_000_000}")
 
     def _send(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What a newcomer reads when the broker is up: where it listens, and what to type next."""
+"""The text that `basalt serve` prints when it is up: addresses, and commands to try next."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ EXAMPLE = """\
 
 
 def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
-    """The text, for a terminal of 80 columns and more."""
     hosts = {section: _reachable(host) for section, host, _ in config.endpoints()}
-    lines = [f"Basalt {version} is up; data in {config.data_dir.absolute()}", ""]
+    lines = [f"Basalt {version} is up; data directory {config.data_dir.absolute()}", ""]
     names = {"amqp": "AMQP 0-9-1", "amqps": "AMQP 0-9-1 (TLS)", "admin": "admin API", "fila": "gRPC", "kafka": "Kafka"}
     for section, port in ports.items():
         address = f"{hosts[section]}:{port}"
@@ -33,7 +32,7 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
     if "amqp" in ports and config.auth.default_user:
         user = config.auth.default_user
         known = user == "guest" and config.auth.default_password == "guest"  # noqa: S105
-        lines += ["", "Send a message and get it back (pip install pika):", ""]
+        lines += ["", "Send and receive a message (pip install pika):", ""]
         lines += EXAMPLE.format(
             user=user, password="guest" if known else "PASSWORD", host=hosts["amqp"], port=ports["amqp"]
         ).splitlines()
@@ -41,15 +40,15 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
         server = "" if ports["admin"] == 15672 else f" --server http://{hosts['admin']}:{ports['admin']}"
         lines += [
             "",
-            "Look around, and let somebody else in:",
+            "Inspect the broker, and add a user:",
             "",
             f"    basalt queue list --server http://{hosts['admin']}:{ports['admin']}",
             f"    basalt user create alice --tag management{server}",
             f"    basalt permission set alice{server}",
         ]
         if "guest" in config.auth.loopback_users:
-            lines.append("    (guest is let in from this machine only)")
-    lines += ["", "Stop it with Ctrl-C. Everything confirmed is on the disk.", ""]
+            lines.append("    (guest can log in from this machine only)")
+    lines += ["", "Stop it with Ctrl-C. Every confirmed message is on disk.", ""]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""`basalt topic`: streams from the command line.
+"""`basalt topic`: topics in a data directory.
 
-Commands that read open a view and work beside a running process; commands that write need the store for themselves.
-Those of a broker's are in `server_topic`. Records go in and out as JSON lines (`record_lines`): what `read` prints,
-`append` takes.
+Commands that read open a view and work beside a running process. Commands that write need exclusive access to the
+store. Records are read and printed as JSON lines (`streams/imports/record_lines.py`): `append` accepts what `read`
+prints.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import click
 import msgspec
 
 import basaltmq
-from basaltmq.cli.local_or_remote import either_group
+from basaltmq.cli.local_or_remote import local_or_remote_group
+from basaltmq.cli.options import as_json, yes_option
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.topic import input as topic_input
-from basaltmq.cli.topic.input import APPEND_RECORDS, as_json, batches, reset_to
+from basaltmq.cli.topic.input import APPEND_RECORDS, batches, reset_to
 from basaltmq.cli.topic.remote import server_topic
 from basaltmq.errors import OffsetOutOfRangeError
 from basaltmq.streams.imports.record_lines import encode_record
@@ -30,43 +31,44 @@ from basaltmq.streams.topics import Topic, topic_config
 from basaltmq.streams.view import StreamView
 
 FOLLOW_WAIT_S: Final = 1.0
-"""How long one wait for another process's records takes at most; Ctrl-C works meanwhile."""
+"""Maximum duration of one wait for new records, so that Ctrl-C works."""
 
 SKIPPED_SHOWN_MAX: Final = 10
-"""Topics named one by one when an import leaves them as they are."""
+"""Skipped topics that an import names."""
 
 engine_choice = click.Choice([each.value for each in Engine])
 
 
-@click.group(cls=either_group(server_topic))
+@click.group(cls=local_or_remote_group(server_topic))
 def topic() -> None:
-    """Create, fill, read and look after topics.
+    """Create and manage topics and consumer groups, and append and read records.
 
-    Of the data directory, or of a running broker with --server: then `basalt topic COMMAND --server URL --help`.
+    Commands work on the data directory, or with --server on a running broker; see `basalt topic COMMAND --server URL
+    --help`.
     """
 
 
 @topic.command()
 @click.argument("name")
 @topic_input.settings
-@click.option("--engine", type=engine_choice, default=Engine.SEGMENT.value, show_default=True)
+@click.option("--engine", type=engine_choice, default=Engine.SEGMENT.value, show_default=True, help="Storage engine.")
 @click.pass_obj
 def create(data_dir: Path, /, name: str, **settings: Any) -> None:
-    """Create a topic."""
+    """Create a topic, and the store if there is none."""
     given = {key: value for key, value in settings.items() if value is not None}
     with basaltmq.open(data_dir) as db:
         db.streams.topics.create(name, topic_config(given))
-    click.echo(f"topic {name} created; fill it with: basalt topic append {name}")
+    click.echo(f"topic {name} created; append records with: basalt topic append {name}")
 
 
 @topic.command("list")
 @topic_input.page
 @click.pass_obj
 def list_topics(data_dir: Path, after: str | None, limit: int, as_json: bool) -> None:
-    """List topics with what they hold."""
+    """List topics with record counts and sizes."""
     with StreamView.open(data_dir) as view:
         rows = [_topic_row(view, each) for each in islice(view.topics(after), limit)]
-        show(rows, as_json=as_json, empty="no topics; make one with: basalt topic create NAME")
+        show(rows, as_json=as_json, empty="no topics; create one with: basalt topic create NAME")
 
 
 def _topic_row(view: StreamView, each: Topic) -> dict[str, object]:
@@ -86,7 +88,7 @@ def _topic_row(view: StreamView, each: Topic) -> dict[str, object]:
 @as_json
 @click.pass_obj
 def describe(data_dir: Path, name: str, as_json: bool) -> None:
-    """Settings and partitions of a topic."""
+    """Show settings and partitions of a topic."""
     with StreamView.open(data_dir) as view:
         found = view.topic(name)
         partitions = []
@@ -129,7 +131,7 @@ def append(
     durability: str | None,
     source: BinaryIO,
 ) -> None:
-    """Append a record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values."""
+    """Append one record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values with --raw."""
     done = 0
     with basaltmq.open(data_dir, create=False) as db:
         target = db.topic(name, create=False)
@@ -157,7 +159,7 @@ def read(
     follow: bool,
     raw: bool,
 ) -> None:
-    """Print records as JSON lines. Changes nothing, and works beside a running process."""
+    """Print records as JSON lines. Read-only; works beside a running process."""
     with StreamView.open(data_dir) as view:
         found = view.topic(name)
         chosen = range(found.config.partitions) if partition is None else [partition]
@@ -180,7 +182,7 @@ def read(
                     except OffsetOutOfRangeError as error:
                         if not followed:
                             raise
-                        topic_input.tell_lost(at[each], error.earliest, each)
+                        topic_input.report_lost(at[each], error.earliest, each)
                         at[each] = error.earliest
                         printed = 1
                         continue
@@ -209,21 +211,21 @@ def _begin(view: StreamView, name: str, partition: int, start: str, since_ms: in
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @click.pass_obj
 def delete(data_dir: Path, name: str, yes: bool) -> None:
-    """Delete a topic with all its records and offsets. There is no way back."""
+    """Delete a topic with all its records and offsets. This cannot be undone."""
     with basaltmq.open(data_dir, create=False) as db:
         db.topic(name, create=False)
         if not yes:
-            click.confirm(f"Delete topic {name} and all it holds?", abort=True)
+            click.confirm(f"Delete topic {name} and all its records?", abort=True)
         db.delete_topic(name)
     click.echo(f"topic {name} deleted")
 
 
 @topic.command()
 @topic_input.group
-@click.option("--delete", "forget", is_flag=True, help="Forget the group.")
+@click.option("--delete", "is_deleted", is_flag=True, help="Delete the group.")
 @click.pass_obj
 def groups(
     data_dir: Path,
@@ -231,30 +233,30 @@ def groups(
     reset: str | None,
     name: str | None,
     partition: int | None,
-    forget: bool,
+    is_deleted: bool,
     as_json: bool,
 ) -> None:
-    """Consumer groups: list them, or show one with its lag, move it, forget it."""
-    if (reset is not None or forget) and group is None:
-        raise click.UsageError("name the group to change")
+    """List consumer groups, or show the lag of one, reset or delete it."""
+    if (reset is not None or is_deleted) and group is None:
+        raise click.UsageError("GROUP is required with --reset and --delete")
     if reset is not None:
         if name is None:
-            raise click.UsageError("--reset needs --topic")
+            raise click.UsageError("--reset requires --topic")
         to = reset_to(reset)
         with basaltmq.open(data_dir, create=False) as db:
             moved = db.streams.groups.reset(str(group), name, to, partition=partition)
         show([{"partition": each, "offset": offset} for each, offset in moved.items()], as_json=as_json)
-    elif forget:
+    elif is_deleted:
         with basaltmq.open(data_dir, create=False) as db:
             db.streams.groups.delete(str(group))
-        click.echo(f"group {group} forgotten")
+        click.echo(f"group {group} deleted")
     else:
         with StreamView.open(data_dir) as view:
             if group is None:
                 rows: list[dict[str, object]] = [{"group": each} for each in view.groups()]
             else:
                 rows = [msgspec.structs.asdict(each) for each in view.lag(group)]
-            show(rows, as_json=as_json, empty="no groups have committed anything")
+            show(rows, as_json=as_json, empty="no group has committed an offset")
 
 
 @topic.command()
@@ -262,7 +264,8 @@ def groups(
 @click.argument("engine", type=engine_choice)
 @click.pass_obj
 def migrate(data_dir: Path, name: str, engine: str) -> None:
-    """Move a topic to another engine. Offsets and groups stay as they are; can be interrupted and run again."""
+    """Move a topic to another storage engine. Offsets and groups do not change. An interrupted migration can be
+    repeated."""
     with basaltmq.open(data_dir, create=False) as db:
         line = progress_line(f"migrate {name}", "records")
 
@@ -270,14 +273,14 @@ def migrate(data_dir: Path, name: str, engine: str) -> None:
             line(at.copied, at.copied + at.left)
 
         db.streams.migration.run(name, Engine(engine), progress=draw)
-    click.echo(f"topic {name} is kept by the {engine} engine")
+    click.echo(f"topic {name} now uses the {engine} engine")
 
 
 @topic.command("export")
 @click.argument("target", type=click.File("wb"), default="-")
 @click.pass_obj
 def export_topics(data_dir: Path, target: BinaryIO) -> None:
-    """Write topics, groups and offsets as JSON lines to TARGET (default: stdout)."""
+    """Export topics, groups and offsets, without records, as JSON lines to TARGET (default: stdout)."""
     with basaltmq.open(data_dir, create=False) as db:
         for line in export_metadata(db.streams.topics, db.streams.drivers, db.streams.offsets):
             target.write(line)
@@ -294,8 +297,6 @@ def import_topics(data_dir: Path, source: BinaryIO) -> None:
     if done.topics_skipped:
         shown = ", ".join(done.topics_skipped[:SKIPPED_SHOWN_MAX])
         more = len(done.topics_skipped) - SKIPPED_SHOWN_MAX
-        click.echo(
-            f"left as they are, because they exist: {shown}{f' and {more:,} more' if more > 0 else ''}", err=True
-        )
+        click.echo(f"skipped existing topics: {shown}{f' and {more:,} more' if more > 0 else ''}", err=True)
     if done.offsets_skipped:
-        click.echo(f"{done.offsets_skipped:,} offsets of topics or partitions that are not here left out", err=True)
+        click.echo(f"{done.offsets_skipped:,} offsets skipped: their topic or partition does not exist", err=True)

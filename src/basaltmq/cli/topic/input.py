@@ -1,4 +1,4 @@
-"""What people type and pipe into `basalt topic`, of a store or of a broker: flags, lines of records, places."""
+"""Options and input of `basalt topic`, shared by the commands for a data directory and for a broker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any, BinaryIO, Final, TypeAlias
 
 import click
 
-from basaltmq.cli.line_batches import portions
+from basaltmq.cli.line_batches import line_batches
+from basaltmq.cli.options import as_json
 from basaltmq.durability import Durability
 from basaltmq.log.batches.record import Record
 from basaltmq.streams.groups import Reset
@@ -15,12 +16,12 @@ from basaltmq.streams.imports.record_lines import decode_record
 
 APPEND_RECORDS: Final = 1_000
 APPEND_BYTES: Final = 4 << 20
-"""Lines, and bytes of lines, read from stdin before they are appended as one batch."""
+"""Limits of a batch: lines and bytes read from stdin before they are appended."""
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _together(*options: Decorator) -> Decorator:
+def _combine(*options: Decorator) -> Decorator:
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
             command = option(command)
@@ -31,71 +32,76 @@ def _together(*options: Decorator) -> Decorator:
 
 _LEVELS: Final = click.Choice([each.value for each in Durability])
 
-as_json: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
-settings: Final = _together(
-    click.option("--partitions", type=int, default=1, show_default=True),
-    click.option("--durability", type=_LEVELS, help="Default: synced."),
-    click.option("--retention-ms", type=int, help="Records older than this go."),
-    click.option("--retention-bytes", type=int, help="Per partition; the oldest go."),
-    click.option("--retention-records", type=int, help="Per partition; the oldest go."),
-    click.option("--compact", is_flag=True, help="Keep the latest record per key."),
+settings: Final = _combine(
+    click.option("--partitions", type=int, default=1, show_default=True, help="Number of partitions."),
+    click.option("--durability", type=_LEVELS, help="When a record is confirmed.  [default: synced]"),
+    click.option("--retention-ms", type=int, help="Delete records older than this, in ms.  [default: unlimited]"),
+    click.option("--retention-bytes", type=int, help="Maximum bytes per partition; the oldest records are deleted."),
+    click.option("--retention-records", type=int, help="Maximum records per partition; the oldest are deleted."),
+    click.option("--compact", is_flag=True, help="Compact: keep the latest record per key."),
 )
-page: Final = _together(
-    click.option("--after", help="Begin after this name."),
-    click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True),
+page: Final = _combine(
+    click.option("--after", help="List only names after this one."),
+    click.option(
+        "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Maximum number of topics."
+    ),
     as_json,
 )
-source: Final = _together(
-    click.option("--partition", type=int, help="Default: by key, or in turn."),
-    click.option("--key", help="The key of every record that has none of its own."),
-    click.option("--raw", is_flag=True, help="Each line is a value as it is, not JSON."),
-    click.option("--durability", type=_LEVELS, help="Default: the topic's."),
-    click.option("--file", "source", type=click.File("rb"), default="-", help="Read from a file instead of stdin."),
+source: Final = _combine(
+    click.option("--partition", type=int, help="Partition of all records.  [default: by key, or round-robin]"),
+    click.option("--key", help="Key of records without one."),
+    click.option("--raw", is_flag=True, help="Treat each line as a value instead of JSON."),
+    click.option("--durability", type=_LEVELS, help="When records are confirmed.  [default: the topic's setting]"),
+    click.option("--file", "source", type=click.File("rb"), default="-", help="Input file.  [default: stdin]"),
 )
-search: Final = _together(
-    click.option("--partition", type=int, help="One partition; all of them in turn if not given."),
-    click.option("--from", "start", default="earliest", show_default=True, help="An offset, earliest or latest."),
-    click.option("--since-ms", type=int, help="Begin at this time (milliseconds since 1970) instead."),
-    click.option("--limit", type=click.IntRange(min=0), help="Stop after this many records."),
-    click.option("--key", help="Only records of this key."),
+search: Final = _combine(
+    click.option("--partition", type=int, help="Partition.  [default: all]"),
+    click.option(
+        "--from", "start", default="earliest", show_default=True, help="First offset: a number, earliest or latest."
+    ),
+    click.option("--since-ms", type=int, help="Start at this time instead, in milliseconds since 1970."),
+    click.option("--limit", type=click.IntRange(min=0), help="Maximum number of records.  [default: all]"),
+    click.option("--key", help="Only records with this key."),
     click.option("--tag", help="Only records with this tag."),
-    click.option("--follow", is_flag=True, help="Go on as records come, from anybody; stop with Ctrl-C."),
-    click.option("--raw", is_flag=True, help="Print values only, one per line."),
+    click.option("--follow", is_flag=True, help="Wait for new records; stop with Ctrl-C."),
+    click.option("--raw", is_flag=True, help="Print only the values, one per line."),
 )
-group: Final = _together(
+group: Final = _combine(
     click.argument("group", required=False),
-    click.option("--reset", metavar="TO", help="Move the group: earliest, latest or an offset. Needs --topic."),
-    click.option("--topic", "name", help="The topic to reset the group in."),
-    click.option("--partition", type=int, help="One partition; all if not given."),
+    click.option(
+        "--reset", metavar="TO", help="Set the group's offsets: earliest, latest or a number. Requires --topic."
+    ),
+    click.option("--topic", "name", help="Topic to reset the group in."),
+    click.option("--partition", type=int, help="Partition.  [default: all]"),
     as_json,
 )
 
 
 def batches(source: BinaryIO, raw: bool, key: str | None) -> Iterator[list[Record]]:
-    """The records of a source, a batch at a time; empty lines are none."""
-    for portion in portions(source, APPEND_RECORDS, APPEND_BYTES):
-        stripped = ((number, line.rstrip(b"\r")) for number, line in portion)
+    """Yield the records of a source in batches. Empty lines are skipped."""
+    for lines in line_batches(source, APPEND_RECORDS, APPEND_BYTES):
+        stripped = ((number, line.rstrip(b"\r")) for number, line in lines)
         batch = [decode_record(number, line, raw=raw, key=key) for number, line in stripped if line]
         if batch:
             yield batch
 
 
 def begin(start: str, first: int, end: int) -> int:
-    """The offset that `--from` means in a partition."""
+    """Return the offset that `--from` selects in a partition."""
     if start == "earliest":
         return first
     if start == "latest":
         return end
     if not start.isdigit():
-        raise click.UsageError(f"--from takes an offset, earliest or latest, not {start!r}")
+        raise click.UsageError(f"--from: expected an offset, earliest or latest, not {start!r}")
     return int(start)
 
 
-def tell_lost(at: int, earliest: int, partition: int) -> None:
-    """Tell one that follows what it missed."""
+def report_lost(at: int, earliest: int, partition: int) -> None:
+    """Report records that a follower missed."""
     lost = f"offsets {at} to {earliest - 1} of partition {partition}"
-    click.echo(f"{lost} went by retention before they were read", err=True)
+    click.echo(f"{lost} were deleted by retention before they were read", err=True)
 
 
 def reset_to(text: str) -> Reset | int:
@@ -103,4 +109,4 @@ def reset_to(text: str) -> Reset | int:
         return int(text)
     if text in (Reset.EARLIEST, Reset.LATEST):
         return Reset(text)
-    raise click.UsageError(f"--reset takes earliest, latest or an offset, not {text!r}")
+    raise click.UsageError(f"--reset: expected earliest, latest or an offset, not {text!r}")

@@ -1,6 +1,6 @@
-"""`basalt topic ... --server URL`: the same words for topics of a running broker.
+"""`basalt topic ... --server URL`: topics of a running broker.
 
-`either` chooses between these and those of `topic`. Records come and go as JSON, a bounded page at a time.
+Records are transferred as JSON in pages of limited size.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, BinaryIO, Final
 import click
 import msgspec
 
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json, vhost_option, yes_option
 from basaltmq.cli.output import show
 from basaltmq.cli.topic import input as topic_input
-from basaltmq.cli.topic.input import as_json, batches, reset_to
+from basaltmq.cli.topic.input import batches, reset_to
 from basaltmq.errors import OffsetOutOfRangeError, RemoteError
-from basaltmq.http_client import ApiClient, path, with_api
+from basaltmq.http_client import HttpClient, path
 from basaltmq.streams.imports.record_lines import raw_value, to_line
 
 FOLLOW_S: Final = 0.5
-"""Between two looks for more."""
-
-vhost_option = click.option("--vhost", default="/", show_default=True)
+"""Poll interval of --follow."""
 
 
 @click.group()
 def server_topic() -> None:
-    """Topics of a running broker."""
+    """Manage topics of a running broker."""
 
 
 @server_topic.command()
@@ -37,20 +37,20 @@ def server_topic() -> None:
 @topic_input.settings
 @vhost_option
 @with_api
-def create(api: ApiClient, name: str, vhost: str, **settings: Any) -> None:
-    """Create a topic at a broker; fails if there is another one of the name."""
+def create(api: HttpClient, name: str, vhost: str, **settings: Any) -> None:
+    """Create a topic. Fails if one with this name exists."""
     api.put(path("topics", vhost, name), {key: value for key, value in settings.items() if value is not None})
-    click.echo(f"topic {name} is there; fill it with: basalt topic append {name} --server {api.address}")
+    click.echo(f"topic {name} created; append records with: basalt topic append {name} --server {api.login.server}")
 
 
 @server_topic.command("list")
 @topic_input.page
 @vhost_option
 @with_api
-def list_topics(api: ApiClient, after: str | None, limit: int, vhost: str, as_json: bool) -> None:
-    """List topics of a broker with what they hold."""
+def list_topics(api: HttpClient, after: str | None, limit: int, vhost: str, as_json: bool) -> None:
+    """List topics with record counts and sizes."""
     rows = []
-    for each in islice(_named(api, "topics", vhost, after), limit):
+    for each in islice(_pages(api, "topics", vhost, after), limit):
         found = api.get(path("topics", vhost, each["name"]))
         rows.append(
             {
@@ -62,11 +62,13 @@ def list_topics(api: ApiClient, after: str | None, limit: int, vhost: str, as_js
                 "durability": each["config"]["durability"],
             }
         )
-    show(rows, as_json=as_json, empty=f"no topics; make one with: basalt topic create NAME --server {api.address}")
+    show(
+        rows, as_json=as_json, empty=f"no topics; create one with: basalt topic create NAME --server {api.login.server}"
+    )
 
 
-def _named(api: ApiClient, kind: str, vhost: str, after: str | None) -> Iterator[Any]:
-    """Every topic or group, page by page."""
+def _pages(api: HttpClient, kind: str, vhost: str, after: str | None) -> Iterator[Any]:
+    """Yield all topics or groups, page by page."""
     while True:
         found = api.get(path(kind, vhost), after=after)
         yield from found[kind]
@@ -80,8 +82,8 @@ def _named(api: ApiClient, kind: str, vhost: str, after: str | None) -> Iterator
 @vhost_option
 @as_json
 @with_api
-def describe(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
-    """Settings and partitions of a topic."""
+def describe(api: HttpClient, name: str, vhost: str, as_json: bool) -> None:
+    """Show settings and partitions of a topic."""
     found = api.get(path("topics", vhost, name))
     if as_json:
         show([found], as_json=True)
@@ -109,7 +111,7 @@ def describe(api: ApiClient, name: str, vhost: str, as_json: bool) -> None:
 @vhost_option
 @with_api
 def append(
-    api: ApiClient,
+    api: HttpClient,
     name: str,
     partition: int | None,
     key: str | None,
@@ -118,7 +120,7 @@ def append(
     source: BinaryIO,
     vhost: str,
 ) -> None:
-    """Append a record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values."""
+    """Append one record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values with --raw."""
     done = 0
     try:
         for batch in batches(source, raw, key):
@@ -139,7 +141,7 @@ def append(
 @vhost_option
 @with_api
 def read(
-    api: ApiClient,
+    api: HttpClient,
     name: str,
     partition: int | None,
     start: str,
@@ -151,10 +153,10 @@ def read(
     raw: bool,
     vhost: str,
 ) -> None:
-    """Print records as JSON lines. Changes nothing."""
+    """Print records as JSON lines."""
     found = api.get(path("topics", vhost, name))["partitions"]
     if partition is not None and partition not in range(len(found)):
-        raise click.UsageError(f"topic {name} has partitions 0 to {len(found) - 1}, and no {partition}")
+        raise click.UsageError(f"topic {name} has partitions 0 to {len(found) - 1}, not {partition}")
     at = {
         each["partition"]: _begin(api, path("topics", vhost, name, str(each["partition"])), each, start, since_ms)
         for each in found
@@ -173,7 +175,7 @@ def read(
                     if not followed or error.code != OffsetOutOfRangeError.code:
                         raise
                     earliest = api.get(path("topics", vhost, name))["partitions"][each]["start_offset"]
-                    topic_input.tell_lost(at[each], earliest, each)
+                    topic_input.report_lost(at[each], earliest, each)
                     at[each], moved = earliest, True
                     continue
                 for record in page["records"]:
@@ -192,7 +194,7 @@ def read(
         return
 
 
-def _begin(api: ApiClient, where: str, partition: dict[str, Any], start: str, since_ms: int | None) -> int:
+def _begin(api: HttpClient, where: str, partition: dict[str, Any], start: str, since_ms: int | None) -> int:
     if since_ms is not None:
         return int(api.get(f"{where}/offset", timestamp_ms=since_ms)["offset"])
     return topic_input.begin(start, partition["start_offset"], partition["end_offset"])
@@ -200,14 +202,14 @@ def _begin(api: ApiClient, where: str, partition: dict[str, Any], start: str, si
 
 @server_topic.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @vhost_option
 @with_api
-def delete(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
-    """Delete a topic with all its records and offsets. There is no way back."""
+def delete(api: HttpClient, name: str, yes: bool, vhost: str) -> None:
+    """Delete a topic with all its records and offsets. This cannot be undone."""
     api.get(path("topics", vhost, name))
     if not yes:
-        click.confirm(f"Delete topic {name} and all it holds?", abort=True)
+        click.confirm(f"Delete topic {name} and all its records?", abort=True)
     api.delete(path("topics", vhost, name))
     click.echo(f"topic {name} deleted")
 
@@ -217,7 +219,7 @@ def delete(api: ApiClient, name: str, yes: bool, vhost: str) -> None:
 @vhost_option
 @with_api
 def groups(
-    api: ApiClient,
+    api: HttpClient,
     group: str | None,
     reset: str | None,
     name: str | None,
@@ -225,16 +227,16 @@ def groups(
     vhost: str,
     as_json: bool,
 ) -> None:
-    """Consumer groups: list them, or show one with its lag, or move it while its members are away."""
+    """List consumer groups, or show the lag of one, or reset it while it has no members."""
     if reset is None:
         rows = (
-            [{"group": each} for each in _named(api, "groups", vhost, None)]
+            [{"group": each} for each in _pages(api, "groups", vhost, None)]
             if group is None
             else api.get(path("groups", vhost, group))
         )
-        show(rows, as_json=as_json, empty="no groups have committed anything")
+        show(rows, as_json=as_json, empty="no group has committed an offset")
         return
     if group is None or name is None:
-        raise click.UsageError("--reset needs a group and --topic")
+        raise click.UsageError("--reset requires GROUP and --topic")
     body = {"topic": name, "to": reset_to(reset), "partition": partition}
     show(api.post(path("groups", vhost, group, "reset"), body), as_json=as_json)

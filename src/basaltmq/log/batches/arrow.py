@@ -1,19 +1,16 @@
-"""Batches to and from Arrow, without a Python object per record.
+"""Conversion between record batches and Arrow, without a Python object per record.
 
-The only module of the log that imports pyarrow (the `arrow` extra). Out of a batch comes one copy of its bytes as the
-body of an IPC message (see `ipc`), whose arrays point into it: offsets are made, an expiry of 0 becomes null. Into a
-batch go the buffers of an Arrow batch as they lie; sliced or otherwise shifted arrays are first brought to begin at 0,
-other types are cast.
+Only this module and `codecs` import pyarrow (the `arrow` extra). Reading copies the bytes of a batch once, into the
+body of an IPC message (see `ipc`), and the arrays point into it. Offsets are generated, and an expiry of 0 becomes
+null. Writing uses the buffers of an Arrow batch as they are. Sliced arrays are first moved to offset 0, other types
+are cast.
 
-Null keys, values and header values are null on both sides. Columns that a batch lacks come out as nulls of the right
-type (headers and tags as empty lists); columns that an Arrow batch lacks are left out, except time, which is the
-engine's then. `offset` is ignored on the way in: a shard gives its own.
+Null keys, values and header values are null on both sides. Reading returns nulls for a column that a batch lacks
+(empty lists for headers and tags). Writing omits missing columns, except the timestamp, which the engine sets, and
+ignores `offset`, which the shard assigns. A time above TIMESTAMP_MS_MAX, stored by older versions, is returned as
+TIMESTAMP_MS_MAX, because conversion to microseconds or `datetime` would fail.
 
-A time above TIMESTAMP_MS_MAX, which older versions stored, comes out as TIMESTAMP_MS_MAX: readers that convert to
-microseconds or to Python's datetime would fail and leave the topic unreadable.
-
-Budget: 100 records of 256 bytes take about 8 us out and 30 us in, most of it calls into Arrow, not records; joined into
-a batch of 4,000, 3 us out, most of it copying.
+Budget for 100 records of 256 bytes: 8 us to read, 30 us to write; 3 us to read within a joined batch of 4,000.
 """
 
 from __future__ import annotations
@@ -23,16 +20,25 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.ipc
-
-from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
+from basaltmq.errors import (
+    CorruptionError,
+    EnvironmentMissingError,
+    InvalidArgumentError,
+    LimitExceededError,
+    TimestampRangeError,
+)
 from basaltmq.log.batches import columnar
 from basaltmq.log.batches.columnar import BATCH_RECORDS_MAX, BODY_BYTES_MAX, Buffer, ColumnBatch
 from basaltmq.log.batches.ipc import MessageHead
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, UNSTAMPED, StoredRecord
 from basaltmq.log.batches.run import Run
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.ipc
+except ImportError:
+    raise EnvironmentMissingError("Arrow columns need pyarrow: pip install 'basaltmq[arrow]'") from None
 
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _BINARY: Final = pa.binary()
@@ -53,10 +59,10 @@ SCHEMA: Final = pa.schema(
         pa.field("expire_at", _MS),
     ]
 )
-"""What a stream looks like in Arrow."""
+"""The Arrow schema of a stream."""
 
 HEADS_KEPT: Final = 1024
-"""IPC heads remembered, about 2 KB each: batches of one producer tend to look alike."""
+"""Cached IPC heads, about 2 KB each. Batches of one producer tend to be alike."""
 
 _SIMPLE: Final = frozenset(
     (
@@ -73,15 +79,15 @@ _SIMPLE: Final = frozenset(
 _VALIDITIES: Final = frozenset((columnar.KEY_VALIDITY, columnar.VALUE_VALIDITY, columnar.HEADER_VALUE_VALIDITY))
 
 STEPS_KEPT: Final = 32
-"""Offsets of runs of like frames remembered, some 16 to 64 KB each: a reader meets the same run again and again."""
+"""Cached offsets of uniform runs, 16 to 64 KB each, because a reader meets the same layout repeatedly."""
 
 OFFSETS_WINDOW: Final = 1 << 16
 WINDOWS_KEPT: Final = 64
-"""Runs of consecutive offsets remembered, 512 KB each: readers of one shard move through one run for a while."""
+"""Cached windows of consecutive offsets, 512 KB each, because readers of one shard stay in a window for a while."""
 
 
 def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> pa.RecordBatch:
-    """The batch as Arrow. Unverified bytes are validated in full."""
+    """Convert a batch to Arrow. Unverified bytes are validated in full."""
     extents = batch.extents
     nulls = _nulls(batch)
     body = batch.body
@@ -105,7 +111,7 @@ def to_arrow(batch: ColumnBatch, base_offset: int, *, verified: bool = True) -> 
 
 
 def _nulls(batch: ColumnBatch) -> tuple[int, int, int]:
-    """How many keys, values and header values are null."""
+    """Return the number of null keys, values and header values."""
     extents = batch.extents
     if not extents.keys() & _VALIDITIES:
         return 0, 0, 0
@@ -123,18 +129,18 @@ def _unset(batch: ColumnBatch, validity: int, items: int) -> int:
 
 
 def _in_range(times: Any) -> Any:
-    """Times that every reader can represent."""
+    """Clamp times to the range that every reader can represent."""
     return pc.min_element_wise(times.cast(_INT64), pa.scalar(TIMESTAMP_MS_MAX, _INT64), skip_nulls=False).cast(_MS)
 
 
 def cutter(raw: bytes) -> Callable[[int, int], bytes]:
-    """Parts of `raw` as (begin, length), without a copy, in a form that checksum functions take."""
+    """Return a function that slices `raw` by (begin, length) without a copy, for checksum functions."""
     cut: Callable[[int, int], bytes] = pa.py_buffer(raw).slice
     return cut
 
 
 def joined(runs: Sequence[Run]) -> pa.RecordBatch:
-    """Runs of frames as one Arrow batch; their bytes are copied once, straight from where they lie."""
+    """Join runs into one Arrow batch. Their bytes are copied once, directly from the source."""
     if not runs:
         return _nothing()
     kinds: set[int] = set().union(*(run.extents for run in runs))
@@ -183,7 +189,7 @@ def _has_all_keys(run: Run) -> bool:
 
 
 class _Joined:
-    """A column of bytes over several runs: data end to end, offsets moved along."""
+    """A binary column over several runs: data is concatenated, offsets are shifted."""
 
     __slots__ = ("_data", "_data_kind", "_is_moved", "_offsets", "_offsets_kind", "_size", "_steps")
 
@@ -194,14 +200,14 @@ class _Joined:
         self._offsets: list[memoryview | bytes] = [bytes(4)]
         self._steps: list[array[int] | bytes] = [array("i", (0,))]
         self._is_moved = True
-        """There is nothing to be added to the offsets."""
+        """Whether all offsets are already shifted."""
         self._size = 0
 
     def add(self, view: memoryview, run: Run) -> None:
         begins = run.begins
         begin, length = run.extents[self._offsets_kind]
         end = begin + length
-        # The first offset of each frame is the last one of the frame before.
+        # The first offset of each frame equals the last one of the frame before.
         begin += 4
         if len(begins) == 1:
             at = begins[0]
@@ -222,7 +228,7 @@ class _Joined:
         first = self._size
         self._size = first + length * len(begins)
         if offsets.count(offsets[0]) == len(offsets):
-            # Values of one size, as producers of fixed rows have them: what comes out is known from the last time.
+            # All frames have values of the same sizes, as with fixed rows, so the result is cached.
             self._offsets.append(_repeated(offsets[0], first, length, len(begins)))
             self._steps.append(bytes(4 * records * len(begins)))
             return
@@ -244,13 +250,13 @@ class _Joined:
 
 @lru_cache(maxsize=STEPS_KEPT)
 def _steps(first: int, length: int, records: int, frames: int) -> bytes:
-    """What is added to the offsets of frames with `length` bytes of data each, the first of which begins at `first`."""
+    """Return the shifts of the offsets of frames with `length` bytes each, of which the first starts at `first`."""
     return b"".join([(array("i", (first + at * length,)) * records).tobytes() for at in range(frames)])
 
 
 @lru_cache(maxsize=STEPS_KEPT)
 def _repeated(offsets: bytes, first: int, length: int, frames: int) -> bytes:
-    """The offsets of so many frames that all have these, moved to where the data of each begins."""
+    """Return these offsets for each frame, shifted to the start of its data."""
     own = array("i")
     own.frombytes(offsets)
     return b"".join([array("i", [at + first + number * length for at in own]).tobytes() for number in range(frames)])
@@ -258,12 +264,12 @@ def _repeated(offsets: bytes, first: int, length: int, frames: int) -> bytes:
 
 @lru_cache(maxsize=1)
 def _add() -> Any:
-    """Arrow's addition without the layers of Python around it."""
+    """Return Arrow's add function without its Python wrappers."""
     return pc.get_function("add")
 
 
 def _keys_of(runs: Sequence[Run]) -> Any:
-    """Keys where some are missing: bits cannot be put end to end without a look at each."""
+    """Return the key column if some keys are null: bitmaps cannot be concatenated bytewise."""
     columns = []
     for run in runs:
         if columnar.KEY_OFFSETS not in run.extents:
@@ -279,7 +285,7 @@ def _keys_of(runs: Sequence[Run]) -> Any:
 
 
 def _consecutive_array(first: int, count: int) -> Any:
-    """Consecutive numbers, put together from remembered windows."""
+    """Return consecutive numbers, built from cached windows."""
     end = first + count
     pieces = []
     while first < end:
@@ -296,7 +302,7 @@ def _offsets_of(runs: Sequence[Run]) -> Any:
 
 
 def _empty_lists(count: int) -> tuple[Any, Any]:
-    """Headers and tags of records that have none."""
+    """Return empty headers and tags."""
     zeros = pa.py_buffer(bytes(4 * (count + 1)))
     headers, tags = _no_items()
     build = pa.Array.from_buffers
@@ -311,7 +317,7 @@ def _no_items() -> tuple[Any, Any]:
 
 
 def records_to_arrow(records: Sequence[StoredRecord]) -> pa.RecordBatch:
-    """Plain records with their offsets as Arrow."""
+    """Convert records with their offsets to Arrow."""
     if not records:
         return _nothing()
     base = records[0].offset
@@ -319,19 +325,19 @@ def records_to_arrow(records: Sequence[StoredRecord]) -> pa.RecordBatch:
 
 
 def concatenated(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches one after the other as one; their bytes are copied unless there is only one."""
+    """Concatenate batches. Their bytes are copied unless there is only one batch."""
     if len(batches) == 1:
         return batches[0]
     return pa.concat_batches(batches) if batches else _nothing()
 
 
 def masked(batch: pa.RecordBatch, marks: Sequence[bool]) -> pa.RecordBatch:
-    """The rows that are marked."""
+    """Return the marked rows."""
     return batch.filter(pa.array(marks, pa.bool_()))
 
 
 def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
-    """A batch from Arrow; `value` is required. Records without a time get `stamp_ms`."""
+    """Convert an Arrow batch. `value` is required. Records without a time get `stamp_ms`."""
     count = batch.num_rows
     if not 0 < count <= BATCH_RECORDS_MAX:
         raise LimitExceededError(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {count}; split it")
@@ -339,12 +345,12 @@ def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
     unknown = set(names) - set(SCHEMA.names)
     if unknown or "value" not in names or len(set(names)) != len(names):
         raise InvalidArgumentError(
-            f"an Arrow batch for a stream has a value column and may have {', '.join(SCHEMA.names)}; "
+            f"an Arrow batch for a stream must have a value column and may have {', '.join(SCHEMA.names)}; "
             f"this one has {', '.join(names) or 'none'}"
         )
     buffers: dict[int, Buffer] = {}
     try:
-        # Later readers trust what has a checksum; this is where a lying array is found out.
+        # Validate here: later readers trust bytes with a checksum.
         batch.validate(full=True)
         value_bits = _put_values(buffers, batch)
         header_bits: Buffer | None = None
@@ -362,7 +368,7 @@ def from_arrow(batch: pa.RecordBatch, stamp_ms: int) -> ColumnBatch:
         if header_bits is not None:
             buffers[columnar.HEADER_VALUE_VALIDITY] = header_bits
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise InvalidArgumentError(f"an Arrow batch does not fit a stream's columns: {error}") from error
+        raise InvalidArgumentError(f"an Arrow batch does not match the stream schema: {error}") from error
     return columnar.assemble(count, buffers, *times)
 
 
@@ -387,10 +393,7 @@ def _template() -> MessageHead:
 
 @lru_cache(maxsize=HEADS_KEPT)
 def _head(directory: bytes, nulls: tuple[int, int, int]) -> bytes:
-    """The head of the IPC message for a body with this directory, followed by its int64 offsets.
-
-    `nulls`: how many keys, values and header values are null.
-    """
+    """Return the IPC head for a body with this directory and these numbers of null keys, values and header values."""
     key_nulls, value_nulls, header_nulls = nulls
     count, extents, size, _ = columnar.read_directory(directory)
     get = extents.get
@@ -404,8 +407,8 @@ def _head(directory: bytes, nulls: tuple[int, int, int]) -> bytes:
     items = max(0, tags[0][1] // 4 - 1)
     if columnar.KEY_OFFSETS not in extents:
         key_nulls = count
-    # Fields of the schema depth first, each with its buffers; one left out has length 0. A column of nulls needs
-    # zeroed memory of the right length, and the offsets of empty lists do too: both are made of the zeros at the end.
+    # Schema fields depth first, each with its buffers; an omitted buffer has length 0. Null columns and the offsets of
+    # empty lists need zeroed memory of the right length and share the zeros at the end.
     offsets_bytes = 8 * count
     zeros_at = size + offsets_bytes
     offset_zeros = (zeros_at, 4 * (count + 1))
@@ -434,7 +437,7 @@ def _head(directory: bytes, nulls: tuple[int, int, int]) -> bytes:
 
 
 def _offsets(batch: ColumnBatch, base_offset: int) -> bytes:
-    """The offset column, followed by the zeros that absent columns are made of."""
+    """Return the offset column, followed by the zeros for absent columns."""
     count = batch.count
     zeros = bytes(8 * (count + 1))
     if columnar.OFFSET_DELTAS in batch.extents:
@@ -448,9 +451,9 @@ def _offsets(batch: ColumnBatch, base_offset: int) -> bytes:
 
 @lru_cache(maxsize=WINDOWS_KEPT)
 def _consecutive(window: int) -> bytes:
-    """All offsets of a window as int64, made by Arrow because a Python loop would cost more than the batches.
+    """Return all offsets of a window as int64. Arrow computes them, because a Python loop costs more than the batches.
 
-    Numbers are handed to Arrow's functions as scalars: with plain ones it looks for numpy at every call.
+    Arrow's functions get scalars, because with plain numbers they look for numpy at every call.
     """
     return bytes(pc.add(_first_window(), pa.scalar(window * OFFSETS_WINDOW, _INT64)).buffers()[1])
 
@@ -461,7 +464,7 @@ def _first_window() -> Any:
 
 
 def _put_values(buffers: dict[int, Buffer], batch: pa.RecordBatch) -> Buffer | None:
-    """Put the values; the bitmap of those that are null, which stands at the end of a body."""
+    """Add the values and return their null bitmap, which goes to the end of the body."""
     bits, values = _split(_as(batch.column("value"), _BINARY))
     buffers[columnar.VALUE_OFFSETS], buffers[columnar.VALUE_DATA] = _binary(values)
     return bits
@@ -478,13 +481,13 @@ def _put_keys(buffers: dict[int, Buffer], keys: Any) -> None:
 
 
 def _split(column: Any) -> tuple[Buffer | None, Any]:
-    """(the bitmap of nulls, None if there are none; the column with empty bytes in their place)"""
+    """Return (null bitmap or None, column with empty bytes for nulls)."""
     if not column.null_count:
         return None, column
     column = _from_start(column)
     bits = bytearray(memoryview(column.buffers()[0])[: (len(column) + 7) // 8])
     if len(column) % 8:
-        # Bits behind the end are not defined in Arrow; here the number of set bits counts.
+        # Arrow does not define bits after the end; here the number of set bits counts.
         bits[-1] &= (1 << len(column) % 8) - 1
     return bytes(bits), column.fill_null(b"")
 
@@ -500,7 +503,7 @@ def _put_times(buffers: dict[int, Buffer], batch: pa.RecordBatch, stamp_ms: int)
     least: int = bounds["min"].as_py()
     if least < 0:
         if least < UNSTAMPED:
-            raise TimestampRangeError(f"timestamp {least} is out of range: it must not lie before 1970")
+            raise TimestampRangeError(f"timestamp {least} is out of range: it must not be before 1970")
         times = pc.if_else(pc.equal(times, pa.scalar(UNSTAMPED, _INT64)), pa.scalar(stamp_ms, _INT64), times)
         bounds = pc.min_max(times)
     largest: int = bounds["max"].as_py()
@@ -516,7 +519,7 @@ def _put_expiries(buffers: dict[int, Buffer], expiries: Any) -> None:
     times = _milliseconds(expiries).fill_null(pa.scalar(0, _INT64))
     bounds = pc.min_max(times)
     if bounds["min"].as_py() < 0 or bounds["max"].as_py() > TIMESTAMP_MS_MAX:
-        raise TimestampRangeError("expire_at is out of range: it must lie between 1970 and 9999")
+        raise TimestampRangeError("expire_at is out of range: it must be between 1970 and 9999")
     buffers[columnar.EXPIRIES] = _fixed(times)
 
 
@@ -531,7 +534,7 @@ def _put_tags(buffers: dict[int, Buffer], tags: Any) -> None:
 
 
 def _put_headers(buffers: dict[int, Buffer], headers: Any) -> Buffer | None:
-    """Put the headers; the bitmap of values that are null, which stands at the end of a body."""
+    """Add the headers and return the null bitmap of their values, which goes to the end of the body."""
     lists, items = _list(headers, _HEADERS)
     if not len(items):
         return None
@@ -553,19 +556,19 @@ def _as(column: Any, wanted: Any) -> Any:
 
 
 def _milliseconds(column: Any) -> Any:
-    """A time column as int64 milliseconds, whatever its unit; whole numbers are milliseconds."""
+    """Convert a time column of any unit to int64 milliseconds. Integers are milliseconds."""
     if pa.types.is_timestamp(column.type) and column.type.unit != "ms":
         column = pc.cast(column, pa.timestamp("ms", tz=column.type.tz), safe=False)
     return column.cast(_INT64)
 
 
 def _from_start(column: Any) -> Any:
-    """The same array with offset 0, so that its buffers are its content."""
+    """Return the array with offset 0, so that its buffers are exactly its content."""
     return column if column.offset == 0 else pa.concat_arrays([column, column[:0]])
 
 
 def _list(column: Any, wanted: Any) -> tuple[Buffer, Any]:
-    """Offsets that begin at 0 and the items under them."""
+    """Return offsets that start at 0, and their items."""
     column = _as(column, wanted)
     if column.null_count:
         column = pc.if_else(column.is_valid(), column, pa.scalar([], wanted))
@@ -579,7 +582,7 @@ def _list(column: Any, wanted: Any) -> tuple[Buffer, Any]:
 
 
 def _binary(column: Any) -> tuple[Buffer, Buffer]:
-    """Offsets that begin at 0 and the data under them."""
+    """Return offsets that start at 0, and their data."""
     at = column.offset
     count = len(column)
     _, offsets, data = column.buffers()
@@ -588,8 +591,7 @@ def _binary(column: Any) -> tuple[Buffer, Buffer]:
     end = int.from_bytes(window[-4:], "little")
     content = b"" if data is None else memoryview(data)[begin:end]
     if begin:
-        shifted = array("i")
-        shifted.frombytes(window)
+        shifted = array("i", bytes(window))
         return array("i", [each - begin for each in shifted]), content
     return window, content
 

@@ -1,16 +1,16 @@
-"""Decompression of Kafka record batches, by the number in their attributes.
+"""Decompresses Kafka record batches, by the codec number in their attributes.
 
     0 none    1 gzip    2 snappy    3 lz4 (frame format)    4 zstd
 
-gzip comes with Python. The others are Arrow's (the `arrow` extra); without it, or for a number nobody knows, a batch
-stays readable as the bytes it is, and only looking into it is an UnsupportedCodecError that names the codec.
+gzip comes with Python. The others need Arrow (the `arrow` extra). Without it, or for an unknown number, a batch can
+still be read as bytes; only decoding its records raises UnsupportedCodecError, which names the codec.
 
-Snappy comes in two forms: bare, and in the framing of a Java library, which most producers use:
+Snappy has two forms: raw, and the framing of a Java library that most producers use:
 
-    | 0x82 "SNAPPY" 0 | version i32 | lowest version i32 | (length i32 | bare snappy)* |     big-endian
+    | 0x82 "SNAPPY" 0 | version i32 | lowest version i32 | (length i32 | raw snappy)* |      big-endian
 
-Data comes out in pieces, as somebody asks for them: a few KB can claim to be gigabytes. Who asks counts the bytes and
-stops at a limit. Input that is not what it says is a CorruptionError.
+Output comes in pieces on demand, because a few KB can expand to gigabytes. Output beyond the caller's limit raises
+LimitExceededError. Invalid input raises CorruptionError.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ZSTD: Final = 4
 NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
 
 PIECE_BYTES: Final = 64 << 10
-"""Largest piece that comes out at once: a call is cheap beside it, and a reader of one record gets little more."""
+"""Largest output piece: large enough to hide the cost of a call, small enough for a reader of one record."""
 
 INPUT_BYTES: Final = 16 << 10
-"""Compressed bytes given to zlib at once, which copies what it has not used after every piece."""
+"""Compressed bytes per zlib call, because zlib copies its unused input after every piece."""
 
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES: Final = 16
@@ -42,10 +42,10 @@ _I32: Final = Struct(">i")
 
 
 def pieces(codec: int, data: bytes, size_bytes_max: int) -> Iterator[bytes]:
-    """The content of a batch, piece by piece; LimitExceededError where it goes beyond `size_bytes_max`."""
+    """Yield the content of a batch in pieces. Raises LimitExceededError beyond `size_bytes_max`."""
     known = _CODECS.get(codec)
     if known is None:
-        raise UnsupportedCodecError(f"compression {codec} is not one Kafka defines; {_listed()} are")
+        raise UnsupportedCodecError(f"unknown Kafka compression {codec}; known codecs: {_listed()}")
     left = size_bytes_max
     for piece in known(data, size_bytes_max):
         left -= len(piece)
@@ -67,20 +67,20 @@ def _gzip(data: bytes, _size_bytes_max: int) -> Iterator[bytes]:
             given = data[at : at + INPUT_BYTES]
             at += len(given)
         if stream.eof:
-            # A gzip stream may be several, one after the other.
+            # A gzip stream may consist of several members.
             stream = zlib.decompressobj(wbits=31)
         try:
             piece = stream.decompress(given, PIECE_BYTES)
         except zlib.error as error:
-            raise CorruptionError(f"a batch is not the gzip it says: {error}") from error
+            raise CorruptionError(f"the batch is not valid gzip: {error}") from error
         given = stream.unused_data if stream.eof else stream.unconsumed_tail
         if piece:
             yield piece
     while not stream.eof:
-        # All input is used; what is left is held back by the limit of a piece.
+        # All input is consumed; the piece limit holds back the rest of the output.
         piece = stream.decompress(b"", PIECE_BYTES)
         if not piece:
-            raise CorruptionError("a batch's gzip stream ends too early")
+            raise CorruptionError("the gzip stream of a batch is truncated")
         yield piece
 
 
@@ -91,11 +91,11 @@ def _snappy(data: bytes, size_bytes_max: int) -> Iterator[bytes]:
     at = _XERIAL_HEAD_BYTES
     while at < len(data):
         if len(data) - at < _I32.size:
-            raise CorruptionError("a batch's snappy framing ends too early")
+            raise CorruptionError("the snappy framing of a batch is truncated")
         length = _I32.unpack_from(data, at)[0]
         at += _I32.size
         if not 0 <= length <= len(data) - at:
-            raise CorruptionError(f"a batch's snappy framing says {length} bytes, {len(data) - at} are there")
+            raise CorruptionError(f"the snappy framing of a batch claims {length} bytes, but has {len(data) - at}")
         yield _bare_snappy(data[at : at + length], size_bytes_max)
         at += length
 
@@ -108,14 +108,14 @@ def _bare_snappy(data: bytes, size_bytes_max: int) -> bytes:
         if byte < 0x80:
             break
     else:
-        raise CorruptionError("a batch's snappy block does not say how long it is")
+        raise CorruptionError("a snappy block of a batch has no valid length")
     if size > size_bytes_max:
         raise _too_large(size_bytes_max)
     arrow = _arrow(SNAPPY)
     try:
         raw: bytes = arrow.Codec("snappy").decompress(data, decompressed_size=size, asbytes=True)
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"a batch is not the snappy it says: {error}") from error
+        raise CorruptionError(f"the batch is not valid snappy: {error}") from error
     return raw
 
 
@@ -127,7 +127,7 @@ def _streamed(codec: int) -> Callable[[bytes, int], Iterator[bytes]]:
                 while piece := stream.read(PIECE_BYTES):
                     yield piece
         except (arrow.ArrowException, OSError, ValueError) as error:
-            raise CorruptionError(f"a batch is not the {NAMES[codec]} it says: {error}") from error
+            raise CorruptionError(f"the batch is not valid {NAMES[codec]}: {error}") from error
 
     return decompressed
 
@@ -141,7 +141,7 @@ def _arrow(codec: int) -> Any:
         import pyarrow
     except ImportError:
         raise UnsupportedCodecError(
-            f"a batch compressed with {NAMES[codec]} cannot be looked into without pyarrow; install basaltmq[arrow]"
+            f"a batch compressed with {NAMES[codec]} cannot be decoded without pyarrow; install basaltmq[arrow]"
         ) from None
     return pyarrow
 

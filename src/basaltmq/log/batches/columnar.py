@@ -4,8 +4,8 @@
     | count u32  | kind u16, 0u16 | buffer | buffer | ...
     | b u16, version u16 | length u32  (b times)    |
 
-All little-endian, as Arrow has it. Buffers stand in the order of their kinds, each kind at most once; the body ends
-with the last buffer (padded). n is the count:
+All fields are little-endian, as in Arrow. Buffers are in the order of their kinds, each kind at most once. The body
+ends with the last buffer (padded). n is the count:
 
     1 value offsets i32[n+1]    2 value data
     3 key validity bits         4 key offsets i32[n+1]      5 key data          absent: no record has a key
@@ -16,14 +16,14 @@ with the last buffer (padded). n is the count:
     16 offset deltas i32[n]                                                     absent: dense, 0, 1, 2 ...
     17 value validity bits      18 header value validity bits                   absent: no value is null
 
-A body knows no absolute offset: the frame's header has it, so a batch is encoded before its place is known. Deltas
-appear where cleaning took records out; they rise strictly.
+A body has no absolute offset: the frame header has it, so a batch is encoded before its offset is known. Deltas exist
+where cleaning removed records; they rise strictly.
 
-Invariants: `decode` checks every length against the body and the ends of every offsets array against its data, so
-no buffer reaches outside. Whether offsets rise in between is checked too unless the caller says the bytes were
-`verified` by a CRC; then only records whose slices would be wrong, never memory out of bounds, are at stake for plain
-records, and `arrow` asks Arrow to validate. Budget for 100 records of 256 bytes: encode 25 us, decode 2 us, records
-40 us; Arrow goes around records altogether (see `arrow`).
+Invariants: `decode` checks every length against the body and the ends of every offsets array against its data, so no
+buffer reaches outside. It also checks that offsets rise, unless the caller states that a CRC `verified` the bytes. Then
+wrong offsets could only cause wrong slices of plain records, never out-of-bounds access; `arrow` validates in full.
+
+Cost for 100 records of 256 bytes: encode 25 us, decode 2 us, records 40 us. Arrow avoids record objects (see `arrow`).
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BODY_BYTES_MAX: Final = 512 << 20
-"""Of one frame's body: the largest record allowed fits with its columns; far below what int32 offsets can reach."""
+"""Limit of a frame's body: fits the largest record with its columns, and is far below the range of int32 offsets."""
 
 BATCH_RECORDS_MAX: Final = 1 << 20
-"""Records in one batch: bounds what a reader unpacks at once."""
+"""Records per batch: bounds what a reader unpacks at once."""
 
 VERSION: Final = 1
 
@@ -71,10 +71,11 @@ HEADER_VALUE_VALIDITY: Final = 18
 KINDS_MAX: Final = 18
 
 DIRECTORIES_KEPT: Final = 1024
-"""Directories remembered: batches of one producer tend to look alike, and reading one costs more than a frame's CRC."""
+"""Cached directories. Batches of one producer tend to be alike, and parsing a directory costs more than a frame's CRC.
+"""
 
 SHAPES_KEPT: Final = 64
-"""Sets of columns remembered; there are not many in use."""
+"""Cached sets of columns; few are in use."""
 
 _GROUPS: Final = (
     (VALUE_OFFSETS, VALUE_DATA),
@@ -82,7 +83,7 @@ _GROUPS: Final = (
     (TAG_LISTS, TAG_OFFSETS, TAG_DATA),
     (HEADER_LISTS, HEADER_NAME_OFFSETS, HEADER_NAMES, HEADER_VALUE_OFFSETS, HEADER_VALUES),
 )
-"""Buffers that come together or not at all."""
+"""Buffers that must occur together."""
 
 _FIXED: Final = (
     (VALUE_OFFSETS, 4, 1),
@@ -93,7 +94,7 @@ _FIXED: Final = (
     (EXPIRIES, 8, 0),
     (OFFSET_DELTAS, 4, 0),
 )
-"""Buffers whose length follows from the count: (kind, bytes per item, items more than records)."""
+"""Buffers whose length follows from the count: (kind, bytes per item, items in addition to the count)."""
 
 _TARGETS: Final = (
     (VALUE_OFFSETS, VALUE_DATA, 1, 0),
@@ -105,17 +106,17 @@ _TARGETS: Final = (
     (HEADER_NAME_OFFSETS, HEADER_NAMES, 1, 0),
     (HEADER_VALUE_OFFSETS, HEADER_VALUES, 1, 0),
 )
-"""What an offsets array points into: (kind, target, bytes per unit of its last offset, bytes more)."""
+"""Targets of the offsets arrays: (kind, target, bytes per unit of its last offset, additional bytes)."""
 
 _VALIDITIES: Final = (
     (KEY_VALIDITY, KEY_OFFSETS),
     (VALUE_VALIDITY, VALUE_OFFSETS),
     (HEADER_VALUE_VALIDITY, HEADER_VALUE_OFFSETS),
 )
-"""Bitmaps of nulls, and the column each is about."""
+"""Null bitmaps and their columns."""
 
 _DATA: Final = (VALUE_DATA, KEY_DATA, TAG_DATA, HEADER_NAMES, HEADER_VALUES)
-"""Buffers whose bytes are the records' own."""
+"""Buffers that hold the records' own bytes."""
 
 _HEAD: Final = Struct("<IHH")
 _ENTRY: Final = Struct("<HHI")
@@ -124,22 +125,22 @@ _SWAPPED: Final = sys.byteorder == "big"
 
 Buffer: TypeAlias = "bytes | memoryview | array[int]"
 Extent: TypeAlias = tuple[int, int]
-"""Where a buffer lies in its body: begin and length in bytes."""
+"""Start and length of a buffer in its body, in bytes."""
 
 
 class Directory(NamedTuple):
-    """What the front of a body says."""
+    """The parsed front of a body."""
 
     records: int
     extents: dict[int, Extent]
     size_bytes: int
-    """Of the whole body."""
+    """Size of the whole body."""
     data_bytes: int
-    """Values, keys, tags and headers of all records together."""
+    """Bytes of values, keys, tags and headers of all records."""
 
 
 class ColumnBatch:
-    """Records of one shard as columns, in the bytes they have on disk."""
+    """Records of one shard as columns, in their on-disk bytes."""
 
     __slots__ = ("_body", "begin", "count", "extents", "source", "timestamp_max_ms", "timestamp_min_ms")
 
@@ -153,7 +154,7 @@ class ColumnBatch:
         begin: int = 0,
         size_bytes: int = -1,
     ) -> None:
-        """A body that is `source`, or lies in it: then it is cut out when somebody asks for it."""
+        """`source` is the body, or contains it at `begin`; then the body is sliced on demand."""
         self.source = source
         self.begin = begin
         self._body = source if size_bytes < 0 else size_bytes
@@ -171,13 +172,13 @@ class ColumnBatch:
 
     @property
     def last_delta(self) -> int:
-        """How far the last record's offset lies above the first offset of the frame."""
+        """Difference between the last offset and the base offset of the frame."""
         deltas = self.deltas()
         return self.count - 1 if deltas is None else deltas[-1]
 
     @classmethod
     def from_records(cls, records: Sequence[Record], stamp_ms: int, deltas: Sequence[int] | None = None) -> ColumnBatch:
-        """Encode records checked by `check_record`; those without a time get `stamp_ms`."""
+        """Encode records that `check_record` accepted. Records without a time get `stamp_ms`."""
         count = len(records)
         if not 0 < count <= BATCH_RECORDS_MAX:
             raise LimitExceededError(f"a batch has 1 to {BATCH_RECORDS_MAX} records, not {count}; split it")
@@ -217,19 +218,19 @@ class ColumnBatch:
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch, stamp_ms: int = UNSTAMPED) -> ColumnBatch:
-        """From Arrow, without a look at records (see `arrow`). Unless stamped here, the engine stamps."""
+        """Convert from Arrow without record objects (see `arrow`). With UNSTAMPED, the engine sets missing times."""
         from basaltmq.log.batches.arrow import from_arrow
 
         return from_arrow(batch, stamp_ms)
 
     def to_arrow(self, base_offset: int) -> pa.RecordBatch:
-        """As Arrow (see `arrow`)."""
+        """Convert to Arrow (see `arrow`)."""
         from basaltmq.log.batches.arrow import to_arrow
 
         return to_arrow(self, base_offset)
 
     def stamped(self, stamp_ms: int) -> ColumnBatch:
-        """The same with a time for the records that have none."""
+        """Return the batch with `stamp_ms` for records without a time."""
         begin, length = self.extents[TIMESTAMPS]
         times = [stamp_ms if time_ms == UNSTAMPED else time_ms for time_ms in self.timestamps()]
         body = b"".join((self.body[:begin], _pack("q", times), self.body[begin + length :]))
@@ -239,13 +240,13 @@ class ColumnBatch:
     def decode(
         cls, body: bytes, *, verified: bool, timestamp_min_ms: int | None = None, timestamp_max_ms: int | None = None
     ) -> ColumnBatch:
-        """The batch in a frame's body. `verified`: a CRC over these very bytes was checked.
+        """Decode a frame's body. `verified`: a CRC over exactly these bytes was checked.
 
-        The frame's header knows the times; without it they are read from the column.
+        The frame header has the times; without it they are read from the column.
         """
         count, extents, size, _ = directory_of(body)
         if size != len(body):
-            raise CorruptionError(f"a batch of {len(body)} bytes says it has {size}")
+            raise CorruptionError(f"a batch of {len(body)} bytes claims {size} bytes")
         _check_ends(body, extents)
         batch = cls(body, count, extents, 0, 0)
         if not verified:
@@ -258,7 +259,7 @@ class ColumnBatch:
         return batch
 
     def records(self, base_offset: int) -> list[StoredRecord]:
-        """Every record, with its offset."""
+        """Return every record with its offset."""
         count = self.count
         values = self.values()
         keys = self.keys()
@@ -306,11 +307,11 @@ class ColumnBatch:
         return self._ints("q", TIMESTAMPS)
 
     def expiries(self) -> Sequence[int] | None:
-        """When each record expires, 0 for never; None if none does."""
+        """Return the expiry time of each record (0: never), None if no record expires."""
         return self._ints("q", EXPIRIES) if EXPIRIES in self.extents else None
 
     def deltas(self) -> Sequence[int] | None:
-        """Offsets above the base; None if they are 0, 1, 2 ..."""
+        """Return offsets relative to the base, None if they are 0, 1, 2 ..."""
         return self._ints("i", OFFSET_DELTAS) if OFFSET_DELTAS in self.extents else None
 
     def distinct_keys(self) -> set[bytes]:
@@ -324,7 +325,7 @@ class ColumnBatch:
         return set(self._binary(TAG_OFFSETS, TAG_DATA)) if TAG_LISTS in self.extents else set()
 
     def select(self, kept: Sequence[bool]) -> ColumnBatch | None:
-        """The records marked in `kept` under their old offsets; None if none is."""
+        """Return the records marked in `kept` with their old offsets, None if there are none."""
         base = self.records(0)
         chosen = list(compress(base, kept))
         if not chosen:
@@ -332,7 +333,7 @@ class ColumnBatch:
         return ColumnBatch.from_records(chosen, 0, [record.offset for record in chosen])
 
     def check_sizes(self, record_bytes_max: int = RECORD_BYTES_MAX) -> None:
-        """Refuse a record over the limit, without looking at each one unless the batch is larger than that."""
+        """Reject a record over the limit. Check single records only if the whole batch is larger."""
         if len(self.body) <= record_bytes_max:
             return
         sizes = self.sizes()
@@ -344,7 +345,7 @@ class ColumnBatch:
             )
 
     def sizes(self) -> list[int]:
-        """Bytes of value, key, tags and headers of each record."""
+        """Return the bytes of value, key, tags and headers of each record."""
         sizes = _lengths(self._ints("i", VALUE_OFFSETS))
         if KEY_OFFSETS in self.extents:
             sizes = [size + more for size, more in zip(sizes, _lengths(self._ints("i", KEY_OFFSETS)), strict=True)]
@@ -367,7 +368,7 @@ class ColumnBatch:
         return memoryview(self.body)[begin : begin + length]
 
     def check_order(self) -> None:
-        """Every offsets array must rise from 0, deltas strictly."""
+        """Raise unless every offsets array rises from 0 and deltas rise strictly."""
         for kind in (
             VALUE_OFFSETS,
             KEY_OFFSETS,
@@ -379,12 +380,12 @@ class ColumnBatch:
         ):
             if kind in self.extents:
                 ends = self._ints("i", kind).tolist()
-                # Sorting what is sorted is one pass in C.
+                # Sorting a sorted list is one pass in C.
                 if ends != sorted(ends):
-                    raise CorruptionError(f"buffer {kind} of a batch: offsets go backwards")
+                    raise CorruptionError(f"buffer {kind} of a batch: offsets decrease")
         deltas = self.deltas()
         if deltas is not None and any(later <= earlier for earlier, later in pairwise(deltas)):
-            raise CorruptionError("a batch's offset deltas do not rise")
+            raise CorruptionError("the offset deltas of a batch do not rise")
 
     def _ints(self, typecode: str, kind: int) -> array[int]:
         begin, length = self.extents[kind]
@@ -409,7 +410,7 @@ class ColumnBatch:
 
 
 def assemble(count: int, buffers: dict[int, Buffer], timestamp_min_ms: int, timestamp_max_ms: int) -> ColumnBatch:
-    """A batch from buffers in the order of their kinds."""
+    """Build a batch from buffers in the order of their kinds."""
     parts: list[Buffer] = [_HEAD.pack(count, len(buffers), VERSION)]
     at = _HEAD.size + _ENTRY.size * len(buffers)
     extents: dict[int, Extent] = {}
@@ -429,7 +430,7 @@ def assemble(count: int, buffers: dict[int, Buffer], timestamp_min_ms: int, time
 
 
 def directory_of(raw: bytes, begin: int = 0) -> Directory:
-    """What stands in front of the body that begins here."""
+    """Return the directory of the body at `begin`."""
     if len(raw) - begin < _HEAD.size:
         raise CorruptionError(f"a batch of {len(raw) - begin} bytes is too short")
     kinds = raw[begin + 4] | raw[begin + 5] << 8
@@ -437,23 +438,23 @@ def directory_of(raw: bytes, begin: int = 0) -> Directory:
 
 
 def directory_bytes(buffers: int) -> int:
-    """How long the front of a body with so many buffers is."""
+    """Return the size of a body's front with this many buffers."""
     return _HEAD.size + _ENTRY.size * buffers
 
 
 @lru_cache(maxsize=DIRECTORIES_KEPT)
 def read_directory(directory: bytes) -> Directory:
-    """Every length is checked against the count; the length of the whole is the caller's to compare."""
+    """Parse a directory and check every length against the count. The caller must compare the total size."""
     count, buffers, version = _HEAD.unpack_from(directory)
     if version != VERSION:
-        raise CorruptionError(f"a batch of version {version}; this Basalt knows {VERSION}")
+        raise CorruptionError(f"a batch has version {version}; this Basalt reads version {VERSION}")
     if not 0 < count <= BATCH_RECORDS_MAX or not 0 < buffers <= KINDS_MAX:
-        raise CorruptionError(f"a batch says {count} records in {buffers} buffers, which cannot be")
+        raise CorruptionError(f"a batch claims {count} records in {buffers} buffers, which is out of range")
     at = directory_bytes(buffers)
     if at != len(directory):
-        raise CorruptionError(f"a batch's directory of {len(directory)} bytes is too short for {buffers} buffers")
+        raise CorruptionError(f"the directory of a batch has {len(directory)} bytes, too few for {buffers} buffers")
     numbers = _entries(buffers).unpack_from(directory, _HEAD.size)
-    # A kind is read together with the zero behind it: with anything there it is no kind.
+    # A kind is read together with the reserved zero after it, so a non-zero reserved field makes it invalid.
     kinds, lengths = numbers[::2], numbers[1::2]
     fixed, data, offsets, validities = _shape(kinds)
     extents: dict[int, Extent] = {}
@@ -463,7 +464,7 @@ def read_directory(directory: bytes) -> Directory:
     for place, unit, extra in fixed:
         if lengths[place] != unit * (count + extra):
             raise CorruptionError(
-                f"buffer {kinds[place]} of a batch does not have the {unit * (count + extra)} bytes it needs"
+                f"buffer {kinds[place]} of a batch has {lengths[place]} bytes, not {unit * (count + extra)}"
             )
     for place in validities:
         items = _items(kinds[place], count, extents)
@@ -471,7 +472,7 @@ def read_directory(directory: bytes) -> Directory:
             raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes for {items} bits")
     for place in offsets:
         if lengths[place] < 4 or lengths[place] % 4:
-            raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes, which are no offsets")
+            raise CorruptionError(f"buffer {kinds[place]} of a batch has {lengths[place]} bytes, not an offsets array")
     data_bytes = 0
     for place in data:
         data_bytes += lengths[place]
@@ -479,7 +480,7 @@ def read_directory(directory: bytes) -> Directory:
 
 
 def _items(validity: int, count: int, extents: dict[int, Extent]) -> int:
-    """How many items a validity bitmap is about: records, or all headers of all records."""
+    """Return the number of items in a validity bitmap: records, or headers of all records."""
     return extents[HEADER_VALUE_OFFSETS][1] // 4 - 1 if validity == HEADER_VALUE_VALIDITY else count
 
 
@@ -489,32 +490,32 @@ def _entries(buffers: int) -> Struct:
 
 
 class Shape(NamedTuple):
-    """What follows from which buffers a body has: places in its directory."""
+    """Positions of buffers in the directory, derived from the kinds present."""
 
     fixed: tuple[tuple[int, int, int], ...]
-    """Of those of `_FIXED`, with what they say."""
+    """Those in `_FIXED`, with their item sizes."""
     data: tuple[int, ...]
-    """Of those of `_DATA`."""
+    """Those in `_DATA`."""
     offsets: tuple[int, ...]
-    """Of offsets arrays whose length does not follow from the count."""
+    """Offsets arrays whose length does not follow from the count."""
     validities: tuple[int, ...]
-    """Of bitmaps that mark nulls."""
+    """Null bitmaps."""
 
 
 @lru_cache(maxsize=SHAPES_KEPT)
 def _shape(kinds: tuple[int, ...]) -> Shape:
-    """No column without its parts, all in order."""
+    """Check that kinds are in order and columns complete, and return their positions."""
     if kinds[0] < 1 or kinds[-1] > KINDS_MAX or any(later <= kind for kind, later in pairwise(kinds)):
-        raise CorruptionError(f"a batch's directory is out of order: {kinds}")
+        raise CorruptionError(f"the directory of a batch is out of order: {kinds}")
     for group in _GROUPS:
         present = [kind for kind in group if kind in kinds]
         if present and len(present) != len(group):
-            raise CorruptionError(f"a batch has buffers {present} but not all of {list(group)}")
+            raise CorruptionError(f"a batch has buffers {present}, but requires all of {list(group)}")
     if VALUE_OFFSETS not in kinds or TIMESTAMPS not in kinds:
-        raise CorruptionError("a batch has no values or no times")
+        raise CorruptionError("a batch has no values or no timestamps")
     for validity, column in _VALIDITIES:
         if validity in kinds and column not in kinds:
-            raise CorruptionError(f"a batch has buffer {validity} but not buffer {column} it is about")
+            raise CorruptionError(f"a batch has buffer {validity} without its column, buffer {column}")
     free = (TAG_OFFSETS, HEADER_NAME_OFFSETS, HEADER_VALUE_OFFSETS)
     return Shape(
         tuple((kinds.index(kind), unit, extra) for kind, unit, extra in _FIXED if kind in kinds),
@@ -525,7 +526,7 @@ def _shape(kinds: tuple[int, ...]) -> Shape:
 
 
 def _check_ends(body: bytes, extents: dict[int, Extent]) -> None:
-    """Every offsets array begins at 0 and ends where its data does."""
+    """Raise unless every offsets array starts at 0 and ends at the end of its data."""
     for kind, target, unit, extra in _TARGETS:
         extent = extents.get(kind)
         if extent is None:
@@ -534,9 +535,9 @@ def _check_ends(body: bytes, extents: dict[int, Extent]) -> None:
         first = _int32(body, begin)
         last = _int32(body, begin + length - 4)
         if first != 0 or last * unit + extra != extents[target][1]:
-            raise CorruptionError(f"buffer {kind} of a batch runs from {first} to {last}, past buffer {target}")
+            raise CorruptionError(f"buffer {kind} of a batch runs from {first} to {last}, outside buffer {target}")
     if OFFSET_DELTAS in extents and _int32(body, extents[OFFSET_DELTAS][0]) < 0:
-        raise CorruptionError("a batch's first offset delta is negative")
+        raise CorruptionError("the first offset delta of a batch is negative")
 
 
 def _int32(body: bytes, at: int) -> int:
@@ -544,9 +545,9 @@ def _int32(body: bytes, at: int) -> int:
 
 
 def _put_nullable(buffers: dict[int, Buffer], offsets: int, data: int, items: Sequence[bytes | None]) -> bytes | None:
-    """Put a column; the bitmap of its nulls, None if there are none."""
+    """Add a column and return its null bitmap, None if it has no nulls."""
     try:
-        # Most columns have no nulls; `len` finds the first one without a pass of its own.
+        # Most columns have no nulls; `len` raises at the first one without a separate pass.
         _put_binary(buffers, offsets, data, items)  # type: ignore[arg-type]
         return None
     except TypeError:
@@ -567,7 +568,7 @@ def _pack(typecode: str, ints: Iterable[int]) -> array[int]:
     try:
         packed = array(typecode, ints)
     except TypeError as error:
-        raise InvalidArgumentError(f"a column of whole numbers holds something else: {error}") from error
+        raise InvalidArgumentError(f"an integer column has other values: {error}") from error
     if _SWAPPED:
         packed.byteswap()
     return packed

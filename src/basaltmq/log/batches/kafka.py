@@ -1,4 +1,4 @@
-"""Kafka record batches (format v2): kept as they came, placed in a shard, and looked into when somebody asks.
+"""Kafka record batches (format v2): stored unchanged, placed in a shard, and decoded on demand.
 
      0             8              12             16      17    21           23                27
      | base offset | batch length | leader epoch | magic | crc | attributes | last offset delta | ...
@@ -7,19 +7,18 @@
      | base timestamp | max timestamp | producer id | producer epoch | base sequence | record count | records |
      | i64            | i64           | i64         | i16            | i32           | i32          |         |
 
-Big-endian. The batch length counts what follows it. The CRC32C covers everything from the attributes on, so a broker
-puts in the base offset (and the leader epoch) without touching it; only log-append time changes what it covers.
+Big-endian. The batch length counts the bytes after it. The CRC32C covers everything from the attributes on, so a broker
+can set the base offset and the leader epoch without a new CRC. Only log-append time changes covered bytes.
 
     record   | length | attributes i8 | timestamp delta | offset delta | key length, key | value length, value |
              | headers | (name length, name | value length, value)* |        all numbers zigzag varints, -1 for null
 
-What a frame needs (count, offsets, times) is in the header, so appending, recovery, rebuild, verification and retention
-never look into the records. Who reads records or Arrow does: `RecordReader`, `columns`. Control batches (transaction
-markers) hold nothing for them: their frames count no records, only offsets. Null keys, values
-and header values stay null.
+The header has everything a frame needs (count, offsets, times). So appending, recovery, rebuild, verification and
+retention never decode records. `RecordReader` and `columns` do. Control batches (transaction markers) have no records
+for readers: their frames count only offsets. Null keys, values and header values stay null.
 
-Times: the largest is the header's; the least is taken to be the base timestamp, the first record's, which need not be
-the least of all. Budget: 3 us to check and place a batch of 27 KB, 3 us per record to look into it.
+The largest time is the header's. The smallest is assumed to be the base timestamp, that of the first record, which may
+not be the smallest. Checking and placing a batch of 27 KB takes 3 us; decoding takes 3 us per record.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
 
 RECORDS_MAX: Final = 100_000
-"""Records of a batch that is appended: as in one write through any other door. Older batches may have more."""
+"""Most records in an appended batch, as in a write through any other protocol. Older batches may have more."""
 
 DECOMPRESSED_BYTES_MIN: Final = 32 << 20
-"""How large a batch of any topic may be when decompressed: twice the largest record by default. Producers fill batches
-of 16 KiB to 1 MiB, counted before compression."""
+"""Smallest limit of a decompressed batch: twice the default record limit. Producers fill batches of 16 KiB to 1 MiB,
+counted before compression."""
 
 RECORD_FRAMING_BYTES: Final = 64 << 10
-"""Room for lengths and numbers of a record beside its content: 1,024 headers and their lengths fit."""
+"""Room for lengths and numbers of a record in addition to its content: enough for 1,024 headers."""
 
 VARINT_BYTES_MAX: Final = 10
 """Of a 64-bit number."""
@@ -61,14 +60,14 @@ NO_PRODUCER: Final = -1
 
 ABORT: Final = 0
 COMMIT: Final = 1
-"""How a transaction ended, in the key of a marker's one record."""
+"""Outcome of a transaction, in the key of the marker's only record."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _OFFSET: Final = Struct(">q")
 _MARKER_KEY: Final = Struct(">hh")
 """Version and kind."""
 _MARKER_VALUE: Final = Struct(">hi")
-"""Version and the coordinator's epoch."""
+"""Version and coordinator epoch."""
 _COVERED: Final = Struct(">hiqqqhii")
 _CRC: Final = Struct(">I")
 _CRC_AT: Final = 17
@@ -80,7 +79,7 @@ _crc32c = google_crc32c.value
 
 
 class KafkaHeader(NamedTuple):
-    """What stands in front of a batch's records."""
+    """The header of a batch."""
 
     base_offset: int
     batch_length: int
@@ -114,47 +113,49 @@ class KafkaHeader(NamedTuple):
 
 
 class KafkaBatch:
-    """A batch to be appended, in the shape the segment engine appends."""
+    """A batch to append, in the form that the segment engine appends."""
 
     __slots__ = ("body", "count", "extents", "offsets", "timestamp_max_ms", "timestamp_min_ms")
 
     def __init__(self, body: bytes, count: int, offsets: int, timestamp_min_ms: int, timestamp_max_ms: int) -> None:
         self.body = body
         self.count = count
-        """Records for a reader: none in a control batch."""
+        """Records for readers: none in a control batch."""
         self.offsets = offsets
-        """Offsets it takes up."""
+        """Number of offsets used."""
         self.timestamp_min_ms = timestamp_min_ms
         self.timestamp_max_ms = timestamp_max_ms
         self.extents: dict[int, tuple[int, int]] = {}
-        """It has no columns."""
+        """Empty: a Kafka batch has no columns."""
 
     def placed(self, base_offset: int) -> KafkaBatch:
-        """The same at an offset of the shard."""
+        """Return the batch at a base offset of the shard."""
         body = _OFFSET.pack(base_offset) + self.body[_OFFSET.size :]
         return KafkaBatch(body, self.count, self.offsets, self.timestamp_min_ms, self.timestamp_max_ms)
 
 
 def read_header(raw: bytes, at: int = 0) -> KafkaHeader:
-    """The header of the batch that begins here; nothing about it is checked but that it is there."""
+    """Return the header of the batch at `at`, without further checks."""
     if len(raw) - at < HEADER_BYTES:
         raise CorruptionError(f"{len(raw) - at} bytes are too few for a Kafka record batch")
     return KafkaHeader._make(_HEADER.unpack_from(raw, at))
 
 
 def check_batch(raw: bytes) -> KafkaHeader:
-    """Refuse what is not one whole batch of this format as a producer makes it."""
+    """Reject anything but one complete, valid producer batch of this format."""
     header = read_header(raw)
     if header.magic != MAGIC:
-        raise InvalidArgumentError(f"a record batch of format {header.magic}; this broker takes {MAGIC}, as since 0.11")
+        raise InvalidArgumentError(
+            f"a record batch has format {header.magic}; this broker accepts format {MAGIC} (Kafka 0.11 or later)"
+        )
     if header.size_bytes != len(raw):
-        raise CorruptionError(f"a record batch of {len(raw)} bytes says it has {header.size_bytes}")
+        raise CorruptionError(f"a record batch of {len(raw)} bytes claims {header.size_bytes} bytes")
     if _crc32c(raw[_COVERED_AT:]) != header.crc:
-        raise CorruptionError("a record batch does not match its checksum; it was damaged on its way")
+        raise CorruptionError("a record batch does not match its checksum; it was damaged in transit")
     if not 0 < header.records <= RECORDS_MAX or header.last_offset_delta != header.records - 1:
         raise InvalidArgumentError(
-            f"a record batch says {header.records} records and {header.last_offset_delta} as the last one's offset; "
-            f"give 1 to {RECORDS_MAX} without holes"
+            f"a record batch has {header.records} records and last offset delta {header.last_offset_delta}; "
+            f"send 1 to {RECORDS_MAX} records without gaps"
         )
     for time_ms in (header.base_timestamp_ms, header.max_timestamp_ms):
         if not NO_TIMESTAMP <= time_ms <= TIMESTAMP_MS_MAX:
@@ -165,7 +166,7 @@ def check_batch(raw: bytes) -> KafkaHeader:
 
 
 def incoming(raw: bytes, now_ms: int, *, is_append_time: bool = False) -> KafkaBatch:
-    """A batch as a producer sent it, checked; with log-append time, its records get the broker's."""
+    """Check a producer's batch and return it. With log-append time its records get the broker's time."""
     header = check_batch(raw)
     least_ms, largest_ms = header.base_timestamp_ms, header.max_timestamp_ms
     if is_append_time:
@@ -184,12 +185,12 @@ def _stamped(raw: bytes, header: KafkaHeader, now_ms: int) -> bytes:
 
 
 def decompressed_bytes_max(record_bytes_max: int) -> int:
-    """How large a batch may be when decompressed, in a topic whose records have at most `record_bytes_max` bytes."""
+    """Return the limit of a decompressed batch in a topic with this record limit."""
     return max(DECOMPRESSED_BYTES_MIN, 2 * record_bytes_max)
 
 
 def columns(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> ColumnBatch:
-    """The records of a batch that was checked, as columns."""
+    """Return the records of a checked batch as columns."""
     header = read_header(raw)
     found = records(raw, record_bytes_max)
     deltas = [record.offset - header.base_offset for record in found]
@@ -198,14 +199,14 @@ def columns(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> ColumnBatch
 
 
 def records(raw: bytes, record_bytes_max: int = RECORD_BYTES_MAX) -> list[StoredRecord]:
-    """Every record of a batch with its offset, markers of control batches included."""
+    """Return every record of a batch with its offset, including markers of control batches."""
     return list(RecordReader(raw, record_bytes_max))
 
 
 class RecordReader:
-    """Reads the records of a batch in order, one at a time, and decompresses no more than that takes.
+    """Reads the records of a batch in order, one at a time, and decompresses only as much as required.
 
-    Memory is bounded by the batch, a piece and the largest record; a whole batch of records in memory is the caller's.
+    Memory is bounded by the batch, one piece and the largest record.
     """
 
     __slots__ = (
@@ -240,14 +241,14 @@ class RecordReader:
         self._base_ms = header.base_timestamp_ms
         self._append_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else None
         self.next = header.base_offset
-        """The least offset that the next record can have."""
+        """The smallest possible offset of the next record."""
 
     def __iter__(self) -> Iterator[StoredRecord]:
         return self
 
     def __next__(self) -> StoredRecord:
         if not self._left:
-            # The end of compressed data has its checksum.
+            # Read to the end of compressed data, which has the checksum.
             for _ in self._pieces:
                 pass
             raise StopIteration
@@ -267,12 +268,12 @@ class RecordReader:
         except IndexError:
             raise CorruptionError("a record batch ends inside a record") from None
         if at != end:
-            raise CorruptionError(f"a record ends at byte {at}, its length says {end}")
+            raise CorruptionError(f"a record ends at byte {at}, but its length requires {end}")
         offset = self._base_offset + delta
         if offset > self._last_offset or (offset != self.next if self._is_dense else offset < self.next):
             raise CorruptionError(f"a record at offset {offset} follows one at {self.next - 1}")
         time_ms = self._base_ms + time_delta if self._append_ms is None else self._append_ms
-        # Only the header is checked when a batch comes in; records of one that lies must not make it unreadable.
+        # Only the header is checked on arrival. Wrong times in records must not make the batch unreadable.
         time_ms = min(max(NO_TIMESTAMP, time_ms), TIMESTAMP_MS_MAX)
         self.next = offset + 1
         self._at = end
@@ -286,7 +287,7 @@ class RecordReader:
             )
 
     def skip_to(self, offset: int) -> None:
-        """Pass over the records below an offset, without looking into them where there are no holes."""
+        """Skip the records below an offset. Without offset gaps they are not decoded."""
         if not self._is_dense:
             return
         while self.next < offset and self._left:
@@ -301,7 +302,7 @@ class RecordReader:
             self.next += 1
 
     def _length(self) -> int:
-        """The length that the next record begins with."""
+        """Read the length of the next record."""
         if len(self._data) - self._at < VARINT_BYTES_MAX and not self._is_plain:
             self._need(VARINT_BYTES_MAX, is_exact=False)
         try:
@@ -309,11 +310,11 @@ class RecordReader:
         except IndexError:
             raise CorruptionError("a record batch ends inside a record") from None
         if length < 0:
-            raise CorruptionError(f"a record says that it has {length} bytes")
+            raise CorruptionError(f"a record has a negative length of {length} bytes")
         return length
 
     def _need(self, size_bytes: int, *, is_exact: bool = True) -> None:
-        """Have so many bytes from `_at` on; as many as there are unless `is_exact`."""
+        """Load `size_bytes` from `_at` on, or fewer at the end unless `is_exact`."""
         have = len(self._data) - self._at
         if have >= size_bytes:
             return
@@ -322,7 +323,7 @@ class RecordReader:
             piece = next(self._pieces, None)
             if piece is None:
                 if is_exact:
-                    raise CorruptionError(f"a record of {size_bytes} bytes reaches out of its batch")
+                    raise CorruptionError(f"a record of {size_bytes} bytes exceeds its batch")
                 break
             gathered.append(piece)
             have += len(piece)
@@ -330,7 +331,7 @@ class RecordReader:
 
 
 def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> bytes:
-    """Records (one at least, ascending) as an uncompressed batch, holes between their offsets kept."""
+    """Encode one or more ascending records as an uncompressed batch. Offset gaps are kept."""
     base = found[0].offset
     base_ms = found[0].timestamp_ms
     parts: list[bytes] = []
@@ -357,7 +358,7 @@ def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> byte
 
 
 def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
-    """A batch that takes up offsets and holds no record: what is left where all were deleted."""
+    """Return a batch that uses offsets but has no records, for a batch whose records were all deleted."""
     covered = _COVERED.pack(0, last_offset_delta, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, 0)
     size = _COVERED_AT - _PREFIX_BYTES + len(covered)
     front = _HEADER.pack(base_offset, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
@@ -365,7 +366,7 @@ def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
 
 
 def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms: int) -> bytes:
-    """The control batch that ends a producer's transaction in a shard."""
+    """Return the control batch that ends a producer's transaction in a shard."""
     key = _prefixed(_MARKER_KEY.pack(0, COMMIT if is_commit else ABORT))
     record = b"\x00\x00\x00" + key + _prefixed(_MARKER_VALUE.pack(0, 0)) + b"\x00"
     attributes = TRANSACTIONAL | CONTROL
@@ -377,7 +378,7 @@ def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms:
 
 
 def read_marker(raw: bytes) -> bool | None:
-    """Does a control batch say that its producer's transaction was committed? None if it says something else."""
+    """Whether a control batch commits its producer's transaction. None if it is not a transaction marker."""
     found = records(raw)
     key = found[0].key if found else None
     if key is None or len(key) < _MARKER_KEY.size:
@@ -387,7 +388,7 @@ def read_marker(raw: bytes) -> bool | None:
 
 
 def encode_plain(plain: Sequence[Record], base_offset: int = 0) -> bytes:
-    """Records without offsets as a batch a producer would send."""
+    """Encode records without offsets as a producer's batch."""
     return encode_records(
         [
             StoredRecord(
@@ -421,7 +422,7 @@ def _bytes(data: bytes, at: int, end: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, at
     if length > end - at:
-        raise CorruptionError(f"a field of {length} bytes at byte {at} reaches out of its record")
+        raise CorruptionError(f"a field of {length} bytes at byte {at} exceeds its record")
     return data[at : at + length], at + length
 
 
@@ -430,7 +431,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[Headers, int]:
     if count == 0:
         return (), at
     if not 0 < count <= end - at:
-        raise CorruptionError(f"a record says it has {count} headers in {end - at} bytes")
+        raise CorruptionError(f"a record claims {count} headers in {end - at} bytes")
     headers = []
     for _ in range(count):
         name, at = _bytes(data, at, end)

@@ -1,14 +1,14 @@
-"""Kafka batches of one shard that follow one another in the log, taken as they lie there.
+"""Reads consecutive Kafka batches of one shard from the log as stored.
 
-A consumer that goes through a partition mostly meets batches of one producer, end to end. `take_batches` reads them in
-pieces, checks each frame with both its checksums and hands out the bodies; the index is not asked. A large body is read
-by itself, into the bytes that go to the socket; small ones are read together and cut out.
+A sequential consumer of a partition mostly meets adjacent batches of one producer. `take_batches` reads them in pieces,
+checks both checksums of each frame and returns the bodies, without the index. A large body is read separately, directly
+into the bytes that go to the socket. Small ones are read together and sliced.
 
-Anything out of the ordinary ends the taking: another shard or kind of frame, a gap, a copy made by cleaning, damage,
-the end of the segment. What it is, is for the caller to find out with care.
+Taking stops at anything irregular: another shard or kind of frame, a gap, a copy made by cleaning, damage, or the end
+of the segment. The caller must then handle that frame.
 
-Invariants: batches are dense and lie below `end`; together they have at most `bytes_max` bytes, but for the first of
-all. Budget: 75 us per MiB for the checksum and 60 us for the copy out of the page cache.
+Invariants: batches are dense and below `end`. Together they have at most `bytes_max` bytes, except for the very first.
+Cost: 75 us per MiB for the checksum and 60 us for the copy from the page cache.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from basaltmq.log.frame import AWAITED, HEADER, HEADER_BYTES, KAFKA, MAGIC
 from basaltmq.log.lane import Lane
 
 PIECE_BYTES: Final = 256 << 10
-"""Read at once where frames are small: enough to make the call cheap, little enough to stay in the cache."""
+"""Bytes per read of small frames: enough to make the call cheap, small enough to stay in the CPU cache."""
 
 LARGE_BYTES: Final = 64 << 10
-"""A frame above it is read by itself: a call more costs less than to copy it."""
+"""A larger frame is read separately: another call costs less than copying it."""
 
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
 
 
 class TakenBatches(NamedTuple):
-    """What `take_batches` found."""
+    """The result of `take_batches`."""
 
     batches: list[bytes]
     next_offset: int
     position: int
-    """Where it stopped."""
+    """The position at which reading stopped."""
     size_bytes: int
-    """Of the batches."""
+    """Size of the batches."""
     is_next: bool
-    """A batch of the shard comes next, and is over the limit."""
+    """Whether a batch of the shard follows that exceeds the limit."""
 
 
 def take_batches(
@@ -55,9 +55,9 @@ def take_batches(
     likely_bytes: int,
     is_first: bool,
 ) -> TakenBatches:
-    """The batches from the frame at `position` on, which should begin with `base_offset`, to below `end`.
+    """Return the batches from the frame at `position`, which should start with `base_offset`, to below `end`.
 
-    `likely_bytes` is what a frame may have; with `is_first` the first batch is taken whatever its size.
+    `likely_bytes` is the expected size of a frame. With `is_first` the first batch is returned regardless of its size.
     """
     seed = log.seed
     batches: list[bytes] = []
@@ -90,7 +90,7 @@ def take_batches(
         likely_bytes = HEADER_BYTES + length + (-length & 7)
         if begin + length > len(raw):
             if likely_bytes <= LARGE_BYTES and at:
-                # Cut off by the end of the piece: the next one begins with it.
+                # The frame crosses the end of the piece, so the next piece starts with it.
                 position += at
                 at = 0
                 raw = b""
@@ -112,7 +112,7 @@ def take_batches(
 
 
 def _read(log: Lane, position: int, size_bytes: int) -> bytes:
-    """Bytes of the log, none where its segment ends."""
+    """Return bytes of the log, none after the end of its segment."""
     try:
         return log.read(position, size_bytes)
     except SegmentGoneError:

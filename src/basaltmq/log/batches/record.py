@@ -1,11 +1,11 @@
-"""A record: what a producer appends to a shard and a consumer reads back.
+"""A stream record: the data that a producer appends to a shard and a consumer reads.
 
-`Record` is what goes in, `StoredRecord` what comes out: the same with its offset. Both are immutable. This module
-also holds the limits of one record and the check that enforces them; how records lie in bytes is `columnar`'s.
+`Record` is the input; `StoredRecord` adds the offset. Both are immutable. This module also holds the limits of one
+record and checks them. `columnar` defines the byte layout.
 
-`timestamp_ms` is the producer's time; `UNSTAMPED` asks the engine for its clock's. `expire_at_ms` 0 means never.
-Keys, values, header values and tags are any bytes, empty included. None is null: a record without a key, a tombstone
-without a value, a header without a value. Null is kept apart from empty in every engine and format.
+`timestamp_ms` is the producer's time; with `UNSTAMPED` the engine uses its clock. An `expire_at_ms` of 0 means never.
+Keys, values, header values and tags are arbitrary bytes, including empty ones. None is null: a record without a key, a
+tombstone without a value, a header without a value. Every engine and format distinguishes null from empty.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from msgspec import Struct, structs
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, TimestampRangeError
 
 RECORD_BYTES_MAX: Final = 16 << 20
-"""Value, key, headers and tags of one record together, unless configured otherwise: a large message, not a file."""
+"""Default limit for value, key, headers and tags of one record together: enough for a large message, not for a file."""
 
 RECORD_BYTES_LIMIT: Final = 256 << 20
-"""The most RECORD_BYTES_MAX can be configured to: a batch is held in memory whole, by writer and reader."""
+"""Upper bound for the configured RECORD_BYTES_MAX, because writer and reader hold a whole batch in memory."""
 
 HEADERS_MAX: Final = 1024
-"""More headers than any protocol we speak sends by default."""
+"""More headers than any supported protocol sends by default."""
 
 HEADER_NAME_BYTES_MAX: Final = 0xFFFF
-"""What the length fields of the wire protocols can say."""
+"""The maximum of the length fields in the wire protocols."""
 
 TAGS_MAX: Final = 256
-"""Each tag is an index row; this bounds the rows one record can cost."""
+"""Bounds the index rows of one record: each tag is one row."""
 
 TAG_BYTES_MAX: Final = 4096
 """A tag is a label to find records by, not content."""
 
 UNSTAMPED: Final = -1
-"""The producer gave no time; the engine puts its own."""
+"""The producer gave no time; the engine sets its own."""
 
 NEVER: Final = 0
-"""An `expire_at_ms` that does not come."""
+"""The `expire_at_ms` of a record that never expires."""
 
 TIMESTAMP_MS_MAX: Final = 253_402_214_399_999
-"""9999-12-30T23:59:59.999Z: one day before the last moment of Python's datetime, because Spark converts to local time.
-Arrow's timestamp[us] ends later, in the year 294246. A record with a later time is refused; one that an older version
-stored is shown with this time in Arrow."""
+"""9999-12-30T23:59:59.999Z: one day before the end of Python's datetime, because Spark converts to local time. Arrow's
+timestamp[us] ends later, in the year 294246. Later times are rejected. Arrow output clamps later times that an older
+version stored."""
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Record(Struct, frozen=True, gc=False):
-    """One record as a producer hands it over."""
+    """A record from a producer."""
 
     value: bytes | None
     key: bytes | None = None
@@ -60,13 +60,13 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class StoredRecord(Record, frozen=True, gc=False, kw_only=True):
-    """One record as a consumer reads it."""
+    """A record for a consumer."""
 
     offset: int
 
 
 def record_size_bytes(record: Record) -> int:
-    """What counts towards RECORD_BYTES_MAX."""
+    """Return the size that counts towards RECORD_BYTES_MAX."""
     size = 0 if record.value is None else len(record.value)
     if record.key is not None:
         size += len(record.key)
@@ -78,7 +78,7 @@ def record_size_bytes(record: Record) -> int:
 
 
 def check_record(record: Record, record_bytes_max: int = RECORD_BYTES_MAX) -> int:
-    """Refuse a record of the wrong types or past a limit; return its size in bytes."""
+    """Reject a record with wrong types or over a limit. Return its size in bytes."""
     value = record.value
     key = record.key
     size = 0
@@ -105,7 +105,7 @@ def check_record(record: Record, record_bytes_max: int = RECORD_BYTES_MAX) -> in
 
 
 def clamped(record: StoredRecord) -> StoredRecord:
-    """The record with times that may be stored: an older version took any."""
+    """Return the record with times clamped to the valid range, because an older version accepted any time."""
     if record.timestamp_ms <= TIMESTAMP_MS_MAX and record.expire_at_ms <= TIMESTAMP_MS_MAX:
         return record
     return structs.replace(
@@ -157,7 +157,7 @@ def _check_headers(headers: Headers) -> int:
 
 
 def check_time(name: str, time_ms: int, least: int) -> None:
-    """Refuse a time that is no number, or that readers cannot represent."""
+    """Reject a time that is not an int or that readers cannot represent."""
     if type(time_ms) is not int:
         raise InvalidArgumentError(f"{name} must be an int of milliseconds, not {type(time_ms).__name__}")
     if not least <= time_ms <= TIMESTAMP_MS_MAX:

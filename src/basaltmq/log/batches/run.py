@@ -1,16 +1,14 @@
-"""A run: frames of one shard that follow one another in the log and are laid out alike, left where they were read.
+"""A run: consecutive frames of one shard in the log with the same layout, left in the buffer they were read into.
 
-A reader that goes through a shard in order mostly meets plain batches of one producer, end to end. `take_runs` checks
-them one by one, checksums included, and keeps only where each begins; objects per frame are made when somebody asks
-for them, objects per record only for records. Arrow takes a run column by column (see `arrow`).
+A sequential reader of a shard mostly meets plain, adjacent batches of one producer. `take_runs` checks each frame,
+including its checksums, and keeps only the start of each. Objects per frame and per record are created on demand. Arrow
+reads a run column by column (see `arrow`).
 
-Anything out of the ordinary ends the taking: another shard, a gap, a copy made by cleaning, damage, a frame cut off by
-the end of what was read, a body with expiries or holes, a time above TIMESTAMP_MS_MAX. What it is, is for the caller
-to find out with care.
+Taking stops at anything irregular: another shard, a gap, a copy made by cleaning, damage, a frame cut off by the end of
+the buffer, a body with expiries or offset gaps, or a time above TIMESTAMP_MS_MAX. The caller handles that frame.
 
-Invariants: frames of a run are dense, so the base offset of each follows from the first; all have the same directory,
-which was checked; no frame reaches past `end`, and what was taken is within the limits given. Budget: 1.3 us per frame
-beside its checksum.
+Invariants: frames of a run are dense, so each base offset follows from the first. All have the same, checked directory.
+No frame reaches past `end`, and the result is within the given limits. A frame costs 1.3 us plus its checksum.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, StoredRecord
 from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER_BYTES, MAGIC, PLAIN_HEADER
 
 Cut: TypeAlias = Callable[[int, int], bytes]
-"""(begin, length) of what was read, given to the checksum without a copy; see `arrow.cutter`."""
+"""Returns the part (begin, length) of the buffer for the checksum, without a copy; see `arrow.cutter`."""
 
 _TIMES: Final = Struct("<qq")
 _TIMES_AT: Final = 40 - HEADER_BYTES
-"""Least and largest time of a frame, seen from where its body begins."""
+"""Position of the smallest and largest time of a frame, relative to the start of its body."""
 
 _AWAITED: Final = COLUMNAR | AWAITED << 8
-"""What follows the times of a header of records that were waited for."""
+"""The header bytes after the times, for records with the AWAITED flag."""
 
 _unpack = PLAIN_HEADER.unpack_from
 _crc32c = google_crc32c.value
@@ -42,7 +40,7 @@ _extend = google_crc32c.extend
 
 
 class Run:
-    """Dense frames of the same layout in one piece of memory."""
+    """Dense frames of the same layout in one buffer."""
 
     __slots__ = ("base_offset", "begins", "body_bytes", "extents", "frame_records", "source")
 
@@ -61,13 +59,13 @@ class Run:
         self.extents = extents
         self.body_bytes = body_bytes
         self.begins = begins
-        """Where the frames' bodies begin in `source`."""
+        """Start positions of the frame bodies in `source`."""
 
     def __len__(self) -> int:
         return self.frame_records * len(self.begins)
 
     def batches(self) -> Iterator[tuple[int, ColumnBatch]]:
-        """Each frame with its base offset."""
+        """Yield each frame with its base offset."""
         base = self.base_offset
         records = self.frame_records
         for begin in self.begins:
@@ -83,27 +81,27 @@ class Run:
 
 
 class Taken(NamedTuple):
-    """What `take_runs` found."""
+    """The result of `take_runs`."""
 
     runs: list[Run]
     next_offset: int
     size_bytes: int
-    """Of the memory gone through."""
+    """Bytes of the buffer that were consumed."""
     records: int
     data_bytes: int
-    """Values, keys, tags and headers together."""
+    """Bytes of values, keys, tags and headers together."""
     is_next: bool
-    """A whole plain frame of the shard comes next, and is over the limits."""
+    """Whether a complete plain frame of the shard follows that exceeds the limits."""
     is_full: bool
-    """It has more bytes than were left."""
+    """Whether that frame exceeds the byte limit."""
     is_cut: bool
-    """What comes next was not read, or not to its end."""
+    """Whether the next frame is not, or not completely, in the buffer."""
 
 
 def take_runs(
     seed: int, raw: bytes, shard: int, base_offset: int, end: int, records_max: int, bytes_max: int, cut: Cut | None
 ) -> Taken:
-    """The plain frames of a shard from `base_offset` to below `end`, as many as `raw` begins with and limits allow."""
+    """Return the plain frames of a shard from `base_offset` to below `end`, as far as `raw` and the limits allow."""
     size = len(raw)
     runs: list[Run] = []
     begins: list[int] = []

@@ -1,16 +1,16 @@
-"""Archive: topics to Parquet, each record exactly once.
+"""Archive job: writes topics to Parquet, each record exactly once.
 
     Spark fixes the offsets of a batch in its checkpoint
-      -> tasks write files below _staging/BATCH (one task reads one range of one partition, so a file is a range)
-      -> footers are read: ranges, counts          -> files are renamed to where they belong
-      -> the manifest is written: the batch counts  -> Spark marks the batch as done
+      -> tasks write files below _staging/BATCH (a task reads one range of one partition, so a file is a range)
+      -> footers are read: ranges, counts           -> files are renamed to their final path
+      -> the manifest is written: the batch is committed  -> Spark marks the batch as done
 
-Killed anywhere before the manifest, the batch is done again from the start, and what it left is removed first. Killed
-after it, the batch is found done and left alone. Batches are numbered by Spark's checkpoint, which therefore belongs to
-the archive: by default it is kept in it.
+If the job is killed before the manifest is written, the batch is repeated from the start, and its files are deleted
+first. If it is killed afterwards, the repeated batch finds the manifest and does nothing. Spark's checkpoint numbers
+the batches. So the checkpoint belongs to the archive and is stored in it by default.
 
-In a typed mode values are parsed as JSON by a schema into the column `parsed`; those that do not parse go to
-`_rejected/batch=BATCH` as they are, and are counted in the manifest. A batch without records leaves nothing.
+With a value schema, values are parsed as JSON into the column `parsed`. Values that do not parse go unchanged to
+`_rejected/batch=BATCH` and are counted in the manifest. A batch without records leaves no file.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError, StorageError
-from basaltmq.pipeline.archive.data_files import settle
+from basaltmq.pipeline.archive.data_files import delete_orphans, move_into_place
 from basaltmq.pipeline.archive.manifest import (
     CHECKSUM,
     STAGING,
     Manifest,
     offsets_of,
     path_of,
-    read_manifests,
     write_manifest,
 )
 from basaltmq.pipeline.files import Files
@@ -41,45 +40,39 @@ REJECTED: Final = "_rejected"
 COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "none")
 
 WRITERS_MAX: Final = 32
-"""Files a task has open at once: the days its range of offsets spans. With as many, nothing needs to be sorted."""
+"""Files that a task writes at once, one per day in its offset range. Below this limit Spark does not sort."""
 
 _CORRUPT: Final = "_corrupt_record"
 
 BATCH_OFFSETS: Final = 5_000_000
-"""Records of one batch unless told: a gigabyte or so, a manifest each."""
+"""Default of records per batch: about one gigabyte. Each batch has a manifest."""
 
 FILE_BYTES: Final = 128 << 20
-"""What a file holds at most, about: the size of a task's range of the log, which Parquet makes smaller."""
+"""Approximate maximum bytes of log that a task reads into one file. Parquet compresses them."""
 
 
 class ArchiveJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to archive and how."""
-
     source: dict[str, str]
-    """Options of the basalt source that say where the data is and what is subscribed to."""
+    """Options of the basalt source: location and subscription."""
     target: str
     checkpoint: str | None = None
     offsets_max: int = BATCH_OFFSETS
     file_bytes: int = FILE_BYTES
     compression: str = "zstd"
     value_schema: str | None = None
-    """A schema (DDL) that values are parsed by as JSON; those that do not parse go to the table of rejects."""
+    """Schema (DDL) of JSON values. Values that do not parse go to the rejects."""
     continuous_s: float | None = None
-    """Go on for ever, looking for more every so many seconds; None ends when all that was there is archived."""
+    """Interval of a continuous run. None stops after the existing records."""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a job is."""
-
     batch: int
     records: int
-    """In all batches of this run."""
+    """Total of this run."""
     rate_per_s: float
 
 
 class Archived(msgspec.Struct, frozen=True):
-    """What a run did."""
-
     batches: int
     records: int
     files: int
@@ -88,7 +81,7 @@ class Archived(msgspec.Struct, frozen=True):
 
 
 def archive(spark: SparkSession, job: ArchiveJob, on_progress: Callable[[Progress], None] | None = None) -> Archived:
-    """Run the job; returns when everything that was there is archived, or never if it is continuous."""
+    """Run the job. It returns when the existing records are archived, or never if it is continuous."""
     run = _Run(spark, job, on_progress)
     run.clean()
     stream = spark.readStream.format("basalt").options(
@@ -119,11 +112,11 @@ def archive(spark: SparkSession, job: ArchiveJob, on_progress: Callable[[Progres
 
 
 class _Run:
-    """One run of a job."""
-
     def __init__(self, spark: SparkSession, job: ArchiveJob, on_progress: Callable[[Progress], None] | None) -> None:
         if job.compression not in COMPRESSIONS:
-            raise InvalidArgumentError(f"compression is one of {', '.join(COMPRESSIONS)}, not {job.compression!r:.40}")
+            raise InvalidArgumentError(
+                f"unknown compression {job.compression!r:.40}: expected one of {', '.join(COMPRESSIONS)}"
+            )
         self._spark = spark
         self._job = job
         self._root = job.target.rstrip("/")
@@ -134,15 +127,12 @@ class _Run:
         spark.conf.set("spark.sql.maxConcurrentOutputFileWriters", WRITERS_MAX)
 
     def clean(self) -> None:
-        """Remove what a killed run left: staged files, and files of a batch that has no manifest."""
+        """Delete what a killed run left: staged files, and files that no manifest names."""
         self._files.delete(f"{self._root}/{STAGING}")
-        named = {file.path for manifest in read_manifests(self._files, self._root) for file in manifest.files}
-        for path, _ in list(self._files.walk(self._root)):
-            if path.startswith("topic=") and path.endswith(".parquet") and path not in named:
-                self._files.delete(f"{self._root}/{path}")
+        delete_orphans(self._files, self._root)
 
     def write(self, frame: DataFrame, batch: int) -> None:
-        """One batch; called by Spark, again with the same records if it was killed."""
+        """Write one batch. Spark calls this again with the same records if the batch did not finish."""
         if self._files.exists(path_of(self._root, batch)):
             return
         staged = f"{self._root}/{STAGING}/{batch:06d}"
@@ -151,7 +141,7 @@ class _Run:
         observed = frame.observe(seen, sql.count(sql.lit(1)).alias("records"), sql.expr(CHECKSUM).alias("checksum"))
         good, rejects = self._parsed(observed)
         (
-            # A date names its folder as yyyy-MM-dd; a text would have to be made for every record.
+            # Spark formats a date partition as yyyy-MM-dd. A string column would cost a conversion per record.
             good.withColumn("day", sql.to_date("timestamp"))
             .withColumn("shard", sql.col("partition"))
             .write.mode("overwrite")
@@ -160,14 +150,14 @@ class _Run:
             .parquet(staged)
         )
         rejected = 0 if rejects is None else self._write_rejects(rejects, batch)
-        archived = settle(self._files, self._root, staged, batch)
+        archived = move_into_place(self._files, self._root, staged, batch)
         records = sum(file.records for file in archived)
         if not seen.get["records"]:
             return
         if records + rejected != seen.get["records"]:
             raise StorageError(
-                f"batch {batch} had {seen.get['records']} records, but its files have {records} and its rejects "
-                f"{rejected}; nothing of it counts: run the job again"
+                f"batch {batch} had {seen.get['records']} records, but its files contain {records} and its rejects "
+                f"{rejected}; the batch was not committed: run the job again"
             )
         manifest = Manifest(
             batch=batch,
@@ -179,10 +169,10 @@ class _Run:
         )
         write_manifest(self._files, self._root, manifest)
         self._files.delete(staged)
-        self._tell(manifest)
+        self._report(manifest)
 
     def _parsed(self, frame: DataFrame) -> tuple[DataFrame, DataFrame | None]:
-        """Records whose values parse, with them parsed, and the others."""
+        """Split records into those whose value parses, with the parsed value, and the rest."""
         schema = self._job.value_schema
         if schema is None:
             return frame, None
@@ -198,7 +188,7 @@ class _Run:
         rejects.write.mode("overwrite").parquet(path)
         return self._spark.read.parquet(path).count()
 
-    def _tell(self, manifest: Manifest) -> None:
+    def _report(self, manifest: Manifest) -> None:
         self._batches += 1
         self._records += manifest.records + manifest.rejected
         self._file_count += len(manifest.files)

@@ -1,13 +1,13 @@
-"""Compact: small files of an archive put together, with manifests that stay true.
+"""Compact job: merges small files of an archive.
 
-    manifests with small files are gathered, oldest first, up to BATCH_BYTES
-      -> their records are written anew below _staging, a file per topic, day and partition, in the order of offsets
-      -> counts and checksum must be those of what was read         -> files are renamed to where they belong
-      -> one manifest is written that replaces the others            -> the files it replaces are removed
+    manifests with small files are grouped, oldest first, up to BATCH_BYTES
+      -> their records are written below _staging, one file per topic, day and partition, in offset order
+      -> counts and checksum must equal those of the input          -> files are renamed to their final path
+      -> one manifest is written that replaces the others            -> the replaced files are deleted
 
-Readers go by the manifests, so they see the one or the other. Killed before the manifest, nothing happened; killed
-after it, the files that were replaced are no data, and the next run removes them. Archive and compact take turns: both
-remove files that no manifest names.
+Readers follow the manifests, so they see either the old or the new files. If the job is killed before the manifest is
+written, nothing has changed. If it is killed afterwards, the next run deletes the replaced files. Archive and compact
+jobs must not run at the same time: both delete files that no manifest names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import StorageError
-from basaltmq.pipeline.archive.data_files import read_archived, settle
+from basaltmq.pipeline.archive.data_files import delete_orphans, move_into_place, read_archived
 from basaltmq.pipeline.archive.manifest import (
     CHECKSUM,
     COMPACTED,
@@ -34,15 +34,13 @@ from basaltmq.pipeline.archive.manifest import (
 from basaltmq.pipeline.files import Files
 
 SMALL_BYTES: Final = 32 << 20
-"""A file below this is worth putting together with others."""
+"""Files below this size are merged."""
 
 BATCH_BYTES: Final = 1 << 30
-"""What one manifest brings together at most: some minutes of work that a kill may cost."""
+"""Maximum bytes that one manifest merges: some minutes of work, which a kill may lose."""
 
 
 class CompactJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to compact."""
-
     archive: str
     small_bytes: int = SMALL_BYTES
     batch_bytes: int = BATCH_BYTES
@@ -51,10 +49,8 @@ class CompactJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compacted(msgspec.Struct, frozen=True):
-    """What a run did, or would do."""
-
     manifests: int
-    """Replaced."""
+    """Manifests that were replaced."""
     files_before: int
     files_after: int
     records: int
@@ -62,7 +58,7 @@ class Compacted(msgspec.Struct, frozen=True):
 
 
 def compact(spark: SparkSession, job: CompactJob, on_progress: Callable[[int, int], None] | None = None) -> Compacted:
-    """Put small files together; `on_progress` hears of records done and to do."""
+    """Merge small files. `on_progress` gets the records done and the total."""
     root = job.archive.rstrip("/")
     files = Files(spark, root)
     began_s = time.monotonic()
@@ -72,17 +68,17 @@ def compact(spark: SparkSession, job: CompactJob, on_progress: Callable[[int, in
     after = done = 0
     for group in groups:
         if not job.dry_run:
-            after += len(_put_together(spark, files, root, group, job.compression).files)
+            after += len(_merge(spark, files, root, group, job.compression).files)
         done += sum(manifest.records for manifest in group)
         if on_progress is not None:
             on_progress(done, total)
     if not job.dry_run:
-        _sweep(files, root)
+        delete_orphans(files, root)
     return Compacted(sum(map(len, groups)), before, after, total, time.monotonic() - began_s)
 
 
 def _groups(manifests: list[Manifest], job: CompactJob) -> list[list[Manifest]]:
-    """Manifests to put together, in groups of a bounded size; groups of one have nothing to gain."""
+    """Return manifests to merge, in groups of limited size. Groups of one are left out."""
     groups: list[list[Manifest]] = []
     size_bytes = 0
     for manifest in manifests:
@@ -97,7 +93,7 @@ def _groups(manifests: list[Manifest], job: CompactJob) -> list[list[Manifest]]:
     return [group for group in groups if len(group) > 1]
 
 
-def _put_together(spark: SparkSession, files: Files, root: str, group: list[Manifest], compression: str) -> Manifest:
+def _merge(spark: SparkSession, files: Files, root: str, group: list[Manifest], compression: str) -> Manifest:
     batch = max([COMPACTED - 1, *(each.batch for each in read_manifests(files, root))]) + 1
     staged = f"{root}/{STAGING}/{batch:06d}"
     files.delete(staged)
@@ -113,18 +109,20 @@ def _put_together(spark: SparkSession, files: Files, root: str, group: list[Mani
     )
     written = read_archived(spark, staged, [""])
     if _sums(frame) != _sums(written):
-        raise StorageError(f"what was written to {staged} is not what was read; the archive is as it was: run it again")
-    settled = settle(files, root, staged, batch)
+        raise StorageError(
+            f"the files in {staged} differ from their input; the archive is unchanged: run the job again"
+        )
+    moved = move_into_place(files, root, staged, batch)
     checksum = 0
     for each in group:
         checksum ^= each.checksum
     manifest = Manifest(
         batch=batch,
-        records=sum(file.records for file in settled),
+        records=sum(file.records for file in moved),
         checksum=checksum,
-        files=settled,
-        offsets=offsets_of(settled),
-        # What those replaced themselves stays replaced.
+        files=moved,
+        offsets=offsets_of(moved),
+        # Include manifests that an earlier compaction replaced.
         replaces=sorted({batch for each in group for batch in (each.batch, *each.replaces)}),
         rejected=sum(each.rejected for each in group),
         rejected_in=sorted({batch for each in group for batch in each.rejects_of()}),
@@ -136,11 +134,3 @@ def _put_together(spark: SparkSession, files: Files, root: str, group: list[Mani
 
 def _sums(frame: DataFrame) -> Row:
     return frame.selectExpr("count(1)", CHECKSUM).collect()[0]
-
-
-def _sweep(files: Files, root: str) -> None:
-    """Remove files that no manifest names."""
-    named = {file.path for manifest in read_manifests(files, root) for file in manifest.files}
-    for path, _ in list(files.walk(root)):
-        if path.startswith("topic=") and path.endswith(".parquet") and path not in named:
-            files.delete(f"{root}/{path}")

@@ -1,4 +1,4 @@
-"""Files of an archive as frames, and staged files put where they belong; for every job that touches an archive."""
+"""The Parquet files of an archive: reading them, moving them into place, and deleting orphans."""
 
 from __future__ import annotations
 
@@ -9,32 +9,35 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructField, StructType
 
-from basaltmq.pipeline.archive.manifest import ArchivedFile
+from basaltmq.pipeline.archive.manifest import ArchivedFile, read_manifests
 from basaltmq.pipeline.files import Files
 
 FOLDERS: Final = ("topic", "day")
 
 
 def read_archived(spark: SparkSession, root: str, paths: Sequence[str], *, skip_damaged: bool = False) -> DataFrame:
-    """The records of files given by their paths in the archive; of damaged ones, if asked, what comes before."""
+    """Return the records of files, given by their paths in the archive.
+
+    With `skip_damaged`, a damaged file yields the records before the damage.
+    """
     full = [f"{root}/{path}" for path in paths]
     options = {"basePath": root, "mergeSchema": "true", "ignoreCorruptFiles": str(skip_damaged).lower()}
     found = spark.read.options(**options).parquet(*full).schema
-    # Spark guesses types from the names of folders, and takes a topic called 007 for a number.
+    # Spark infers types from directory names, and would read a topic called 007 as a number.
     named = StructType([StructField(each.name, StringType()) if each.name in FOLDERS else each for each in found])
     return spark.read.options(**options).schema(named).parquet(*full)
 
 
 def path_within(file: str, *, levels: int) -> str:
-    """The last parts of what Spark calls the name of a file.
+    """Return the last `levels` parts of a file path.
 
-    The name alone will not do: a task that writes to several folders gives its files there one name.
+    The name alone is ambiguous: a task that writes to several directories uses one file name in all of them.
     """
     return "/".join(unquote(file).split("/")[-levels:])
 
 
-def settle(files: Files, root: str, staged: str, batch: int) -> list[ArchivedFile]:
-    """Move the files of a batch to where they belong, under names that say what is in them, which footers tell."""
+def move_into_place(files: Files, root: str, staged: str, batch: int) -> list[ArchivedFile]:
+    """Rename the staged files of a batch to their final paths. The names contain the offset range from the footers."""
     sizes = {path: size for path, size in files.walk(staged) if path.endswith(".parquet")}
     if not sizes:
         return []
@@ -48,3 +51,11 @@ def settle(files: Files, root: str, staged: str, batch: int) -> list[ArchivedFil
         topic = unquote(topic_folder.partition("=")[2])
         archived.append(ArchivedFile(target, topic, shard, first, last, records, size_bytes))
     return archived
+
+
+def delete_orphans(files: Files, root: str) -> None:
+    """Delete data files that no manifest names."""
+    named = {file.path for manifest in read_manifests(files, root) for file in manifest.files}
+    for path, _ in list(files.walk(root)):
+        if path.startswith("topic=") and path.endswith(".parquet") and path not in named:
+            files.delete(f"{root}/{path}")

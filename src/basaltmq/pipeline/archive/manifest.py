@@ -1,15 +1,16 @@
-"""Manifests: what an archive consists of.
+"""Manifests: the list of files that belong to an archive.
 
     archive/
       topic=orders/day=2026-11-15/000007-0-000000000120-000000000239.parquet     batch, partition, first and last offset
       _manifests/000007.json
-      _staging/                                                                  what a batch is writing; not data
+      _staging/                                                                  files of an unfinished batch
 
-A batch counts when its manifest is there, and the manifest names its files with their ranges of offsets, counts and
-sizes, and a checksum of all its records that does not depend on their order. Everything that reads an archive (replay,
-compact, audit) goes by the manifests, so a file that a killed job left is no data. A manifest is written once;
-compaction writes another one, numbered beyond what Spark counts to, that says which manifests it replaces; those stay,
-because the archive job asks them which batches are done.
+A batch is committed when its manifest exists. The manifest names the files of the batch with their offset ranges,
+counts and sizes, and a checksum of all records that does not depend on their order. Replay, compact and audit follow
+the manifests, so files that a killed job left are ignored.
+
+A manifest is never changed. A compaction writes a manifest with a number above Spark's batch numbers, which names the
+manifests it replaces. The replaced ones stay, because the archive job uses them to find out which batches are done.
 """
 
 from __future__ import annotations
@@ -27,15 +28,13 @@ FOLDER: Final = "_manifests"
 STAGING: Final = "_staging"
 
 COMPACTED: Final = 1_000_000_000
-"""Batches from this number on are made by compaction; Spark's numbers stay below."""
+"""Number of the first compaction. Spark's batch numbers stay below."""
 
 CHECKSUM: Final = "bit_xor(xxhash64(topic, partition, offset, key, value, timestamp))"
-"""Of all records of a batch, in SQL."""
+"""SQL expression for the checksum of a batch."""
 
 
 class ArchivedFile(msgspec.Struct, frozen=True):
-    """A file of an archive."""
-
     path: str
     """Relative to the archive."""
     topic: str
@@ -47,24 +46,22 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch of an archive."""
-
     batch: int
     records: int
     checksum: int
     files: list[ArchivedFile]
     offsets: dict[str, dict[str, list[int]]]
-    """By topic and partition: first and last offset."""
+    """[first, last] by topic and partition."""
     replaces: list[int] = []
-    """Manifests whose records are in this one since a compaction."""
+    """Manifests that this one replaces after a compaction."""
     rejected: int = 0
-    """Records that did not parse and are in the table of rejects."""
+    """Records that did not parse."""
     rejected_in: list[int] = []
-    """After a compaction: the batches under which they are there."""
+    """After a compaction: batch numbers of their rejects."""
     layout: int = LAYOUT
 
     def rejects_of(self) -> list[int]:
-        """Batches under which the table of rejects has records of this one."""
+        """Return the batch numbers below `_rejected` that belong to this manifest."""
         return (self.rejected_in or [self.batch]) if self.rejected else []
 
 
@@ -72,7 +69,7 @@ _decode: Final = json_decoder(Manifest)
 
 
 def offsets_of(files: list[ArchivedFile]) -> dict[str, dict[str, list[int]]]:
-    """First and last offset by topic and partition."""
+    """Return [first, last] by topic and partition."""
     found: dict[str, dict[str, list[int]]] = {}
     for file in files:
         known = found.setdefault(file.topic, {}).setdefault(str(file.partition), [file.first_offset, file.last_offset])
@@ -86,12 +83,12 @@ def path_of(root: str, batch: int) -> str:
 
 
 def write_manifest(files: Files, root: str, manifest: Manifest) -> None:
-    """Make a batch count."""
+    """Commit a batch."""
     files.write(path_of(root, manifest.batch), msgspec.json.format(msgspec.json.encode(manifest), indent=1))
 
 
 def read_manifests(files: Files, root: str) -> list[Manifest]:
-    """Manifests that count, in order: those that no other one replaces."""
+    """Return the manifests in order, without replaced ones."""
     found: dict[int, Manifest] = {}
     for name in files.names(f"{root}/{FOLDER}"):
         if not name.endswith(".json") or name.startswith("."):
@@ -101,7 +98,9 @@ def read_manifests(files: Files, root: str) -> list[Manifest]:
         except msgspec.DecodeError as error:
             raise CorruptionError(f"the manifest {root}/{FOLDER}/{name} cannot be read: {error}") from None
         if manifest.layout > LAYOUT:
-            raise CorruptionError(f"the manifest {name} is of layout {manifest.layout}; this version knows {LAYOUT}")
+            raise CorruptionError(
+                f"the manifest {name} has layout {manifest.layout}; this version supports {LAYOUT}: upgrade Basalt"
+            )
         found[manifest.batch] = manifest
     replaced = {batch for manifest in found.values() for batch in manifest.replaces}
     return [manifest for batch, manifest in sorted(found.items()) if batch not in replaced]

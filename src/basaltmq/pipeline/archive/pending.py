@@ -1,4 +1,4 @@
-"""What an archive has yet to take in: the offsets of topics, less those its manifests name."""
+"""Counts the offsets of topics that an archive does not contain yet."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pyspark.sql import SparkSession
 
 from basaltmq.pipeline.archive.manifest import read_manifests
 from basaltmq.pipeline.files import Files
-from basaltmq.pipeline.source import looking, offsets_of
+from basaltmq.pipeline.source import offsets_of, open_topics
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """Counted in offsets: records that were deleted or compacted away are in it."""
+    """Counts of offsets, which include records that were deleted or compacted."""
 
     records: int
     partitions: int
-    """With something to take in."""
+    """Partitions with pending offsets."""
 
 
 def pending(spark: SparkSession, place: Mapping[str, str], topics: list[str], archive: str) -> Pending:
-    """Look at topics and manifests; nothing is read."""
+    """Return the pending offsets, from the topics and the manifests. No record is read."""
     root = archive.rstrip("/")
     done: dict[tuple[str, int], int] = {}
     for manifest in read_manifests(Files(spark, root), root):
@@ -29,7 +29,7 @@ def pending(spark: SparkSession, place: Mapping[str, str], topics: list[str], ar
             for number, (_, last) in of.items():
                 at = topic, int(number)
                 done[at] = max(done.get(at, 0), last + 1)
-    with looking(place) as view:
+    with open_topics(place) as view:
         offsets = offsets_of(view, topics)
-    waiting = [max(0, end - max(start, done.get(at, 0))) for at, (start, end) in offsets.items()]
-    return Pending(sum(waiting), sum(count > 0 for count in waiting))
+    pending_offsets = [max(0, end - max(start, done.get(at, 0))) for at, (start, end) in offsets.items()]
+    return Pending(sum(pending_offsets), sum(count > 0 for count in pending_offsets))

@@ -1,11 +1,11 @@
-"""Replay: records of an archive or a log written to a topic again, each exactly once, as often as the job is killed.
+"""Replay job: writes records of an archive or a log to a topic, each exactly once, even if the job is killed.
 
-    the plan: which offsets of which partitions, cut into steps   -> plan.json in the checkpoint; made once
-    a step: its records read, filtered, written as one batch of the run (see `streams.imports`), with the step's number
+    plan: offset ranges by partition, split into steps            -> plan.json in the checkpoint, written once
+    step: read, filter and write its records as one batch of the run (`streams/imports`), numbered by the step
 
-The store that is written to knows the last step done, so a job that is started again goes on after it; a step in the
-middle is finished or done again, never twice. Records keep their key, value, headers and time. They go to the partition
-their key says, or with `keep_partitions` to the one they were in; the order of records of a key is kept.
+The target store records the last completed step, so a restarted job continues after it. An interrupted step is finished
+or repeated, never applied twice. Records keep their key, value, headers and timestamp. They are partitioned by key, or
+with `keep_partitions` stay in their partition. The order of records with the same key is kept.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from basaltmq.pipeline.archive.data_files import read_archived
 from basaltmq.pipeline.archive.manifest import Manifest, read_manifests
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
-from basaltmq.pipeline.source import Topics, looking, offsets_of
+from basaltmq.pipeline.source import Topics, offsets_of, open_topics
 from basaltmq.store.open import open_view
 from basaltmq.streams.imports.imports import read_run
 
 STEP_RECORDS: Final = 500_000
-"""Offsets of one step unless told: some seconds of work, one opening of the store."""
+"""Default of offsets per step: some seconds of work. Each step opens the store once."""
 
 _SERVER: Final = "server"
 
 RATED_STEP_S: Final = 5.0
-"""With a rate, a step is at most what this time allows, so that records come evenly enough."""
+"""With a rate limit, a step covers at most this time, so that the rate stays even."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Offsets of one partition."""
+    """Offsets [begin, end) of a partition."""
 
     topic: str
     partition: int
@@ -50,14 +50,14 @@ class Range(msgspec.Struct, frozen=True):
     end: int
 
     def cut(self, index: int, count: int) -> Range:
-        """Part `index` of `count`."""
+        """Return part `index` of `count` equal parts."""
         width = self.end - self.begin
         begin = self.begin + width * index // count
         return msgspec.structs.replace(self, begin=begin, end=self.begin + width * (index + 1) // count)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a replay is about; fixed when it is first run."""
+    """Ranges and steps of a replay, fixed at its first start."""
 
     run: str
     ranges: list[Range]
@@ -69,21 +69,21 @@ _decode_offsets: Final = json_decoder(dict[str, dict[str, int]])
 
 
 class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to replay, and where to. Either `archive` or `source` says from where."""
+    """Exactly one of `archive` and `source` must be set."""
 
     topics: list[str]
     target: dict[str, str]
-    """Options of the basalt sink that say which store is written to."""
+    """Options of the basalt sink: the store to write to."""
     target_topic: str | None = None
-    """None: the topic the records are of."""
+    """None keeps the topic of each record."""
     archive: str | None = None
     source: dict[str, str] | None = None
-    """Options of the basalt source that say where the log is."""
+    """Options of the basalt source: location of the log."""
     bounds: dict[str, str] = {}
-    """Options of the source that say from where to where; of an archive, times only."""
+    """Options of the source for the range. An archive supports only timestamps."""
     checkpoint: str
     where: str | None = None
-    """A condition in SQL over key, value, topic, partition, offset, timestamp and headers."""
+    """SQL condition on key, value, topic, partition, offset, timestamp and headers."""
     rate_per_s: float | None = None
     step_records: int = STEP_RECORDS
     keep_partitions: bool = False
@@ -91,14 +91,12 @@ class ReplayJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What a run did."""
-
     run: str
     steps: int
-    """In this run of the job."""
+    """Steps of this run."""
     steps_before: int
     records: int
-    """Written in this run; with a condition fewer than were read."""
+    """Records written in this run, after the condition."""
     seconds: float
 
 
@@ -108,11 +106,11 @@ def replay(
     on_progress: Callable[[int, int], None] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Replayed:
-    """Run the job, or go on with it; `on_progress` hears of steps done and to do."""
+    """Start the job, or resume it. `on_progress` gets the steps done and the total."""
     if (job.archive is None) == (job.source is None):
-        raise InvalidArgumentError("a replay is from an archive or from a store: give one of archive and source")
+        raise InvalidArgumentError("give exactly one of archive and source")
     if job.rate_per_s is not None and not job.rate_per_s > 0:
-        raise InvalidArgumentError(f"a rate is above 0 records/s, not {job.rate_per_s}")
+        raise InvalidArgumentError(f"the rate must be above 0 records/s, not {job.rate_per_s}")
     files = Files(spark, job.checkpoint)
     plan = _plan(spark, files, job)
     began_s = time.monotonic()
@@ -136,12 +134,10 @@ def _plan(spark: SparkSession, files: Files, job: ReplayJob) -> Plan:
         try:
             return _decode_plan(files.read(path))
         except msgspec.DecodeError as error:
-            raise CorruptionError(
-                f"the plan {path} cannot be read: {error}; begin anew with another checkpoint"
-            ) from None
+            raise CorruptionError(f"the plan {path} cannot be read: {error}; start with another checkpoint") from None
     ranges = _archived_ranges(spark, job) if job.archive is not None else _log_ranges(job)
     if not ranges:
-        raise InvalidArgumentError(f"there is nothing to replay of {', '.join(job.topics)}")
+        raise InvalidArgumentError(f"no records to replay in {', '.join(job.topics)}")
     total = sum(each.end - each.begin for each in ranges)
     most = job.step_records
     if job.rate_per_s is not None:
@@ -167,7 +163,7 @@ def _archived_ranges(spark: SparkSession, job: ReplayJob) -> list[Range]:
 def _log_ranges(job: ReplayJob) -> list[Range]:
     assert job.source is not None, "checked before"
     ranges = []
-    with looking(job.source) as view:
+    with open_topics(job.source) as view:
         for (name, number), (start, end) in offsets_of(view, job.topics).items():
             begin = max(start, _offset(view, job, "starting", name, number, start))
             stop = min(end, _offset(view, job, "ending", name, number, end))
@@ -176,8 +172,8 @@ def _log_ranges(job: ReplayJob) -> list[Range]:
     return ranges
 
 
-def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, otherwise: int) -> int:
-    """Where the bound of one side lies in a partition."""
+def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, default: int) -> int:
+    """Return the offset of one bound in a partition."""
     time_ms = job.bounds.get(f"{side}Timestamp")
     if time_ms is not None:
         return view.offset_at(name, number, int(time_ms))
@@ -185,26 +181,28 @@ def _offset(view: Topics, job: ReplayJob, side: str, name: str, number: int, oth
     if text == "latest":
         return view.info(name, number).high_watermark
     if not text.startswith("{"):
-        return otherwise
+        return default
     try:
-        told = _decode_offsets(text)
+        offsets = _decode_offsets(text)
     except msgspec.DecodeError as error:
-        raise InvalidArgumentError(f'offsets are told as {{"topic": {{"0": 12}}}}, not {text!r:.80}: {error}') from None
-    return told.get(name, {}).get(str(number), otherwise)
+        raise InvalidArgumentError(
+            f'offsets must have the form {{"topic": {{"0": 12}}}}, not {text!r:.80}: {error}'
+        ) from None
+    return offsets.get(name, {}).get(str(number), default)
 
 
 def _manifests(spark: SparkSession, job: ReplayJob) -> list[Manifest]:
-    assert job.archive is not None, "asked for archives only"
+    assert job.archive is not None, "called for an archive only"
     root = job.archive.rstrip("/")
     found = read_manifests(Files(spark, root), root)
     if not found:
-        raise InvalidArgumentError(f"there is no archive at {root}: it has no manifests")
+        raise InvalidArgumentError(f"{root} is not an archive: it has no manifests")
     return found
 
 
 def _steps_done(files: Files, job: ReplayJob, run: str) -> int:
     if _SERVER in job.target:
-        # Noted after each step: behind by one at most, and a broker does a step of a run once however often it comes.
+        # Written after each step, so at most one step behind. A broker applies a step of a run only once.
         path = _done_path(job)
         return int(files.read(path)) if files.exists(path) else 0
     with closing(open_view(store_path(job.target["path"], job.target.get("vhost", DEFAULT_VHOST)))) as store:
@@ -253,7 +251,7 @@ def _archived(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataF
                 paths.append(file.path)
     if not paths:
         return None
-    assert job.archive is not None, "asked for archives only"
+    assert job.archive is not None, "called for an archive only"
     is_wanted = sql.lit(False)
     for each in ranges:
         is_wanted = is_wanted | (
@@ -266,19 +264,21 @@ def _archived(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataF
 
 
 def _between(frame: DataFrame, bounds: dict[str, str]) -> DataFrame:
-    """Records of an archive by their own time."""
+    """Filter records of an archive by timestamp."""
     for name, text in bounds.items():
         if not name.endswith("Timestamp"):
             if text in ("earliest", "latest"):
                 continue
-            raise InvalidArgumentError("a replay from an archive is bounded by times; offsets go into a condition")
+            raise InvalidArgumentError(
+                "a replay from an archive supports only times as bounds; put offsets into the condition"
+            )
         moment = sql.timestamp_millis(sql.lit(int(text)))
         frame = frame.where(sql.col("timestamp") >= moment if name.startswith("s") else sql.col("timestamp") < moment)
     return frame
 
 
 def _logged(spark: SparkSession, job: ReplayJob, ranges: list[Range]) -> DataFrame:
-    assert job.source is not None, "asked for stores only"
+    assert job.source is not None, "called for a log only"
     assigned: dict[str, list[int]] = {}
     begin: dict[str, dict[str, int]] = {}
     end: dict[str, dict[str, int]] = {}

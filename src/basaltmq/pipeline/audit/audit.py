@@ -1,14 +1,14 @@
-"""Audit: does everything fit together? Log, index, archive, groups, queues, imports; counted independently.
+"""Audit job: checks that log, index, archive, groups, queues and imports are consistent, with independent counts.
 
-    log        every record read by Spark: counts, distinct offsets and a checksum by block of offsets, counts by hour
-    index      what each partition says it holds, against what was read; if asked, row by row (`rebuild_index`)
-    segments   those the index names: if one is not there, the log cannot be read, and that is all that is said of it
-    archive    every file a manifest names: there, of its size, its range, its count; checksums by manifest; files that
-               no manifest names; and block by block against the log, as far as both have the offsets
-    the rest   groups, queues, leases, imports, checksums of the log's frames: `audit_store`
+    log        Spark reads every record: counts, distinct offsets and a checksum by block of offsets, counts by hour
+    index      record counts of each partition against the log; on request row by row (`rebuild_index`)
+    segments   files that the index names. If one is missing, the log cannot be read, and its records are not checked
+    archive    every file of a manifest: existence, size, range and count; checksums by manifest; files without a
+               manifest; and block by block against the log, where both have the offsets
+    the rest   groups, queues, leases, imports, checksums of the log's frames (`audit/store.py`)
 
-Blocks that differ are looked at record by record, so a finding says how many records are on one side only and how many
-are not the same. The audit changes nothing and works beside a writer: it looks at what was there when it began.
+Blocks that differ are compared record by record, so a finding states how many records are on one side only and how many
+differ. The audit changes nothing and works beside a writer: it checks the state at its start.
 """
 
 from __future__ import annotations
@@ -39,43 +39,41 @@ from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 
 COMPARED: Final = CHECKSUM.replace("value", "coalesce(value, X'')")
-"""Log against archive. Archives that older versions wrote have empty bytes where the log has null."""
+"""Checksum for log against archive. Archives of older versions have empty bytes where the log has null."""
 
 BLOCK_OFFSETS: Final = 100_000
-"""Offsets compared at once: a difference is then found by looking at no more than these."""
+"""Offsets per compared block: a difference is located within this many records."""
 
 DIFFERING_BLOCKS_MAX: Final = 1_000
-"""Blocks looked at record by record; when more differ than this, records are not the problem."""
+"""Maximum number of blocks that are compared record by record."""
 
 
 class AuditJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What to audit."""
-
     path: str
     vhost: str = DEFAULT_VHOST
     topics: list[str] | None = None
-    """None: all that are kept on disk."""
+    """None means all topics on disk."""
     archive: str | None = None
     index: bool = False
-    """Compare the index with what the log says it should be, row by row; nobody may have the store open for writing."""
+    """Compare the index row by row with the log. No other process may have the store open for writing."""
 
 
 class PartitionAudit(msgspec.Struct, frozen=True):
-    """A partition as counted."""
+    """Counts of a partition."""
 
     topic: str
     partition: int
     start_offset: int
     end_offset: int
     indexed: int
-    """What the index says it holds."""
+    """Records according to the index."""
     read: int
-    """What was read."""
+    """Records read from the log."""
     archived: int | None
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """Records of an hour, by their own time."""
+    """Records per hour, by record timestamp."""
 
     topic: str
     hour: str
@@ -84,8 +82,6 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """The result."""
-
     path: str
     archive: str | None
     findings: list[Finding]
@@ -106,25 +102,25 @@ Blocks = dict[tuple[str, int, int], _Block]
 
 
 def audit(spark: SparkSession, job: AuditJob) -> Audited:
-    """Look at everything."""
+    """Run the audit."""
     began_s = time.monotonic()
     path = store_path(job.path, job.vhost)
-    # Before the log is looked at, so that an archive that grows meanwhile is never ahead of it.
+    # Read the archive first, so that a growing archive is never ahead of the log.
     archive = None if job.archive is None else _Archive(spark, job.archive.rstrip("/"))
     with StreamView.open(path) as view:
         kept = [topic for topic in view.topics() if topic.config.engine is not Engine.MEMORY]
         if job.topics is not None:
             unknown = sorted(set(job.topics) - {topic.name for topic in kept})
             if unknown:
-                raise InvalidArgumentError(f"there is no topic {unknown[0]!r} on disk in {job.path}")
+                raise InvalidArgumentError(f"topic {unknown[0]!r} does not exist on disk in {job.path}")
             kept = [topic for topic in kept if topic.name in job.topics]
         infos = {(topic.name, n): view.info(topic.name, n) for topic in kept for n in range(len(topic.shards))}
         findings = audit_rows(path, view)
     names = [topic.name for topic in kept]
     is_whole = all(each.kind != MISSING_SEGMENT for each in findings)
     if not is_whole:
-        said = "its records were not looked at: bring the missing files back, or make the index anew, and audit again"
-        findings.append(Finding(Severity.NOTE, "unread", "log", said))
+        detail = "records not checked: restore the missing files, or rebuild the index, and audit again"
+        findings.append(Finding(Severity.NOTE, "unread", "log", detail))
     log, blocks = _counts(spark, job, path, infos) if is_whole else (None, {})
     removed = _removed(path, infos)
     archived: Blocks = {}
@@ -164,7 +160,7 @@ def audit(spark: SparkSession, job: AuditJob) -> Audited:
 
 
 def _log(spark: SparkSession, job: AuditJob, infos: Mapping[tuple[str, int], ShardInfo]) -> DataFrame:
-    """What the partitions held when they were looked at; records that came since are not looked at."""
+    """Return the records up to the end offsets in `infos`."""
     ends: dict[str, dict[str, int]] = {}
     for (topic, number), info in infos.items():
         ends.setdefault(topic, {})[str(number)] = info.high_watermark
@@ -181,7 +177,7 @@ def _log(spark: SparkSession, job: AuditJob, infos: Mapping[tuple[str, int], Sha
 def _counts(
     spark: SparkSession, job: AuditJob, path: Path, infos: dict[tuple[str, int], ShardInfo]
 ) -> tuple[DataFrame | None, Blocks]:
-    """The log and what is in it. Topics that are deleted meanwhile are taken out of `infos`."""
+    """Return the log and its blocks. Topics that are deleted meanwhile are removed from `infos`."""
     while infos:
         log = _log(spark, job, infos)
         try:
@@ -198,10 +194,10 @@ def _counts(
 
 
 def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tuple[str, int], int]:
-    """How many records of each partition deletes, retention and compaction may have taken since they were counted.
+    """Return an upper bound of the records that deletes, retention and compaction removed since they were counted.
 
-    What was there, and as many as there are offsets that were given since, less what is there: exact where every offset
-    given became a record, and more than it was otherwise. Where nothing is removed and nobody writes, it is 0.
+    It is the previous count plus the new offsets minus the present count. The bound is exact if every new offset became
+    a record. It is 0 if nothing is removed and nobody writes.
     """
     removed: dict[tuple[str, int], int] = {}
     with StreamView.open(path) as view:
@@ -239,12 +235,12 @@ def _blocks(frame: DataFrame) -> Blocks:
 
 def _counted(each: PartitionAudit, blocks: Sequence[_Block], where: str, removed: int = 0) -> Iterator[Finding]:
     subject = f"{each.topic}[{each.partition}]"
-    twice = sum(block.count - block.distinct for block in blocks)
-    if twice:
-        yield Finding(Severity.FAULT, "duplicate", subject, f"{twice} offsets are in the {where} more than once")
+    duplicates = sum(block.count - block.distinct for block in blocks)
+    if duplicates:
+        yield Finding(Severity.FAULT, "duplicate", subject, f"{duplicates} offsets occur more than once in the {where}")
     if where == "log" and each.read + removed < each.indexed:
-        said = f"the index says {each.indexed} records, and {each.read} could be read"
-        yield Finding(Severity.LOSS, "count", subject, said)
+        detail = f"the index counts {each.indexed} records, but {each.read} could be read"
+        yield Finding(Severity.LOSS, "count", subject, detail)
 
 
 def _compared(
@@ -254,22 +250,22 @@ def _compared(
     archived: Blocks,
     ranges: dict[tuple[str, int], tuple[int, int]],
 ) -> Iterator[Finding]:
-    """Log against archive, where both could have the offset: from the log's start to the archive's end."""
+    """Compare log and archive from the log's start to the archive's end."""
     ends: dict[tuple[str, int], int] = {}
     for (topic, number, _), found in archived.items():
         ends[topic, number] = max(ends.get((topic, number), 0), found.last + 1)
     for at, (start, end) in sorted(ranges.items()):
         if at not in ends:
             if start < end:
-                yield Finding(Severity.NOTE, "behind", f"{at[0]}[{at[1]}]", "nothing of it is archived yet")
+                yield Finding(Severity.NOTE, "behind", f"{at[0]}[{at[1]}]", "not archived yet")
             continue
         if ends[at] < end:
             yield Finding(
                 Severity.NOTE, "behind", f"{at[0]}[{at[1]}]", f"{end - ends[at]} offsets are not archived yet"
             )
         if ends[at] > end:
-            said = f"the archive has offsets up to {ends[at] - 1}, and the log ends at {end}"
-            yield Finding(Severity.LOSS, "ahead", f"{at[0]}[{at[1]}]", said)
+            detail = f"the archive has offsets up to {ends[at] - 1}, but the log ends at {end}"
+            yield Finding(Severity.LOSS, "ahead", f"{at[0]}[{at[1]}]", detail)
     if archive is None:
         return
     differing = sorted(
@@ -306,17 +302,17 @@ def _differences(
     )
     subject = f"{topic}[{number}]"
     if row["only_log"]:
-        said = f"{row['only_log']} records of the log below offset {end} are not in the archive"
-        yield Finding(Severity.LOSS, "missing", subject, said)
+        detail = f"{row['only_log']} records of the log below offset {end} are missing in the archive"
+        yield Finding(Severity.LOSS, "missing", subject, detail)
     if row["only_archive"]:
-        said = f"{row['only_archive']} records are in the archive only: deleted or compacted in the log since"
-        yield Finding(Severity.NOTE, "only archived", subject, said)
+        detail = f"{row['only_archive']} records are only in the archive: the log has deleted or compacted them"
+        yield Finding(Severity.NOTE, "only archived", subject, detail)
     if row["unlike"]:
         yield Finding(Severity.LOSS, "differs", subject, f"{row['unlike']} records differ between log and archive")
 
 
 def _gaps(archive: DataFrame, archived: Blocks, infos: Mapping[tuple[str, int], ShardInfo]) -> Iterator[Finding]:
-    """Offsets before the log's start, which it cannot have any more, that the archive passes over or does not reach."""
+    """Report offsets before the log's start that the archive does not contain."""
     spans: dict[tuple[str, int], _Span] = {}
     for (topic, number, _), block in sorted(archived.items()):
         info = infos.get((topic, number))
@@ -327,30 +323,30 @@ def _gaps(archive: DataFrame, archived: Blocks, infos: Mapping[tuple[str, int], 
         spans[topic, number] = _Span(known.first, block.last + 1, known.records + below)
     for (topic, number), span in sorted(spans.items()):
         info = infos[topic, number]
-        # Where the log itself has offsets without records, it had them before they were archived too.
-        is_usual = info.meta.config.compact or info.records < info.high_watermark - info.start_offset
-        why = ", and this log has offsets without records: transactions, deletes, compaction" if is_usual else ""
+        # A log with offsets without records now probably had such offsets before, too.
+        is_expected = info.meta.config.compact or info.records < info.high_watermark - info.start_offset
+        why = ", and this log has offsets without records: transactions, deletes, compaction" if is_expected else ""
         within = min(span.end, info.start_offset) - span.first - span.records
         if within:
-            said = f"{within} offsets within what is archived are neither there nor in the log any more{why}"
-            yield Finding(Severity.NOTE if is_usual else Severity.FAULT, "gap", f"{topic}[{number}]", said)
+            detail = f"{within} offsets within the archived range are neither in the archive nor in the log{why}"
+            yield Finding(Severity.NOTE if is_expected else Severity.FAULT, "gap", f"{topic}[{number}]", detail)
         behind = info.start_offset - span.end
         if behind > 0:
-            said = f"{behind} offsets were removed from the log before they were archived{why}"
-            yield Finding(Severity.NOTE if is_usual else Severity.LOSS, "gap", f"{topic}[{number}]", said)
+            detail = f"{behind} offsets were removed from the log before they were archived{why}"
+            yield Finding(Severity.NOTE if is_expected else Severity.LOSS, "gap", f"{topic}[{number}]", detail)
 
 
 class _Span(msgspec.Struct, frozen=True):
-    """What an archive has of a partition."""
+    """The part of a partition in the archive."""
 
     first: int
     end: int
     records: int
-    """Below the log's start."""
+    """Records below the log's start."""
 
 
 def _below(archive: DataFrame, at: tuple[str, int], block: _Block, start: int) -> int:
-    """How many offsets of a block lie before the log's start."""
+    """Return the number of offsets of a block before the log's start."""
     if block.first >= start:
         return 0
     if block.last < start:
@@ -373,7 +369,7 @@ def _buckets(log: DataFrame | None, archive: DataFrame | None) -> list[Bucket]:
 
 
 class _Archive:
-    """An archive looked at by its manifests."""
+    """Checks an archive by its manifests."""
 
     def __init__(self, spark: SparkSession, root: str) -> None:
         self._spark = spark
@@ -383,7 +379,7 @@ class _Archive:
         files = Files(spark, root)
         manifests = read_manifests(files, root)
         if not manifests:
-            raise InvalidArgumentError(f"there is no archive at {root}: it has no manifests")
+            raise InvalidArgumentError(f"{root} is not an archive: it has no manifests")
         there = {path: size for path, size in files.walk(root) if path.startswith("topic=")}
         named = {file.path: file for manifest in manifests for file in manifest.files}
         for path in sorted(set(there) - set(named)):
@@ -398,11 +394,11 @@ class _Archive:
     def _is_there(self, file: ArchivedFile, there: dict[str, int]) -> bool:
         size_bytes = there.get(file.path)
         if size_bytes is None:
-            said = f"{file.records} records of {file.topic}[{file.partition}]: the file is not there"
-            self.findings.append(Finding(Severity.LOSS, "missing file", file.path, said))
+            detail = f"{file.records} records of {file.topic}[{file.partition}]: the file is missing"
+            self.findings.append(Finding(Severity.LOSS, "missing file", file.path, detail))
         elif size_bytes != file.size_bytes:
-            said = f"has {size_bytes} bytes, and its manifest says {file.size_bytes}"
-            self.findings.append(Finding(Severity.LOSS, "file size", file.path, said))
+            detail = f"has {size_bytes} bytes, but its manifest states {file.size_bytes}"
+            self.findings.append(Finding(Severity.LOSS, "file size", file.path, detail))
         return size_bytes == file.size_bytes
 
     def _check(self, manifests: Sequence[Manifest], good: set[str], whole: DataFrame) -> None:
@@ -421,17 +417,19 @@ class _Archive:
             checksum = 0
             for file in manifest.files:
                 row = found.get(file.path)
-                told = (file.records, file.first_offset, file.last_offset)
+                stated = (file.records, file.first_offset, file.last_offset)
                 read = (0, None, None) if row is None else (row["records"], row["first"], row["last"])
-                if file.path in good and told != read:
-                    said = f"holds {read[0]} records from {read[1]} to {read[2]}, its manifest says {told}"
-                    self.findings.append(Finding(Severity.LOSS, "count", file.path, said))
+                if file.path in good and stated != read:
+                    detail = (
+                        f"holds {read[0]} records from offset {read[1]} to {read[2]}, but its manifest states {stated}"
+                    )
+                    self.findings.append(Finding(Severity.LOSS, "count", file.path, detail))
                 checksum ^= 0 if row is None else row["checksum"]
             if all(file.path in good for file in manifest.files):
                 checksum ^= self._rejected(manifest)
                 if checksum != manifest.checksum:
-                    said = "the checksum of its records is not the one of its manifest"
-                    self.findings.append(Finding(Severity.LOSS, "checksum", f"batch {manifest.batch}", said))
+                    detail = "the checksum of its records differs from the manifest"
+                    self.findings.append(Finding(Severity.LOSS, "checksum", f"batch {manifest.batch}", detail))
 
     def _rejected(self, manifest: Manifest) -> int:
         checksum = 0

@@ -1,6 +1,6 @@
-"""The part of an audit that looks at the rows of a store: groups, imports, frames of the log; queues (`audit_queues`).
+"""Audit of the rows of a store: groups, imports, frames of the log, and queues (`audit/queues.py`).
 
-Plain scans of a view; what is large about a store, its records, is Spark's to count (`audit`).
+It scans a view of the store. Spark counts the records (`audit/audit.py`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Final
 from basaltmq.errors import NotFoundError
 from basaltmq.log.segment import segment_name
 from basaltmq.log.verify import verify_log
-from basaltmq.pipeline.audit.queues import audit_messages, audit_queues
+from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_view
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 from basaltmq.streams.groups import PartitionLag
@@ -29,32 +30,31 @@ MISSING_SEGMENT: Final = "missing segment"
 
 
 def audit_rows(path: Path, view: StreamView) -> list[Finding]:
-    """Everything but records."""
+    """Return the findings about everything except records."""
     found = missing_segments(path)
     found += [Finding(Severity.LOSS, "checksum", "log", fault) for fault in verify_log(path / LOG)]
     found += _groups(view)
     with closing(open_view(path)) as store:
         found += _orphaned_commits(store, view)
         found += audit_queues(store)
-        found += audit_messages(store)
         found += _imports(store)
     return found
 
 
 def missing_segments(path: Path) -> list[Finding]:
-    """Segments that the index names and whose files are not there, or shorter than their frames.
+    """Find segments in the index whose files are missing or shorter than their frames.
 
-    The last one of a lane is being written, and may be shorter: its frames may lie in the lane's ring.
+    The last segment of a lane may be shorter, because its latest frames may be in the lane's ring.
     """
-    found = _short_of(path)
-    # Beside a writer, cleaning may have taken one away between the two looks; its row is gone as well by then.
-    return found and [each for each in _short_of(path) if each in found]
+    found = _short_segments(path)
+    # Check twice: a writer may delete a segment between reading its row and its file.
+    return found and [each for each in _short_segments(path) if each in found]
 
 
-def _short_of(path: Path) -> list[Finding]:
+def _short_segments(path: Path) -> list[Finding]:
     with closing(open_view(path)) as store:
-        rows = list(store.scan(Family.STREAM_INDEX, *keys.prefix_range(b"S")))
-    stats_of = {keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
+        rows = list(store.scan(Family.STREAM_INDEX, *key_parts.prefix_range(b"S")))
+    stats_of = {stream_keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
     last = dict(sorted(stats_of))
     found = []
     for (lane, start), stats in stats_of.items():
@@ -64,8 +64,8 @@ def _short_of(path: Path) -> list[Finding]:
         except FileNotFoundError:
             size_bytes = 0
         if size_bytes < (1 if start == last[lane] else stats.size_bytes):
-            said = f"has {size_bytes} bytes, and its {stats.frames} frames have {stats.size_bytes}"
-            found.append(Finding(Severity.LOSS, MISSING_SEGMENT, f"{LOG}/{name}", said))
+            detail = f"has {size_bytes} bytes, but its {stats.frames} frames have {stats.size_bytes}"
+            found.append(Finding(Severity.LOSS, MISSING_SEGMENT, f"{LOG}/{name}", detail))
     return found
 
 
@@ -77,11 +77,11 @@ def _groups(view: StreamView) -> Iterator[Finding]:
                 ahead.append((group, each))
             if each.committed < each.start_offset:
                 count = each.start_offset - each.committed
-                said = f"{count} offsets before {each.start_offset} were removed before the group read them"
-                yield Finding(Severity.LOSS, "unread", _subject(group, each), said)
+                detail = f"{count} offsets before {each.start_offset} were deleted before the group read them"
+                yield Finding(Severity.LOSS, "unread", _subject(group, each), detail)
     if not ahead:
         return
-    # A view sees the log a moment before it sees commits: beside a writer, a group may seem ahead that is not.
+    # A view reads the log before the commits, so beside a writer a group may only seem to be ahead.
     view.refresh()
     for group, each in ahead:
         try:
@@ -89,8 +89,8 @@ def _groups(view: StreamView) -> Iterator[Finding]:
         except NotFoundError:
             continue
         if each.committed > end:
-            said = f"committed {each.committed}, but the partition ends at {end}"
-            yield Finding(Severity.FAULT, "ahead", _subject(group, each), said)
+            detail = f"committed {each.committed}, but the partition ends at {end}"
+            yield Finding(Severity.FAULT, "ahead", _subject(group, each), detail)
 
 
 def _subject(group: str, lag: PartitionLag) -> str:
@@ -98,9 +98,9 @@ def _subject(group: str, lag: PartitionLag) -> str:
 
 
 def _orphaned_commits(store: Store, view: StreamView) -> Iterator[Finding]:
-    # Topics of before and after: one may be made, or deleted with its commits, while this looks.
+    # Compare with the topics before and after: one may be created or deleted meanwhile.
     known = {topic.id for topic in view.topics()}
-    found = Counter(keys.decode_consumer_offset_key(key)[:2] for key, _ in store.scan(Family.CONSUMER_OFFSETS))
+    found = Counter(stream_keys.decode_consumer_offset_key(key)[:2] for key, _ in store.scan(Family.CONSUMER_OFFSETS))
     if not {topic_id for _, topic_id in found} <= known:
         view.refresh()
         known |= {topic.id for topic in view.topics()}
@@ -109,11 +109,11 @@ def _orphaned_commits(store: Store, view: StreamView) -> Iterator[Finding]:
         if topic_id not in known:
             gone[group] += count
     for group, count in sorted(gone.items()):
-        yield Finding(Severity.FAULT, "orphan", group, f"{count} offsets are of topics that are not there")
+        yield Finding(Severity.FAULT, "orphan", group, f"{count} offsets belong to topics that do not exist")
 
 
 def _imports(store: Store) -> Iterator[Finding]:
     for run, state in runs(store):
         if state.intent is not None:
-            said = f"batch {state.intent.batch} was left in the middle; the next import into this store finishes it"
-            yield Finding(Severity.FAULT, "import", run, said)
+            detail = f"batch {state.intent.batch} is unfinished; the next import into this store completes it"
+            yield Finding(Severity.FAULT, "import", run, detail)

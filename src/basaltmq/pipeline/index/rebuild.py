@@ -1,17 +1,18 @@
-"""Rebuild the index of a store's log: by many tasks at once, and then all of it takes the old one's place.
+"""Rebuild job: builds the index of a store's log in parallel tasks, and then replaces the old index.
 
-    the store's lock is taken: nobody appends meanwhile
-      -> a task per segment: rows of its frames, sorted                                  (`index_scan`)
-      -> a task per group of shards that deletes, cleaning or compaction have touched    (`index_scan`)
-      -> a task per range of keys: a table                                               (`index_tables`)
-      -> the index there is, is deleted, in one batch                                     it is missing from here on
-      -> all tables are taken in, in one step of RocksDB's                                to here
+    take the store's lock, so that nobody appends
+      -> a task per segment: sorted rows of its frames                                    (`index/scan.py`)
+      -> a task per group of shards that deletes, cleaning or compaction have touched     (`index/scan.py`)
+      -> a task per key range: an SST file                                                (`index/tables.py`)
+      -> delete the old index in one batch                                                from here the index is missing
+      -> ingest all SST files in one RocksDB operation                                    until here
 
-Killed before the deletion, nothing has happened but for a folder below `staging`, which the next run removes. Killed
-between the two, the index is missing, which the next process to open the store sees and builds it by itself. There is
-never a half one: the position up to which the log is indexed comes with the tables, and without it none counts.
+If the job is killed before the deletion, nothing has changed, and the next run deletes its directory below `staging`.
+If it is killed between the two last steps, the index is missing; the next process that opens the store detects this and
+rebuilds it. A partial index cannot occur: the position up to which the log is indexed is part of the SST files.
 
-Damage is passed over and told of, as at a start of the engine; a torn tail stays for the next start to cut off.
+Damaged frames are skipped and reported, as at a start of the engine. A torn tail is left for the next start to
+truncate.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.tasks import Tasks
 from basaltmq.store.batch import Batch
 from basaltmq.store.directory import make_directory
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.engines.segment.index.rows import FAMILY, SegmentStats
@@ -47,33 +49,29 @@ from basaltmq.streams.imports.stage import STAGING
 from basaltmq.streams.view import LOG
 
 FOLDER: Final = "index-"
-"""What folders of this job below `staging` begin with."""
+"""Prefix of this job's directories below `staging`."""
 
 RANGES_PER_TASK: Final = 2
-"""Ranges for each that runs at once, so that one that is larger does not keep all waiting."""
+"""Ranges per parallel task, so that one large range does not delay the end."""
 
 DIFFERENCES_MAX: Final = 50
-"""Differing rows that are named."""
+"""Maximum number of differing rows in a report."""
 
 _POSITION: Final = Layout(">Q")
 
 OnPhase = Callable[[str], Callable[[int, int], None]]
-"""Given the name of a phase, how to tell of its progress."""
+"""Returns the progress callback (done, total) of a phase."""
 
 
 class RebuildJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Which index to rebuild."""
-
     path: str
     vhost: str = DEFAULT_VHOST
     compare: bool = False
-    """Look whether the index is what it would be rebuilt to, and leave it as it is."""
+    """Compare the index with the log, and change nothing."""
     dry_run: bool = False
 
 
 class Rebuilt(msgspec.Struct, frozen=True):
-    """What was done, or would be."""
-
     path: str
     segments: int
     log_bytes: int
@@ -86,17 +84,17 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 
 def rebuild_index(tasks: Tasks, job: RebuildJob, on_phase: OnPhase | None = None) -> Rebuilt:
-    """Rebuild it, or compare. StoreLockedError if somebody has the store open for writing."""
+    """Rebuild or compare the index. Raises StoreLockedError if another process has the store open for writing."""
     began_s = time.monotonic()
     path = store_path(job.path, job.vhost)
     if not (path / LOG).is_dir():
-        raise InvalidArgumentError(f"{path} has no log, and so no index of it: no topic of the segment engine was made")
+        raise InvalidArgumentError(f"{path} has no log to index: it has no topic with the segment engine")
     with closing(open_store(path, create=False)) as store:
         run = _Run(tasks, path, job, on_phase or (lambda _: lambda _done, _total: None))
         if job.dry_run:
-            return run.told(began_s, [], Counter(), [])
+            return run.result(began_s, [], Counter(), [])
         if not job.compare:
-            # What RocksDB would tidy up meanwhile, on the same cores, is about to be deleted.
+            # The old index is about to be deleted, so its compaction would waste CPU.
             store.set_options({"disable_auto_compactions": "true"}, FAMILY)
         _clean(path)
         make_directory(run.folder)
@@ -107,14 +105,12 @@ def rebuild_index(tasks: Tasks, job: RebuildJob, on_phase: OnPhase | None = None
 
 
 def _clean(path: Path) -> None:
-    """Remove what a killed run left. The lock is held, so nobody else is at it."""
+    """Delete what a killed run left. The lock excludes other runs."""
     for folder in (path / STAGING).glob(f"{FOLDER}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Run:
-    """One run of the job."""
-
     def __init__(self, tasks: Tasks, path: Path, job: RebuildJob, on_phase: OnPhase) -> None:
         self._tasks = tasks
         self._path = path
@@ -133,20 +129,20 @@ class _Run:
         runs = [run for each in scanned for run in each.runs] + [run for each in whole for run in each.runs]
         tables = self._tables(runs, entangled)
         garbage: Counter[bytes] = Counter()
-        for told in [table.garbage for table in tables] + [part.garbage for part in whole]:
-            for at, size_bytes in told.items():
+        for sizes in [table.garbage for table in tables] + [part.garbage for part in whole]:
+            for at, size_bytes in sizes.items():
                 garbage[bytes.fromhex(at)] += size_bytes
         rows = _log_rows(scanned, garbage)
-        told_by = (scanned, whole, tables)
-        losses = [said for parts in told_by for part in parts for said in part.losses]
+        sources = (scanned, whole, tables)
+        losses = [detail for parts in sources for part in parts for detail in part.losses]
         findings = _damages(scanned, losses)
         if self._job.compare:
             findings += _differences(store, rows, tables)
         else:
             self._publish(store, rows, tables)
-        return self.told(began_s, tables, rows, findings, len(entangled))
+        return self.result(began_s, tables, rows, findings, len(entangled))
 
-    def told(
+    def result(
         self,
         began_s: float,
         tables: Sequence[Table],
@@ -166,7 +162,7 @@ class _Run:
         )
 
     def _scan(self) -> list[Scanned]:
-        # The largest first: the last one to end is a small one.
+        # Largest first, so that the last task to end is a small one.
         order = sorted(self._segments, key=lambda at: at.start - at.end)
         found = self._tasks.run(
             partial(_scan_one, self._shards, str(self.folder)), order, self._on_phase("segments read")
@@ -178,7 +174,7 @@ class _Run:
         groups = [group for number in range(width) if (group := shards[number::width])]
         lanes = [str(lane) for lane in self._lanes]
         call = partial(_scan_group, self._shards, lanes, str(self.folder))
-        return self._tasks.run(call, groups, self._on_phase("shards sorted out")) if groups else []
+        return self._tasks.run(call, groups, self._on_phase("shards read")) if groups else []
 
     def _tables(self, runs: list[Run], entangled: list[int]) -> list[Table]:
         rows = sum(run.rows for run in runs)
@@ -187,8 +183,8 @@ class _Run:
             (begin, end, str(self.folder / f"table-{number:06d}.sst"))
             for number, (begin, end) in enumerate(bounds_of(runs, ranges, WHOLE, APART))
         ]
-        with_ = str(self._path) if self._job.compare else None
-        call = partial(_table_one, self._shards, runs, frozenset(entangled), with_)
+        compared_with = str(self._path) if self._job.compare else None
+        call = partial(_table_one, self._shards, runs, frozenset(entangled), compared_with)
         return self._tasks.run(call, items, self._on_phase("tables written"))
 
     def _publish(self, store: RocksStore, rows: dict[bytes, bytes], tables: Sequence[Table]) -> None:
@@ -232,18 +228,18 @@ def _table_one(
 
 
 def _log_rows(scanned: Sequence[Scanned], garbage: Counter[bytes]) -> dict[bytes, bytes]:
-    """Rows of segments, and how far each lane is indexed, on disk, and changed by other than appends."""
+    """Return the rows of segments, and per lane the positions indexed, synced and changed."""
     rows: dict[bytes, bytes] = {}
     for each in scanned:
         if each.sums is None:
             continue
         at = each.at
-        key = keys.log_segment_key(at.lane, at.start)
+        key = stream_keys.log_segment_key(at.lane, at.start)
         stats = SegmentStats(each.sums)
         stats.garbage_bytes += garbage[key]
         rows[key] = stats.encode()
         reached = _POSITION.pack(each.intact_end)
-        for of in (keys.log_checkpoint_key, keys.log_synced_key, keys.log_changed_key):
+        for of in (stream_keys.log_checkpoint_key, stream_keys.log_synced_key, stream_keys.log_changed_key):
             rows[of(at.lane)] = reached
     return rows
 
@@ -252,21 +248,21 @@ def _damages(scanned: Sequence[Scanned], losses: Sequence[str]) -> list[Finding]
     last = {each.at.lane: each for each in scanned}
     found = []
     for each in scanned:
-        for number, said in enumerate(each.damages, 1):
+        for number, detail in enumerate(each.damages, 1):
             is_tail = each.has_torn_end and each is last[each.at.lane] and number == len(each.damages)
             severity, kind = (Severity.NOTE, "torn tail") if is_tail else (Severity.LOSS, "damage")
-            found.append(Finding(severity, kind, f"lane {each.at.lane}", said))
-    return [*found, *(Finding(Severity.LOSS, "gap", "log", said) for said in losses)]
+            found.append(Finding(severity, kind, f"lane {each.at.lane}", detail))
+    return [*found, *(Finding(Severity.LOSS, "gap", "log", detail) for detail in losses)]
 
 
 def _differences(store: RocksStore, rows: dict[bytes, bytes], tables: Sequence[Table]) -> list[Finding]:
-    found = [Finding(Severity.FAULT, "index", "row", said) for table in tables for said in table.differences]
+    found = [Finding(Severity.FAULT, "index", "row", detail) for table in tables for detail in table.differences]
     wanted = {key: value for key, value in rows.items() if key[:1] in b"CS"}
-    there = {key: value for kind in (b"C", b"S") for key, value in store.scan(FAMILY, *keys.prefix_range(kind))}
+    there = {key: value for kind in (b"C", b"S") for key, value in store.scan(FAMILY, *key_parts.prefix_range(kind))}
     unlike = [key for key in sorted({*wanted, *there}) if wanted.get(key) != there.get(key)]
     found += [Finding(Severity.FAULT, "index", "log", f"{key[:1].decode()} {key[1:].hex()} differs") for key in unlike]
     total = sum(table.differing for table in tables) + len(unlike)
     if total > DIFFERENCES_MAX:
-        said = f"{total} rows differ in all; a store that was not closed has an index that is behind"
-        found = [Finding(Severity.FAULT, "index", "rows", said), *found[:DIFFERENCES_MAX]]
+        detail = f"{total} rows differ in total; the index of a store that was not closed properly is behind its log"
+        found = [Finding(Severity.FAULT, "index", "rows", detail), *found[:DIFFERENCES_MAX]]
     return found

@@ -1,10 +1,10 @@
-"""Rows of an index on their way from tasks that read the log to tasks that write tables: sorted runs, cut by range.
+"""Sorted runs of index rows, the exchange format between tasks that read the log and tasks that write SST files.
 
-    a task gathers rows, up to RUN_ROWS ─ sorts them ─ one file: Arrow IPC, batches of BATCH_ROWS rows, key and value
-    all runs together ─ bounds of ranges with about as many rows each ─ a task per range reads its part of each run
+    a reading task collects up to RUN_ROWS rows, sorts them, and writes one Arrow IPC file in batches of BATCH_ROWS
+    the driver splits the keys of all runs into ranges of about equal size; a task per range reads its part of each run
 
-Where each batch begins is told with the run (`Run.firsts`), so that bounds are found without reading anything, and a
-range is read without reading the rest. Memory is bounded by RUN_ROWS on one side and by a range on the other.
+`Run.firsts` has the first key of each batch. So ranges are computed without reading files, and a task reads only the
+batches of its range. Memory is limited by RUN_ROWS in the first task and by the range in the second.
 """
 
 from __future__ import annotations
@@ -25,30 +25,27 @@ from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import os_error
 
 RUN_ROWS: Final = 1_000_000
-"""Rows a task gathers before it writes them: some 200 MB of Python objects."""
+"""Rows that a task collects before it writes a run: about 200 MB of Python objects."""
 
 BATCH_ROWS: Final = 16_384
-"""What a range is off by at most for each run it reads."""
+"""Rows per batch, which is the maximum error of a range per run."""
 
 RANGE_ROWS: Final = 1_000_000
-"""Rows of one table: 20 to 60 MB on disk, what RocksDB itself makes of them."""
+"""Rows per SST file: 20 to 60 MB on disk, the size that RocksDB itself produces."""
 
 _SCHEMA: Final = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A file of sorted rows."""
-
     path: str
     rows: int
     firsts: list[bytes]
-    """The first key of each batch."""
     is_final: bool
-    """Its rows are those of the index; in others, rows of a shard may be parts that are to be put together."""
+    """Whether the rows are final. In other runs, rows of a shard may be parts that are still to be combined."""
 
 
 class RunWriter:
-    """Gathers rows in any order and writes them as runs."""
+    """Collects rows in any order and writes them as runs."""
 
     def __init__(self, folder: Path, *, is_final: bool = False, rows_max: int = RUN_ROWS) -> None:
         self._folder = folder
@@ -62,13 +59,13 @@ class RunWriter:
         self.keys.append(key)
         self.values.append(value)
 
-    def make_room(self) -> None:
-        """Write what was gathered if that is enough."""
+    def write_if_full(self) -> None:
+        """Write a run if the limit is reached."""
         if len(self.keys) >= self._rows_max:
             self._write()
 
     def finish(self) -> list[Run]:
-        """All runs; nothing can be added afterwards."""
+        """Write the rest and return all runs."""
         if self.keys:
             self._write()
         return self.runs
@@ -95,9 +92,9 @@ def _sorted(keys: list[bytes], values: list[bytes]) -> pa.Table:
 
 
 def bounds_of(runs: Sequence[Run], ranges: int, whole: bytes, apart: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Ranges of keys, [begin, end), that cover all runs and hold about as many rows each.
+    """Return key ranges [begin, end) that cover all runs, with about equal numbers of rows.
 
-    Rows of the kinds in `whole` are cut between shards only; a range never spans one of `apart`.
+    Rows of the kinds in `whole` are split only between shards. No range spans a key of `apart`.
     """
     firsts = sorted(first for run in runs for first in run.firsts)
     if not firsts:
@@ -109,7 +106,7 @@ def bounds_of(runs: Sequence[Run], ranges: int, whole: bytes, apart: Iterable[by
 
 
 def read_range(run: Run, begin: bytes, end: bytes) -> list[pa.Table]:
-    """The rows of a run in a range, in order."""
+    """Return the rows of a run in a range, in order."""
     first = max(0, bisect_left(run.firsts, begin) - 1)
     last = bisect_left(run.firsts, end)
     if first >= last:
@@ -117,22 +114,22 @@ def read_range(run: Run, begin: bytes, end: bytes) -> list[pa.Table]:
     try:
         file = pa.ipc.open_file(pa.memory_map(run.path))
     except FileNotFoundError:
-        raise CorruptionError(f"{run.path} is gone; run the job again") from None
+        raise CorruptionError(f"{run.path} is missing; run the job again") from None
     except OSError as error:
         raise os_error(error, Path(run.path)) from error
     found = []
     for number in range(first, last):
         batch = file.get_batch(number)
         keys = batch.column(0)
-        low = _place(keys, begin)
-        high = _place(keys, end)
+        low = _position(keys, begin)
+        high = _position(keys, end)
         if low < high:
             found.append(pa.Table.from_batches([batch.slice(low, high - low)]))
     return found
 
 
 class SortedRows:
-    """Rows of a final run, looked up one by one; the file is mapped, not read."""
+    """Looks up rows of final runs. The files are memory-mapped."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
@@ -144,15 +141,15 @@ class SortedRows:
             if number < 0:
                 continue
             batch = file.get_batch(number)
-            at = _place(batch.column(0), key)
+            at = _position(batch.column(0), key)
             if at < batch.num_rows and batch.column(0)[at].as_py() == key:
                 found: bytes = batch.column(1)[at].as_py()
                 return found
         return None
 
 
-def gathered(runs: Iterable[Run], begin: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-    """The rows of a range over all runs, sorted by key."""
+def merged(runs: Iterable[Run], begin: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the rows of a range over all runs, sorted by key."""
     tables = [table for run in runs for table in read_range(run, begin, end)]
     if not tables:
         return []
@@ -162,8 +159,8 @@ def gathered(runs: Iterable[Run], begin: bytes, end: bytes) -> list[tuple[bytes,
     return list(zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True))
 
 
-def _place(keys: pa.Array, key: bytes) -> int:
-    """How many of sorted keys come before `key`."""
+def _position(keys: pa.Array, key: bytes) -> int:
+    """Return how many of the sorted keys are below `key`."""
     low, high = 0, len(keys)
     while low < high:
         middle = (low + high) // 2

@@ -1,16 +1,16 @@
-"""Segments of the log read to index rows, each by itself; and shards that cannot be, from all of their frames.
+"""Reads segments of the log into index rows: each segment on its own, and entangled shards from all of their frames.
 
-Most shards are only ever appended to: what the index says of a frame follows from that frame, and what it says of the
-shard is a sum. `scan_segment` makes such rows from one segment, with the code that a start of the engine uses
-(`Replay`), over shards that begin empty there; `index_tables` puts the parts of a shard together.
+Most shards are only appended to. Then the index rows of a frame depend only on that frame, and the row of the shard is
+a sum. `scan_segment` produces such rows from one segment, with the code of an engine start (`Replay`), on shards that
+are empty before. `index/tables.py` combines the parts of a shard.
 
-A frame that says something of others, because it deletes records or is a copy made by cleaning or compaction, makes its
-shard an entangled one. `scan_shards` applies all frames of such shards in order to an index of their own, in a store
-that is thrown away; what a segment's scan said of them is passed over. Rows of one shard never depend on another, so
-the two together are what one pass over the whole log gives, key for key (P6).
+A frame that affects others makes its shard *entangled*: it deletes records, or it is a copy made by cleaning or
+compaction. `scan_shards` applies all frames of such shards in order to an index in a temporary store. The rows of
+`scan_segment` for these shards are ignored. Rows of a shard never depend on another shard, so both together equal one
+pass over the whole log, key by key (P6).
 
-Frames of shards that are gone are garbage. Those of known shards that are garbage are counted by shard, because an
-entangled one counts its own.
+Frames of deleted shards are garbage. Garbage of known shards is counted by shard, because the counts of entangled
+shards come from `scan_shards`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from basaltmq.pipeline.index.runs import Run, RunWriter, SortedRows
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 from basaltmq.store.scratch import Scratch
@@ -58,46 +59,44 @@ from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.shards import Engine, Recent, ShardConfig, ShardMeta
 
 STATES_MAX: Final = 16_384
-"""Shards of a segment in memory at once, about 1 KB each."""
+"""Shards of a segment in memory, about 1 KB each."""
 
 OWN: Final = b"OTKGE"
-"""Kinds of rows that frames of a shard that is only appended to have."""
+"""Kinds of index rows of an append-only shard."""
 
 _OWN: Final = frozenset(OWN)
 _KIND: Final = itemgetter(0)
 
 NOWHERE: Final = -1
-"""The next offset of a shard nothing is known of."""
+"""Next offset of a shard without known rows."""
 
 
 class SegmentAt(msgspec.Struct, frozen=True):
-    """A segment of a lane."""
-
     lane: int
     path: str
-    """Of the lane."""
+    """Directory of the lane."""
     start: int
     end: int
 
 
 class Scanned(msgspec.Struct, frozen=True):
-    """What a segment has."""
+    """Result of a segment scan."""
 
     at: SegmentAt
     runs: list[Run]
     sums: bytes | None
-    """Its row, but for garbage of known shards; None if it has no frames."""
+    """Row of the segment, without garbage of known shards. None without frames."""
     intact_end: int
-    """Where its last intact frame ends."""
+    """End of its last intact frame."""
     entangled: list[int]
     damages: list[str]
     losses: list[str]
-    """Offsets that no frame has, between two of the segment."""
+    """Offsets between two frames of the segment that no frame has."""
     has_torn_end: bool
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What a segment has of a shard, as the value of its row in a run.
+    """The part of a shard in a segment, stored as the value of its row in a run.
 
     | lane u32 | segment start u64 | first base offset i64 | garbage u64 | the shard's row, if it has live frames |
     """
@@ -121,30 +120,30 @@ _PART: Final = Layout(">IQqQ")
 
 
 class ShardRows:
-    """Shards as their rows said when the job began."""
+    """The rows of shards at the start of the job."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._rows = SortedRows(runs)
 
     @classmethod
     def write(cls, store: Reader, folder: Path) -> list[Run]:
-        """The rows of all shards, where tasks find them: to open a view of the store takes longer than to read one."""
+        """Write the rows of all shards to a run. Opening a view in each task would take longer than reading it."""
         writer = RunWriter(folder, is_final=True)
-        for key, value in store.scan(Family.SHARDS, *keys.prefix_range(keys.shard_key(0)[:1])):
+        for key, value in store.scan(Family.SHARDS, *key_parts.prefix_range(stream_keys.shard_key(0)[:1])):
             writer.add(key, value)
-            writer.make_room()
+            writer.write_if_full()
         return writer.finish()
 
     def meta(self, shard: int) -> ShardMeta:
-        raw = self._rows.get(keys.shard_key(shard))
+        raw = self._rows.get(stream_keys.shard_key(shard))
         meta = None if raw is None else ShardMeta.decode(shard, raw)
         if meta is None or meta.engine is not Engine.SEGMENT:
-            raise ShardNotFoundError(f"shard {shard} is not one of the log's")
+            raise ShardNotFoundError(f"shard {shard} does not use the segment engine")
         return meta
 
 
 class _Sink(MemoryStore):
-    """Takes what an index writes: rows of frames to a run, sums and shards to be told at the end."""
+    """Store that receives the writes of an index: rows of frames go to a run, sums and shards stay in memory."""
 
     def __init__(self, writer: RunWriter) -> None:
         super().__init__()
@@ -153,14 +152,14 @@ class _Sink(MemoryStore):
         self.sums: dict[bytes, bytes] = {}
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        return self.shards.get(keys.decode_stream_tail_key(key)) if key[:1] == b"N" else None
+        return self.shards.get(stream_keys.decode_stream_tail_key(key)) if key[:1] == b"N" else None
 
     def write(self, batch: Batch, *, wal: bool = True, wait_ms: int | None = None) -> None:
         ops, columns = batch.parts()
         for part in columns:
             self._take(part.keys, part.values or ())
         self._take([op[2] for op in ops], [op[3] for op in ops])
-        self._writer.make_room()
+        self._writer.write_if_full()
 
     def _take(self, row_keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         if _OWN.issuperset(map(_KIND, row_keys)):
@@ -169,15 +168,15 @@ class _Sink(MemoryStore):
             return
         for key, value in zip(row_keys, values, strict=True):
             if key[:1] == b"N":
-                self.shards[keys.decode_stream_tail_key(key)] = value
+                self.shards[stream_keys.decode_stream_tail_key(key)] = value
             elif key[:1] == b"S":
                 self.sums[key] = value
             elif key[0] in OWN:
                 self._writer.add(key, value)
 
 
-class _Beginning:
-    """What `Replay` applies a segment to: shards of which nothing is known but their rows."""
+class _EmptyShards:
+    """Context of `Replay` for one segment: shards without earlier rows."""
 
     def __init__(self, index: StreamIndex, rows: ShardRows) -> None:
         self.index = index
@@ -202,9 +201,9 @@ class _Beginning:
 
 
 class _SegmentReplay(Replay):
-    """Applies frames that speak of themselves, and notes which shards have others."""
+    """Applies frames that affect only themselves, and records which shards have other frames."""
 
-    def __init__(self, on: _Beginning, lane: int, log: Lane, start: int) -> None:
+    def __init__(self, on: _EmptyShards, lane: int, log: Lane, start: int) -> None:
         super().__init__(on, lane, log, start, 0, 0, None)
         self.entangled: set[int] = set()
         self.garbage: Counter[int] = Counter()
@@ -212,12 +211,12 @@ class _SegmentReplay(Replay):
     def apply(self, found: Found) -> None:
         position, header, _ = found
         state, _ = self._known.get(header.shard) or self._meet(header.shard)
-        is_bound = header.kind == DELETES or bool(header.flags & (RELOCATED | REWRITTEN))
+        affects_others = header.kind == DELETES or bool(header.flags & (RELOCATED | REWRITTEN))
         holds_records = header.kind in (COLUMNAR, KAFKA)
-        if state is not None and not is_bound and holds_records and header.last_offset >= state.start_offset:
+        if state is not None and not affects_others and holds_records and header.last_offset >= state.start_offset:
             super().apply(found)
             return
-        if state is not None and is_bound:
+        if state is not None and affects_others:
             self.entangled.add(header.shard)
         elif state is not None:
             self.garbage[header.shard] += header.size_bytes
@@ -226,7 +225,7 @@ class _SegmentReplay(Replay):
             note(self._index, self._lane, self._segment_at(position).start, position, header, lost)
 
     def gaps(self) -> tuple[dict[int, int], list[Loss]]:
-        """(where the first frame of each shard begins, offsets that are in no frame between two)."""
+        """Return (first offset of each shard, offsets between two frames that no frame has)."""
         firsts: dict[int, int] = {}
         lost = []
         for loss in self._gaps:
@@ -238,7 +237,7 @@ class _SegmentReplay(Replay):
 
 
 def scan_segment(shards: ShardRows, at: SegmentAt, folder: str) -> Scanned:
-    """Read one segment; runs go to `folder`."""
+    """Read one segment, and write its runs to `folder`."""
     log = LaneView(Path(at.path))
     writer = RunWriter(Path(folder))
     sink = _Sink(writer)
@@ -246,7 +245,7 @@ def scan_segment(shards: ShardRows, at: SegmentAt, folder: str) -> Scanned:
     damages: list[Damage] = []
     intact_end = at.start
     with closing(log):
-        replay = _SegmentReplay(_Beginning(index, shards), at.lane, log, at.start)
+        replay = _SegmentReplay(_EmptyShards(index, shards), at.lane, log, at.start)
 
         def take(raw: bytes, begin: int, stop: int, position: int) -> int:
             nonlocal intact_end
@@ -262,11 +261,11 @@ def scan_segment(shards: ShardRows, at: SegmentAt, folder: str) -> Scanned:
     firsts, lost = replay.gaps()
     for shard in {*sink.shards, *replay.garbage}:
         part = Part(at.lane, at.start, firsts.get(shard, NOWHERE), replay.garbage[shard], sink.shards.get(shard, b""))
-        writer.add(keys.stream_tail_key(shard), part.encode())
+        writer.add(stream_keys.stream_tail_key(shard), part.encode())
     return Scanned(
         at,
         writer.finish(),
-        sink.sums.get(keys.log_segment_key(at.lane, at.start)),
+        sink.sums.get(stream_keys.log_segment_key(at.lane, at.start)),
         intact_end,
         sorted(replay.entangled),
         list(map(str, damages)),
@@ -276,7 +275,7 @@ def scan_segment(shards: ShardRows, at: SegmentAt, folder: str) -> Scanned:
 
 
 def _make_durable(log: Lane, at: SegmentAt) -> None:
-    """The index says that the log is on disk; a process that crashed may have left it in the page cache."""
+    """fsync the segment: the index declares it durable, but a crashed process may have left it in the page cache."""
     fd = os.open(log.segment_at(at.start).path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fdatasync(fd)
@@ -285,16 +284,16 @@ def _make_durable(log: Lane, at: SegmentAt) -> None:
 
 
 class EntangledShards(msgspec.Struct, frozen=True):
-    """What the index has of them."""
+    """Result of a scan of entangled shards."""
 
     runs: list[Run]
     garbage: dict[str, int]
-    """By key of the segment's row, as text."""
+    """Garbage in bytes by hex key of the segment's row."""
     losses: list[str]
 
 
-class _Whole:
-    """What `Replay` applies all frames of some shards to."""
+class _WholeShards:
+    """Context of `Replay` for all frames of some shards."""
 
     def __init__(self, index: StreamIndex, rows: ShardRows, own: Collection[int]) -> None:
         self.index = index
@@ -308,7 +307,7 @@ class _Whole:
 
     def state_of(self, shard: int) -> SegmentShard:
         if shard not in self._own:
-            raise ShardNotFoundError(f"shard {shard} is another task's")
+            raise ShardNotFoundError(f"shard {shard} belongs to another task")
         return self._states.get(shard)
 
     def config_of(self, shard: int) -> ShardConfig:
@@ -319,14 +318,14 @@ class _Whole:
 
 
 def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], folder: str) -> EntangledShards:
-    """Apply every frame of some shards, in order; runs go to `folder`."""
+    """Apply every frame of some shards in order, and write the runs to `folder`."""
     own = frozenset(shards)
     writer = RunWriter(Path(folder), is_final=True)
     garbage: dict[str, int] = {}
     losses: list[str] = []
     with Scratch("index") as scratch, closing(open_store(scratch.path / "store")) as kept:
         index = StreamIndex(kept)
-        whole = _Whole(index, rows, own)
+        whole = _WholeShards(index, rows, own)
         for number, path in enumerate(lanes):
             with closing(LaneView(Path(path))) as log:
                 if not log.segments():
@@ -338,16 +337,17 @@ def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], fold
         index.settle()
         for key, value in kept.scan(FAMILY):
             if key[:1] == b"S":
-                stats = index.stats(*keys.decode_log_segment_key(key))
+                stats = index.stats(*stream_keys.decode_log_segment_key(key))
                 garbage[key.hex()] = 0 if stats is None else stats.garbage_bytes
             elif key[:1] not in b"CPUX":
                 writer.add(key, value)
-                writer.make_room()
+                writer.write_if_full()
     return EntangledShards(writer.finish(), garbage, losses)
 
 
 def _frames_of(log: LaneView, replay: Replay, own: Collection[int]) -> Iterator[Found]:
-    """Frames of some shards that are not taken in bulk; those of others are stepped over by their headers."""
+    """Yield the frames of some shards that are not applied in bulk. Frames of other shards are skipped by their
+    headers."""
 
     def take(raw: bytes, at: int, stop: int, position: int) -> int:
         begin = at

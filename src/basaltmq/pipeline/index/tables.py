@@ -1,13 +1,13 @@
-"""Tables of an index, each made from its range of all runs: sorted, put together, written as RocksDB wants them.
+"""Builds the SST files of an index, each from one key range of all runs.
 
-What segments say by themselves is put together here by shard:
+Rows that segments produced separately are combined by shard:
 
     'N' shard   sums of the parts; offsets between two parts that are in no frame are lost
-    'T' shard   each segment's rows by time rise by themselves; of all of them those stay that rise together, so a time
-                that an earlier frame has reached already goes
+    'T' shard   rows by time ascend within a segment. Of all of them, those stay that ascend together: a row goes if an
+                earlier frame has reached its time
 
-Both need all rows of a shard at once, so their ranges are cut between shards (`WHOLE`). Rows of entangled shards are
-passed over but for those of final runs (see `index_scan`).
+Both need all rows of a shard, so their ranges are split only between shards (`WHOLE`). Rows of entangled shards are
+ignored, except those of final runs (`index/scan.py`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import msgspec
 from rocksdict import SstFileWriter
 
 from basaltmq.log.recovery import Loss
-from basaltmq.pipeline.index.runs import Run, gathered
+from basaltmq.pipeline.index.runs import Run, merged
 from basaltmq.pipeline.index.scan import NOWHERE, Part, ShardRows
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_view
 from basaltmq.store.options import StoreOptions, family_options
 from basaltmq.store.rocks_errors import translate
@@ -32,24 +32,24 @@ from basaltmq.streams.engines.segment.index.rows import FAMILY
 from basaltmq.streams.engines.segment.state import TIME_NONE, SegmentShard
 
 WHOLE: Final = b"NT"
-"""Kinds of rows that are put together by shard."""
+"""Kinds of rows that are combined by shard."""
 
 APART: Final = (b"P", b"T")
-"""Keys no table spans: between them lie the rows of segments, which are not known before all tables are made."""
+"""Keys that no SST file spans. Rows of segments lie between them, and are known only after all files are built."""
 
 Rows = Sequence[tuple[bytes, bytes]]
 
 SHOWN_MAX: Final = 20
-"""Differences of a range that are named."""
+"""Maximum number of differences that are described per range."""
 
 
 class Table(msgspec.Struct, frozen=True):
-    """A table, or what a range differs in."""
+    """An SST file, or the differences of a range."""
 
     path: str | None
     rows: int
     garbage: dict[str, int]
-    """By key of the segment's row, as text: what known shards have there."""
+    """Garbage of known shards in bytes, by hex key of the segment's row."""
     losses: list[str]
     differing: int = 0
     differences: list[str] = []
@@ -65,21 +65,21 @@ def make_table(
     *,
     compare_with: str | None = None,
 ) -> Table:
-    """The table of a range at `target`; to compare with the index of a store, none is written."""
+    """Build the SST file of a range at `target`. With `compare_with`, compare with that store's index instead."""
     rows: list[tuple[bytes, bytes]] = []
-    partial = gathered([run for run in runs if not run.is_final], begin, end)
+    partial = merged([run for run in runs if not run.is_final], begin, end)
     if entangled:
-        passed = {shard.to_bytes(8, "big") for shard in entangled}
-        partial = [row for row in partial if _shard(row[0]) not in passed]
+        ignored = {shard.to_bytes(8, "big") for shard in entangled}
+        partial = [row for row in partial if _shard(row[0]) not in ignored]
     summing = _Summing(shards)
     for kind, some in _by_kind(partial):
         if kind == b"N":
             rows += summing.shards(some)
         elif kind == b"T":
-            rows += _rising(some)
+            rows += _ascending(some)
         else:
             rows += some
-    final = gathered([run for run in runs if run.is_final], begin, end)
+    final = merged([run for run in runs if run.is_final], begin, end)
     if final:
         rows = sorted([*rows, *final])
     garbage = dict(summing.garbage)
@@ -91,7 +91,7 @@ def make_table(
 
 
 def write_table(path: Path, rows: Rows) -> None:
-    """Rows that ascend, as a file that the index's family can take in."""
+    """Write ascending rows as an SST file for the index's column family."""
     writer = SstFileWriter(family_options(StoreOptions())[FAMILY.label])
     try:
         writer.open(str(path))
@@ -103,7 +103,7 @@ def write_table(path: Path, rows: Rows) -> None:
 
 
 def _shard(key: bytes) -> bytes:
-    """Of the row of a frame or a shard."""
+    """Return the shard in the key of a frame's or a shard's row."""
     return key[9:17] if key[:1] == b"E" else key[1:9]
 
 
@@ -123,8 +123,8 @@ def _by_kind(rows: Rows) -> Iterator[tuple[bytes, Rows]]:
         begin = low
 
 
-def _rising(rows: Rows) -> list[tuple[bytes, bytes]]:
-    """Of rows by time and then offset, those before which, by offset, no other has reached their time."""
+def _ascending(rows: Rows) -> list[tuple[bytes, bytes]]:
+    """Return the rows, sorted by time and offset, whose time no row with a lower offset has reached."""
     kept: list[tuple[bytes, bytes]] = []
     shard = time = least = b""
     for row in reversed(rows):
@@ -135,7 +135,7 @@ def _rising(rows: Rows) -> list[tuple[bytes, bytes]]:
         if least and offset >= least:
             continue
         if key[9:17] == time:
-            # The same time is reached earlier.
+            # A lower offset has the same time.
             kept.pop()
         kept.append(row)
         time, least = key[9:17], offset
@@ -144,7 +144,7 @@ def _rising(rows: Rows) -> list[tuple[bytes, bytes]]:
 
 
 class _Summing:
-    """Puts the parts of shards together."""
+    """Sums the parts of shards."""
 
     def __init__(self, known: ShardRows) -> None:
         self._known = known
@@ -160,7 +160,7 @@ class _Summing:
             while at < len(rows) and rows[at][0] == key:
                 parts.append(Part.decode(rows[at][1]))
                 at += 1
-            row = self._sum(keys.decode_stream_tail_key(key), parts)
+            row = self._sum(stream_keys.decode_stream_tail_key(key), parts)
             if row is not None:
                 found.append((key, row))
         return found
@@ -171,7 +171,7 @@ class _Summing:
         following = total.next_offset
         for part in sorted(parts, key=lambda each: each.segment):
             if part.garbage:
-                self.garbage[keys.log_segment_key(part.lane, part.segment).hex()] += part.garbage
+                self.garbage[stream_keys.log_segment_key(part.lane, part.segment).hex()] += part.garbage
             if not part.row:
                 continue
             state = SegmentShard(meta, part.row)
@@ -191,10 +191,10 @@ def _compared(store: str, begin: bytes, end: bytes, rows: Rows, garbage: dict[st
         there = {key: value for key, value in view.scan(FAMILY, begin, end) if key[:1] not in b"CPSUX"}
     wanted = dict(rows)
     unlike = [key for key in sorted({*there, *wanted}) if there.get(key) != wanted.get(key)]
-    said = [_difference(key, there.get(key), wanted.get(key)) for key in unlike[:SHOWN_MAX]]
-    return Table(None, len(rows), garbage, losses, len(unlike), said)
+    differences = [_difference(key, there.get(key), wanted.get(key)) for key in unlike[:SHOWN_MAX]]
+    return Table(None, len(rows), garbage, losses, len(unlike), differences)
 
 
 def _difference(key: bytes, there: bytes | None, wanted: bytes | None) -> str:
-    what = "is missing" if there is None else "should not be there" if wanted is None else "differs"
+    what = "is missing" if there is None else "is superfluous" if wanted is None else "differs"
     return f"{key[:1].decode('ascii', 'replace')} {key[1:].hex()} {what}"

@@ -1,27 +1,28 @@
-"""AMQP 0-9-1 as RabbitMQ's clients speak it.
+"""AMQP 0-9-1 listener, compatible with RabbitMQ's clients.
 
-Theory of operation. `Session` is the protocol without I/O: it is fed the bytes of a connection and yields events, one
-at a time, and gathers the bytes to be sent. It knows frames, contents and the order things may come in, and nothing of
-exchanges, users or sockets. Because events are yielded while the bytes are walked, what the owner does about one event
-(close a channel, say) already holds for the next one of the same buffer.
+Theory of operation. `Session` is the protocol without I/O. It takes the bytes of a connection, yields events one at a
+time, and collects the bytes to send. It knows frames, contents and the valid order of methods. It does not know
+exchanges, users or sockets. Events are yielded while the buffer is parsed. So the effect of one event (a closed
+channel, for example) already applies to the next event of the same buffer.
 
     socket ─> connection ─> session.receive(bytes) ─> events ─> channel ─> broker's VHost
                   ^                                                │            │
-                  └── one write a turn <── session.outgoing <──────┴── confirms, deliveries
+                  └── one write per turn <── session.outgoing <────┴── confirms, deliveries
 
-| file | what it knows |
+| file | content |
 | --- | --- |
-| `frames` | the frame, and content cut into frames |
-| `methods`, `method_codec` | every method and its arguments; bytes to methods and back |
-| `states` | which method may come in which phase of a connection |
-| `content` | a message in pieces on its way in |
-| `session` | the walk over the bytes; the fast path of publishes |
-| `sasl`, `tuning`, `capabilities` | what is said in the handshake |
-| `errors` | reply codes, faults, and the table from Basalt's errors to them |
-| `outbox` | deliveries, confirms and returns as bytes |
-| `connection`, `server` | asyncio: sockets, heartbeats, backpressure |
-| `channel` and its parts | the methods, done by the broker |
+| `wire/frames` | frame layout; content split into frames |
+| `wire/methods`, `wire/method_codec` | table of methods and arguments; encoding and decoding |
+| `wire/states` | phases of connections and channels, and the methods valid in each |
+| `wire/content` | assembly of a message from its frames |
+| `wire/errors` | reply codes, faults, and the mapping from Basalt's errors |
+| `session`, `events` | parser and its events; fast path for publishes |
+| `sasl`, `tuning`, `capabilities` | parts of the handshake |
+| `connection`, `server`, `input` | asyncio: sockets, heartbeats, backpressure, fairness |
+| `channel`, `consuming`, `topology`, `transactions` | method handlers |
+| `subscriptions`, `unacked`, `confirms`, `reply_to` | state of a channel |
+| `outbox` | encoding of deliveries, returns and confirms |
 
-Faults of the peer end a channel or the connection with the code clients branch on; they never raise out of the session.
-Misuse on our side raises `LocalProtocolError`.
+A fault of the peer closes a channel or the connection with the reply code that clients check. It never raises out of
+the session. Misuse on the server side raises `LocalProtocolError`.
 """

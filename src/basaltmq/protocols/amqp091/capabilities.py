@@ -1,9 +1,9 @@
-"""What the server says of itself in connection.start, and what it looks for in what the client says.
+"""Server properties of connection.start, and the client capabilities that the server uses.
 
-`product` and `version` are not only for show: kombu (and Celery on it) reads the meaning of basic.qos from them, and
-several clients the set of queue types. A server that behaves as RabbitMQ does has to answer as RabbitMQ does, or Celery
-workers stop fetching when they hold enough tasks with a countdown. What the server really is stands in `platform`
-and `information`; a site whose clients need no such hint can name another product.
+`product` and `version` matter: kombu (and so Celery) derives the semantics of basic.qos from them, and several clients
+the available queue types. Basalt behaves like RabbitMQ, so it must identify as RabbitMQ. Otherwise Celery workers stop
+fetching when they hold enough tasks with a countdown. `platform` and `information` name the real server. The product is
+configurable for sites whose clients need no such hint.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from basaltmq.broker.message.amqp_table import Table, Value
 
 PRODUCT: Final = "RabbitMQ"
 COMPATIBLE_VERSION: Final = "3.13.0"
-"""The release whose behaviour of AMQP 0-9-1 is ours."""
+"""RabbitMQ release whose AMQP 0-9-1 behaviour Basalt implements."""
 
 CAPABILITIES: Final = (
     "authentication_failure_close",
@@ -31,7 +31,7 @@ CAPABILITIES: Final = (
 
 
 def server_properties(cluster_name: str, product: str = PRODUCT) -> Table:
-    """The table of connection.start."""
+    """Return the server properties of connection.start."""
     capabilities: dict[str, Value] = dict.fromkeys(CAPABILITIES, True)
     return {
         "capabilities": capabilities,
@@ -45,7 +45,7 @@ def server_properties(cluster_name: str, product: str = PRODUCT) -> Table:
 
 
 class ClientCapabilities:
-    """What a client said it understands."""
+    """The client capabilities that the server uses."""
 
     __slots__ = ("authentication_failure_close", "connection_blocked", "consumer_cancel_notify")
 

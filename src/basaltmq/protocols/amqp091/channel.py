@@ -1,8 +1,8 @@
-"""A channel: methods of the client done by the broker, and what the broker has for the client sent on.
+"""A channel: runs the client's methods on the broker, and sends the broker's deliveries, returns and confirms.
 
-Everything a client asks for on a channel is handed to the virtual host in the order it came. A mandatory message that
-is returned goes out before its confirm. After a fault nothing more is done for the channel: consumers end, deliveries
-that were not settled go back to their places, an open transaction is forgotten.
+Methods reach the virtual host in the order received. A basic.return precedes the confirm of its message. After a fault
+the channel stops: its consumers are cancelled, unacknowledged deliveries are requeued at their original positions, and
+an open transaction is discarded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from basaltmq.broker.consumers.consumer import Consumer, Delivered
 from basaltmq.broker.consumers.tick_batch import Publish
+from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import properties
 from basaltmq.broker.message.properties import seal
 from basaltmq.protocols.amqp091 import consuming, reply_to
@@ -35,27 +36,24 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.connection import Connection
 
 DEFAULT_EXCHANGE_RESOURCE: Final = "amq.default"
-"""What permissions call the exchange without a name."""
+"""Name of the default exchange in permissions."""
 
 CHECKED_MAX: Final = 256
-"""Properties known to be in order, per connection; those with an id or a time of their own never hit."""
+"""Limit of the cache of validated properties, per connection. Properties with unique ids or times never hit it."""
 
 CHECKED_BYTES_MAX: Final = 256
 
 IMPERSONATOR: Final = "impersonator"
-"""The tag of users who may publish in the name of others."""
-
-DRAFTS_MAX: Final = 500
-"""Queue entries that one step of a publisher becomes: some milliseconds of the turn's batch."""
+"""Tag of users who may set any user_id property."""
 
 Work: TypeAlias = Iterator[bool]
-"""A method in portions. True: the next portion may follow at once. False: wait for the next turn."""
+"""A method that runs in portions. True: the next portion may follow at once. False: wait for the next turn."""
 
 Handler = Callable[["Channel", Any], Work | None]
 
 
 class Channel:
-    """One channel of a connection."""
+    """A channel of a connection."""
 
     def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
@@ -69,7 +67,7 @@ class Channel:
         self.unacked: Unacked[Subscription] = Unacked()
         self.subscriptions = Subscriptions()
         self.last_queue = ""
-        """What an empty queue name stands for: the queue declared last."""
+        """The queue declared last, for methods with an empty queue name."""
         self.reply_name = ""
         self.reply_subscription: Subscription | None = None
         self.published = self.delivered = self.acked = 0
@@ -78,11 +76,11 @@ class Channel:
         self.session.send(self.number, method)
 
     def check(self, kind: str, resource: str) -> None:
-        """Refuse what the user may not do."""
+        """Raise AccessRefusedError unless the user has the permission."""
         self.connection.server.node.permissions.check(self.user, self.vhost.name, kind, resource)
 
     def queue_name(self, name: str, method: m.Method) -> str:
-        """The queue a method means."""
+        """Return the queue name of a method, or the queue declared last if it is empty."""
         if name:
             return name
         if not self.last_queue:
@@ -90,10 +88,9 @@ class Channel:
         return self.last_queue
 
     def publish(self, event: Published) -> tuple[list[Message], int]:
-        """Messages that came one after the other. What came before one that is refused is published all the same.
+        """Publish consecutive messages. If one is rejected, the messages before it are still published.
 
-        Returns the messages that are left for later, because those before them go to many queues, and how many queue
-        entries the others become.
+        Return the messages left for later, because this turn has no room for their fan-out, and the number published.
         """
         self.connection.is_publisher = True
         known = self.connection.checked_properties
@@ -102,7 +99,9 @@ class Channel:
         route: m.BasicPublish | None = None
         exchange = routing_key = ""
         mandatory = to_channel = False
-        fan_out = drafts = 0
+        shares = self.connection.server.shares
+        fan_out = 0
+        fan_out_s = 0.0
         messages: list[Publish] = []
         rest: list[Message] = []
         try:
@@ -111,14 +110,17 @@ class Channel:
                     to_channel = self._check_route(method)
                     route = method
                     exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
-                    fan_out = 1 if to_channel else self.vhost.publishing.fan_out(exchange, routing_key)
-                if drafts >= DRAFTS_MAX:
-                    rest = event.messages[at:]
-                    break
+                    fan_out = 1 if to_channel else self.vhost.tick.router.fan_out(exchange, routing_key)
+                    fan_out_s = fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+                if fan_out > 1:
+                    if not shares.has_room(fan_out_s):
+                        rest = event.messages[at:]
+                        break
+                    shares.owe(fan_out_s)
+                    fan_out_s = fan_out * FAN_OUT_DRAFT_S
                 if raw not in known:
                     raw = self._check_properties(raw)
                 number += step
-                drafts += fan_out
                 if to_channel:
                     self._publish_reply(method, raw, body, number)
                 else:
@@ -131,10 +133,10 @@ class Channel:
                 self.transaction.publish(messages)
             elif messages:
                 self.vhost.publish_many(messages)
-        return rest, drafts
+        return rest, len(messages)
 
     def _check_route(self, method: m.BasicPublish) -> bool:
-        """Whether the user may publish there; True if the route leads to a channel that waits for answers."""
+        """Check the permission to publish. Return True if the routing key is a direct reply-to name."""
         exchange, permissions = method.exchange, self.connection.server.node.permissions
         permissions.check(self.user, self.vhost.name, "write", exchange or DEFAULT_EXCHANGE_RESOURCE)
         if method.immediate:
@@ -147,7 +149,7 @@ class Channel:
         return False
 
     def _check_properties(self, raw: bytes) -> bytes:
-        """Properties fit to be sent on, with the name for answers put in."""
+        """Validate properties, and replace a direct reply-to request with the channel's reply name."""
         seen = properties.peek(raw)
         if seen.user_id is not None and seen.user_id != self.user.name.encode() and IMPERSONATOR not in self.user.tags:
             raise ChannelFault(
@@ -168,10 +170,10 @@ class Channel:
         return raw
 
     def _publish_reply(self, method: m.BasicPublish, raw: bytes, body: bytes, number: int) -> None:
-        """An answer to a channel that asked: it goes past the queues, and is taken or dropped at once."""
-        taker = self.connection.server.replies.find(self.vhost.name, method.routing_key)
-        if taker is not None:
-            taker.take_reply(method.exchange, method.routing_key, raw, body)
+        """Deliver a direct reply to its channel without a queue, or drop it."""
+        consumer = self.connection.server.replies.find(self.vhost.name, method.routing_key)
+        if consumer is not None:
+            consumer.take_reply(method.exchange, method.routing_key, raw, body)
         elif method.mandatory:
             self.returned(NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key, raw, body)
         self.published += 1
@@ -179,7 +181,7 @@ class Channel:
             self.confirmed([number], True)
 
     def take_reply(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
-        """An answer for this channel."""
+        """Deliver a direct reply to the client of this channel."""
         subscription = self.reply_subscription
         if not self.is_open or subscription is None or subscription.writer is None:
             return
@@ -192,7 +194,7 @@ class Channel:
     def returned(
         self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> None:
-        """A mandatory message had no route."""
+        """Send basic.return for a mandatory message without a route."""
         if not self.is_open:
             return
         method = m.BasicReturn(reply_code, reply_text, exchange, routing_key)
@@ -201,13 +203,13 @@ class Channel:
         self.connection.wrote()
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
-        """Messages are durable, or refused."""
+        """Send confirms for messages that are durable, or nacks for rejected ones."""
         if self.is_open and self.confirms is not None and numbers:
             self.confirms.answer(numbers, ok, self.session.outgoing)
             self.connection.write_now()
 
     def deliver(self, consumer: Consumer, deliveries: Sequence[Delivered]) -> None:
-        """Messages for a consumer of this channel."""
+        """Send messages to a consumer of this channel, as far as prefetch allows."""
         subscription = self.subscriptions.by_consumer.get(consumer)
         if subscription is None:
             return
@@ -227,7 +229,7 @@ class Channel:
         self.connection.wrote()
 
     def cancelled(self, consumer: Consumer) -> None:
-        """The queue of a consumer is gone."""
+        """Handle the deletion of a consumer's queue."""
         subscription = self.subscriptions.by_consumer.get(consumer)
         if subscription is None:
             return
@@ -237,7 +239,7 @@ class Channel:
             self.connection.wrote()
 
     def stop(self) -> None:
-        """The channel ends: give back what it holds."""
+        """Stop the channel: cancel its consumers and requeue its deliveries."""
         if not self.is_open:
             return
         self.is_open = False
@@ -246,7 +248,7 @@ class Channel:
             self.transaction.forget()
 
     def info(self) -> dict[str, Any]:
-        """What administrators see."""
+        """Return the channel's state for the management API."""
         return {
             "number": self.number,
             "name": f"{self.connection.name} ({self.number})",

@@ -1,8 +1,8 @@
-"""Publisher confirms: which messages of a channel are answered, and the fewest answers that say so.
+"""Publisher confirms: tracks the confirmed messages of a channel, and sends as few acks as possible.
 
-Messages are numbered from 1 on. `low` is the number up to which all are answered. An answer that continues from there
-is one `multiple` for all of them, and covers those answered before it out of order, which clients ignore. Refusals
-are said one by one, before any `multiple` that would cover them.
+Messages are numbered from 1. All numbers up to `low` are confirmed. An ack that continues from `low` is sent as one
+`multiple` ack. It may cover messages that were confirmed out of order before; clients ignore the repetition. Nacks are
+sent one by one, before any `multiple` ack that would cover them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from basaltmq.protocols.amqp091.outbox import encode_confirm
 
 
 class Confirms:
-    """The numbers of a channel in confirm mode."""
+    """Confirm state of a channel in confirm mode."""
 
     __slots__ = ("_ahead", "_channel", "last", "low")
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
         self.last = 0
-        """The number of the last message published."""
+        """Number of the last published message."""
         self.low = 0
         self._ahead: set[int] = set()
-        """Answered numbers above `low`."""
+        """Confirmed numbers above `low`."""
 
     @property
     def unanswered(self) -> int:
         return self.last - self.low - len(self._ahead)
 
     def answer(self, numbers: Sequence[int], ok: bool, out: list[bytes]) -> None:
-        """Answer messages, ascending, each once."""
+        """Confirm or nack messages. Numbers are ascending, and each is passed once."""
         ahead = self._ahead
         if not ahead and numbers[0] == self.low + 1 and numbers[-1] - numbers[0] == len(numbers) - 1 and ok:
             self.low = numbers[-1]
@@ -44,7 +44,7 @@ class Confirms:
             low += 1
             ahead.remove(low)
         if ok:
-            # What went through in one run to `low` is one answer; the rest stays single.
+            # One `multiple` ack covers the contiguous run up to `low`; the rest is acked one by one.
             covered = [number for number in numbers if number <= low]
             if covered:
                 out.append(encode_confirm(self._channel, low, low - self.low > 1, True))

@@ -1,14 +1,14 @@
-"""One client's socket: bytes to the session, events to the channels, what gathers written once a turn.
+"""One AMQP connection: passes received bytes to the session and events to channels, and writes once per loop turn.
 
-Backpressure. While publishers are held (disk, memory, a store that is behind) a connection that publishes is not
-read. A client that does not read: above `WRITE_HIGH_BYTES` waiting for it its consumers are paused, so that what
-grows is only answers to what it asks for; above `WRITE_STOP_BYTES` it is not read either until it has caught up. So
-neither side waits for the other, and what a connection holds is bounded.
+Backpressure. While publishers are blocked (disk, memory, store stall), the connection of a publisher is not read. If a
+client does not read: above `WRITE_HIGH_BYTES` of unsent data its consumers are paused, so only responses to its own
+methods accumulate. Above `WRITE_STOP_BYTES` the connection is not read until the client catches up. So memory per
+connection is bounded, and the two sides cannot deadlock.
 
-Fairness. A connection handles input for its share of a turn (input.py, broker/loop_shares.py). It keeps the rest, is
-not read meanwhile, and goes on in the next turn.
+Fairness. A connection handles input for its share of a turn (`Input`, `LoopShares`). It keeps the rest, pauses reading,
+and continues in the next turn.
 
-A connection that broke the protocol is told why and is given `CLOSE_S` to answer; then it is cut off.
+A client that violates the protocol gets connection.close. It has `CLOSE_S` to respond, then the socket is aborted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import DRAFT_S
+from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
 from basaltmq.broker.message.amqp_table import Table
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.broker.vhost import VHost
@@ -59,24 +59,24 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.server import Server
 
 WRITE_HIGH_BYTES: Final = 1 << 20
-"""Above this, consumers wait: a second of a 10 Mbit/s line."""
+"""Unsent bytes above which consumers are paused: one second of a 10 Mbit/s link."""
 
 WRITE_LOW_BYTES: Final = 256 << 10
 WRITE_STOP_BYTES: Final = 16 << 20
-"""Above this the connection is not read: room for the answers to a pipeline of requests, no more."""
+"""Unsent bytes above which the connection is not read. It leaves room for the responses to pipelined methods."""
 
 READ_BYTES_LARGE: Final = 128 << 10
-"""After a read of this size the socket waits for the next turn. libuv repeats a read that fills its buffer of 256,000
-bytes up to 32 times in one turn."""
+"""After a read of at least this size, reading pauses for one loop turn, because libuv repeats a read that fills its
+buffer of 256,000 bytes up to 32 times per turn."""
 
 CLOSE_S: Final = 5
-"""A client has this long to answer connection.close."""
+"""Seconds that a client has to respond to connection.close."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Connection(asyncio.Protocol):
-    """One connection."""
+    """An AMQP client connection."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -90,11 +90,11 @@ class Connection(asyncio.Protocol):
         self.name = ""
         self.is_publisher = False
         self.is_full = False
-        """The client does not read what waits for it."""
+        """The client does not read, and its consumers are paused."""
         self.received_bytes = self.sent_bytes = 0
         self.connected_at_ms = int(time.time() * 1000)
         self.later_s = 0.0
-        """What the method that is being handled costs later in the turn."""
+        """Time in seconds that the current method will cost later in the turn."""
         self.silent_s = 0
         self.heard = False
         self.said = False
@@ -107,9 +107,11 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
         self._is_walking = False
+        self._is_in_line = False
+        """The next message fans out to more queues than this turn has room for."""
         self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
-        """Why the socket is not read."""
+        """Reasons why the socket is not read."""
         self._blocked_told = False
         self._task: asyncio.Task[None] | None = None
 
@@ -144,7 +146,7 @@ class Connection(asyncio.Protocol):
             self._walk(is_large=len(data) >= READ_BYTES_LARGE)
 
     def _walk(self, *, is_large: bool = False) -> None:
-        """Handle input until it ends or this connection's share of the turn does."""
+        """Handle input until it ends or the connection's share of the turn is used up."""
         if self._transport is None:
             return
         self._is_walking = True
@@ -158,13 +160,17 @@ class Connection(asyncio.Protocol):
             self._is_walking = False
         if has_more or is_large:
             self.hold("turn")
-            self.server.loop.call_soon(self._walk)
+            if self._is_in_line:
+                self._is_in_line = False
+                self.server.shares.line_up(self._walk)
+            else:
+                self.server.loop.call_soon(self._walk)
         elif "turn" in self._holds:
             self.release("turn")
         self._flush()
 
     def handle(self, event: Event) -> float:
-        """Do what an event asks for; the time in seconds that it takes later in the turn."""
+        """Handle an event. Return the time in seconds that it will cost later in the turn."""
         match event:
             case Published():
                 channel = self.channels.get(event.channel)
@@ -188,7 +194,7 @@ class Connection(asyncio.Protocol):
                 offered = " ".join(sasl.mechanisms(has_certificate=bool(self._certificate())))
                 self.session.send(0, m.ConnectionStart(0, 9, properties, offered.encode(), b"en_US"))
             case HeaderRefused():
-                _log.warning("%s: speaks something else: %r", self.name, event.got)
+                _log.warning("%s: unknown protocol header %r; connection closed", self.name, event.got)
                 self._finish()
         return 0.0
 
@@ -206,12 +212,13 @@ class Connection(asyncio.Protocol):
 
     def _publish(self, channel: Channel, event: Published) -> float:
         try:
-            rest, drafts = channel.publish(event)
+            rest, published = channel.publish(event)
             if rest:
                 self._input.put_back(Published(event.channel, rest))
+                self._is_in_line = True
             if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
                 self.hold_publisher(reason)
-            return drafts * DRAFT_S
+            return TURN_S if rest else published * DRAFT_S
         except Fault as fault:
             self.refuse(channel.number, fault)
         except BasaltError as error:
@@ -230,7 +237,7 @@ class Connection(asyncio.Protocol):
                 self._input.begin(channel, method, work)
 
     def refuse(self, number: int, fault: Fault) -> None:
-        """End a channel, or the connection, with a fault."""
+        """Close a channel or the connection because of a fault."""
         if isinstance(fault, ChannelFault):
             _log.info("%s: channel %d: %s", self.name, number, fault)
             self._end_channel(number)
@@ -240,7 +247,7 @@ class Connection(asyncio.Protocol):
         self.wrote()
 
     def end(self, fault: Fault) -> None:
-        """End the connection with a fault."""
+        """Close the connection because of a fault."""
         if self.session.phase in (Phase.CLOSING, Phase.CLOSED):
             return
         _log.warning("%s: closed: %s", self.name, fault)
@@ -251,9 +258,9 @@ class Connection(asyncio.Protocol):
         self.wrote()
 
     def broke(self, error: BaseException) -> None:
-        """A bug of ours: this connection ends, the others go on."""
+        """Close the connection after an internal error. Other connections are not affected."""
         _log.error("%s: internal error", self.name, exc_info=error)
-        self.end(ConnectionFault(INTERNAL_ERROR, "an internal error; the server's log has it"))
+        self.end(ConnectionFault(INTERNAL_ERROR, "internal error; see the broker log"))
 
     def _connection_method(self, method: m.Method) -> None:
         match method:
@@ -271,7 +278,7 @@ class Connection(asyncio.Protocol):
                 self._finish()
 
     def _start(self, step: Any) -> None:
-        """Take a step that waits; nothing more is read until it is done."""
+        """Run an asynchronous step. The socket is not read until it is done."""
         self.hold("step")
         self._task = self.server.loop.create_task(self._finish_step(step))
 
@@ -302,7 +309,7 @@ class Connection(asyncio.Protocol):
                 user = users.external(certificate, self._peer())
             else:
                 raise ConnectionFault(
-                    NOT_ALLOWED, f"mechanism '{method.mechanism}' is not one of those offered", method.number
+                    NOT_ALLOWED, f"mechanism '{method.mechanism}' was not offered by the server", method.number
                 )
         except AuthenticationError as error:
             self._refuse_login(method, error)
@@ -318,7 +325,7 @@ class Connection(asyncio.Protocol):
         if self.session.phase is not Phase.CHECKING:
             return
         if not self.client.authentication_failure_close:
-            # A client that cannot be told sees the socket close, as the specification has it.
+            # Without this capability the socket is just closed, as the specification demands.
             self._finish()
             return
         self.end(
@@ -353,7 +360,7 @@ class Connection(asyncio.Protocol):
             return
         except BasaltError as error:
             told = fault_of(error, method.number)
-            # Whatever keeps a client out of a virtual host ends the connection; clients look for 530.
+            # Any error here closes the connection, and clients expect code 530.
             code = NOT_ALLOWED if isinstance(told, ChannelFault) else told.code
             self.end(ConnectionFault(code, told.text, method.number))
             return
@@ -371,28 +378,28 @@ class Connection(asyncio.Protocol):
             try:
                 channel.stop()
             except BasaltError as error:
-                _log.warning("%s: channel %d could not give back what it held: %s", self.name, number, error)
+                _log.warning("%s: channel %d: requeueing its deliveries failed: %s", self.name, number, error)
 
     def _end_channels(self) -> None:
         for number in list(self.channels):
             self._end_channel(number)
 
     def close(self, reason: str) -> None:
-        """End the connection for the operator's or the server's reasons."""
+        """Close the connection on request of the operator or the server."""
         if self.session.phase in (Phase.HEADER, Phase.START_OK):
             self._finish()
         else:
             self.end(ConnectionFault(CONNECTION_FORCED, reason))
 
     def _finish(self) -> None:
-        """Write what is left and close the socket."""
+        """Write the remaining output and close the socket."""
         self._flush()
         self.session.phase = Phase.CLOSED
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection off."""
+        """Close the socket at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -407,18 +414,18 @@ class Connection(asyncio.Protocol):
             try:
                 self._vhost.release_owner(self)
             except BasaltError as failure:
-                _log.warning("%s: could not be released: %s", self.name, failure)
+                _log.warning("%s: releasing its exclusive queues failed: %s", self.name, failure)
             self.server.node.connections.remove(self._number)
         self.server.left(self)
 
     def wrote(self) -> None:
-        """Something gathered outside the walk over received bytes: write it at the end of the turn."""
+        """Schedule a write for the end of the turn, for output that was not caused by received bytes."""
         if not self._flush_is_due and not self._is_walking:
             self._flush_is_due = True
             self.server.loop.call_soon(self._flush)
 
     def write_now(self) -> None:
-        """A publisher waits for this, and there is one for many messages: write it before the turn ends."""
+        """Write at once, because publishers wait for confirms. One confirm covers many messages."""
         if not self._is_walking:
             self._flush()
 
@@ -455,13 +462,13 @@ class Connection(asyncio.Protocol):
                     subscription.consumer.resume()
 
     def hold(self, why: str) -> None:
-        """Do not read, for one reason more."""
+        """Stop reading for a reason."""
         if not self._holds and self._transport is not None:
             self._transport.pause_reading()
         self._holds.add(why)
 
     def release(self, why: str) -> None:
-        """Read again, if no other reason is left."""
+        """Remove a reason, and resume reading if none is left."""
         if why in self._holds:
             self._holds.remove(why)
             if not self._holds and self._transport is not None and not self._transport.is_closing():
@@ -473,7 +480,7 @@ class Connection(asyncio.Protocol):
             self.release(why)
 
     def hold_publisher(self, reason: str) -> None:
-        """Publishing is held: tell the client, if it publishes, and do not read what it sends."""
+        """Block a publishing client: send connection.blocked and stop reading."""
         if self.is_publisher and self.session.phase is Phase.RUNNING:
             if self.client.connection_blocked and not self._blocked_told:
                 self.session.send(0, m.ConnectionBlocked(shorten(reason)))
@@ -490,7 +497,7 @@ class Connection(asyncio.Protocol):
             self.release("blocked")
 
     def tick(self) -> None:
-        """A second has passed: time-outs and heartbeats, both ways."""
+        """Handle timeouts and heartbeats; called once per second."""
         self._age_s += 1
         phase = self.session.phase
         if phase in (Phase.CLOSING, Phase.CLOSED):
@@ -527,11 +534,11 @@ class Connection(asyncio.Protocol):
         peer = self._transport.get_extra_info("peername") if self._transport is not None else None
         if isinstance(peer, tuple) and peer:
             return peer_at(str(peer[0]))
-        # A socket of the file system is on this machine.
+        # A Unix domain socket is always local.
         return Peer("", is_loopback=isinstance(peer, str | bytes))
 
     def info(self) -> dict[str, Any]:
-        """What administrators see."""
+        """Return the connection's state for the management API."""
         transport = self._transport
         peer = transport.get_extra_info("peername") if transport is not None else None
         here = transport.get_extra_info("sockname") if transport is not None else None

@@ -1,4 +1,4 @@
-"""Methods of consumers: qos, consume, cancel, get, ack, nack, reject, recover."""
+"""Handlers of consumer methods: qos, consume, cancel, get, ack, nack, reject, recover."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
 from basaltmq.protocols.amqp091.subscriptions import Subscription
-from basaltmq.protocols.amqp091.unacked import Taken, unknown
+from basaltmq.protocols.amqp091.unacked import Taken, unknown_tag
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.errors import (
     NOT_ALLOWED,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 PRIORITY_ARGUMENT: Final = "x-priority"
 
 SETTLE_S: Final = {ACK: 5e-6, REQUEUE: 15e-6, REJECT: 100e-6}
-"""What settling one delivery costs in the batch of the turn, in seconds. A rejected one may be dead-lettered."""
+"""Cost of settling one delivery in the turn's batch, in seconds. A rejected message may be dead-lettered."""
 
 PORTIONS: Final = {ACK: 1000, REQUEUE: 500, REJECT: 100}
-"""Deliveries settled in one batch: some milliseconds."""
+"""Deliveries settled per batch, which takes some milliseconds."""
 
 
 def qos(channel: Channel, method: m.BasicQos) -> None:
@@ -77,7 +77,9 @@ def consume(channel: Channel, method: m.BasicConsume) -> None:
 def _priority(method: m.BasicConsume) -> int:
     value: Any = method.arguments.get(PRIORITY_ARGUMENT, 0)
     if type(value) is not int:
-        raise ChannelFault(PRECONDITION_FAILED, f"{PRIORITY_ARGUMENT} is an integer, not {value!r:.80}", method.number)
+        raise ChannelFault(
+            PRECONDITION_FAILED, f"{PRIORITY_ARGUMENT} must be an integer, not {value!r:.80}", method.number
+        )
     return value
 
 
@@ -111,7 +113,7 @@ def cancel(channel: Channel, method: m.BasicCancel) -> None:
 
 
 def cancel_ok(channel: Channel, method: m.BasicCancelOk) -> None:
-    """The answer to our notice; there is nothing left to do."""
+    """Ignore the client's response to a server-sent basic.cancel."""
 
 
 def get(channel: Channel, method: m.BasicGet) -> None:
@@ -147,11 +149,11 @@ def ack(channel: Channel, method: m.BasicAck) -> Work | None:
 
 
 def _in_portions(channel: Channel, up_to: int, outcome: str, method: m.Method) -> Work:
-    """Settle all deliveries up to a tag (0: everything), a portion per turn."""
+    """Settle all deliveries up to a delivery tag (0: all), one portion per turn."""
     unacked = channel.unacked
     tag = up_to or unacked.last
     if tag > unacked.last:
-        raise unknown(tag, method.number)
+        raise unknown_tag(tag, method.number)
     count, is_done = 0, False
     while not is_done and channel.is_open:
         taken, is_done = unacked.take_portion(tag, PORTIONS[outcome])
@@ -164,22 +166,22 @@ def _in_portions(channel: Channel, up_to: int, outcome: str, method: m.Method) -
             settle(channel, taken, outcome)
         yield False
     if up_to and not count and channel.is_open:
-        raise unknown(tag, method.number)
+        raise unknown_tag(tag, method.number)
 
 
 def nack(channel: Channel, method: m.BasicNack) -> Work | None:
     outcome = REQUEUE if method.requeue else REJECT
     if method.multiple and channel.unacked.is_long(method.delivery_tag, PORTIONS[outcome]):
         return _in_portions(channel, method.delivery_tag, outcome, method)
-    _refuse(channel, method.delivery_tag, method.multiple, method.requeue, method)
+    _reject(channel, method.delivery_tag, method.multiple, method.requeue, method)
     return None
 
 
 def reject(channel: Channel, method: m.BasicReject) -> None:
-    _refuse(channel, method.delivery_tag, False, method.requeue, method)
+    _reject(channel, method.delivery_tag, False, method.requeue, method)
 
 
-def _refuse(channel: Channel, tag: int, multiple: bool, requeue: bool, method: m.Method) -> None:
+def _reject(channel: Channel, tag: int, multiple: bool, requeue: bool, method: m.Method) -> None:
     taken = channel.unacked.take(tag, multiple, method.number)
     outcome = REQUEUE if requeue else REJECT
     if channel.transaction is not None:
@@ -210,7 +212,7 @@ def _recover(channel: Channel, requeue: bool, method: m.Method) -> Work:
 
 
 def settlements_of(taken: Sequence[Taken[Subscription]], outcome: str) -> list[Settlement]:
-    """What the broker is told: deliveries by queue and lease, in order."""
+    """Return the settlements of deliveries, grouped by queue and lease, in order."""
     groups: dict[tuple[str, int], list[bytes]] = {}
     source: Subscription | None = None
     token = -1
@@ -224,7 +226,7 @@ def settlements_of(taken: Sequence[Taken[Subscription]], outcome: str) -> list[S
 
 
 def counts_of(taken: Sequence[Taken[Subscription]]) -> Mapping[Subscription, int]:
-    """How many of each consumer."""
+    """Return the number of deliveries of each subscription."""
     if taken and taken[0][1] is taken[-1][1] and len({id(each[1]) for each in taken}) == 1:
         return {taken[0][1]: len(taken)}
     counts: dict[Subscription, int] = {}
@@ -234,7 +236,7 @@ def counts_of(taken: Sequence[Taken[Subscription]]) -> Mapping[Subscription, int
 
 
 def settle(channel: Channel, taken: Sequence[Taken[Subscription]], outcome: str) -> None:
-    """The client is done with these, one way or another."""
+    """Settle deliveries, and send held ones that prefetch now allows."""
     if taken:
         channel.connection.later_s += len(taken) * SETTLE_S[outcome]
         channel.vhost.settle(settlements_of(taken, outcome))
@@ -242,7 +244,7 @@ def settle(channel: Channel, taken: Sequence[Taken[Subscription]], outcome: str)
 
 
 def give_credit(channel: Channel, taken: Sequence[Taken[Subscription]]) -> None:
-    """A transaction settled these."""
+    """Return the prefetch credit of deliveries that a transaction settled."""
     if taken:
         _send_held(channel, tuple(counts_of(taken).items()))
 
@@ -253,7 +255,7 @@ def _send_held(channel: Channel, counts: Sequence[tuple[Subscription, int]]) -> 
 
 
 def leave(channel: Channel) -> None:
-    """The channel ends: its consumers too, and what is not settled goes back to its place."""
+    """Cancel the consumers of a channel that ends, and requeue its unsettled deliveries."""
     for subscription in list(channel.subscriptions.by_tag.values()):
         if subscription.consumer is not None:
             subscription.consumer.cancel()

@@ -1,4 +1,4 @@
-"""What a session tells its owner."""
+"""Events that a session yields to its connection."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from basaltmq.protocols.amqp091.wire.methods import BasicPublish, Method
 
 
 class Received(msgspec.Struct, gc=False):
-    """A method without content. Those of channel 0 belong to the connection."""
+    """A method without content. Methods on channel 0 concern the connection."""
 
     channel: int
     method: Method
 
 
 Message: TypeAlias = tuple[BasicPublish, bytes, bytes]
-"""A published message: the method, its properties and its body. Messages of one route often share one method object.
+"""A published message: method, properties and body. Messages with the same route often share one method object.
 
-A plain tuple, because one is made for every message."""
+A plain tuple, because one is created per message."""
 
 
 class Published(msgspec.Struct, gc=False):
-    """Messages that came one after the other on a channel, at least one."""
+    """One or more consecutive messages on a channel."""
 
     channel: int
     messages: list[Message]
 
 
 class HeaderRefused(msgspec.Struct):
-    """The client speaks something else; ours was put out, and the socket is to be closed."""
+    """The client sent another protocol header. The server's header is in the output; the socket must be closed."""
 
     got: bytes
 
 
 class HeaderAccepted(msgspec.Struct):
-    """The client speaks AMQP 0-9-1; `start` is to be sent."""
+    """The client sent the AMQP 0-9-1 header; connection.start must be sent."""
 
 
 class ChannelFailed(msgspec.Struct):
-    """The client broke a rule of the channel; the session has said channel.close."""
+    """The client violated a rule of a channel. The session has sent channel.close."""
 
     channel: int
     fault: ChannelFault
 
 
 class ConnectionFailed(msgspec.Struct):
-    """The client broke the protocol; the session has said connection.close and hears nothing but the answer."""
+    """The client violated the protocol. The session has sent connection.close and accepts only the response."""
 
     fault: ConnectionFault
 

@@ -1,10 +1,10 @@
-"""What a client sent and is not handled yet: a connection takes it piece by piece, for its share of each turn.
+"""Unhandled input of a connection, handled in portions within the connection's share of each loop turn.
 
     bytes ──> Session.receive ──> events ──> handled in order
-                                     └──> a method in portions (`Work`): what is behind it waits for its end
+                                     └──> a method in portions (`Work`) blocks the events behind it
 
-The events of one read come from a generator of the session, which stops where the share ends. The connection is not
-read meanwhile, so what waits here is one read, and what a TLS transport had decrypted before reading stopped.
+The session yields the events of one read from a generator, which is suspended when the share is used up. The socket is
+not read meanwhile. So the buffer holds one read, plus what a TLS transport had decrypted before reading stopped.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.errors import Fault, fault_of
 
 
-class Taker(Protocol):
-    """Who handles events: a connection."""
+class FrameHandler(Protocol):
+    """Handler of events: a connection."""
 
     def handle(self, event: Event) -> float:
-        """Do what an event asks for; the time in seconds that it takes later in the turn."""
+        """Handle an event. Return the time in seconds that it will cost later in the turn."""
         ...
 
     def refuse(self, number: int, fault: Fault) -> None: ...
 
 
 class Input:
-    """The input of one connection."""
+    """Unhandled input of one connection."""
 
     __slots__ = ("_events", "_is_dropped", "_reads", "_session", "_shares", "_work", "is_behind")
 
@@ -46,10 +46,10 @@ class Input:
         self._work: tuple[Channel, m.Method, Work] | None = None
         self._is_dropped = False
         self.is_behind = False
-        """Something is left for the next turn."""
+        """Unhandled input remains for the next turn."""
 
     def add(self, data: bytes) -> bool:
-        """Add what was read; False if it waits behind earlier input."""
+        """Add received bytes. Return False if they wait behind earlier input."""
         self._is_dropped = False
         if self._events is None:
             self._events = self._session.receive(data)
@@ -58,16 +58,16 @@ class Input:
         return False
 
     def put_back(self, event: Event) -> None:
-        """Handle an event before all others that wait."""
+        """Insert an event before all unhandled ones."""
         assert self._events is not None
         self._events = chain([event], self._events)
 
     def begin(self, channel: Channel, method: m.Method, work: Work) -> None:
-        """A method goes on in portions."""
+        """Start a method that runs in portions."""
         self._work = (channel, method, work)
 
     def drop(self) -> None:
-        """Forget everything: the connection is gone or broken."""
+        """Discard everything, because the connection is lost or broken."""
         self._is_dropped = True
         self._events = self._work = None
         self._reads.clear()
@@ -75,20 +75,20 @@ class Input:
             self.is_behind = False
             self._shares.left()
 
-    def take(self, taker: Taker) -> bool:
-        """Handle input for a share of this turn; True if some is left."""
+    def take(self, consumer: FrameHandler) -> bool:
+        """Handle input for the share of this turn. Return True if some is left."""
         self._shares.begin(was_behind=self.is_behind)
         self.is_behind = False
         try:
-            self.is_behind = self._take(taker)
+            self.is_behind = self._take(consumer)
         finally:
             self._shares.end(has_more=self.is_behind)
         return self.is_behind
 
-    def _take(self, taker: Taker) -> bool:
+    def _take(self, consumer: FrameHandler) -> bool:
         shares = self._shares
         while True:
-            if self._work is not None and (not self._go_on(taker) or shares.is_over()):
+            if self._work is not None and (not self._go_on(consumer) or shares.is_over()):
                 return True
             if self._events is None:
                 if not self._reads:
@@ -96,7 +96,7 @@ class Input:
                 self._events = self._session.receive(self._reads.popleft())
             # `put_back` replaces the iterator, so it is looked up for each event.
             while (event := next(self._events, None)) is not None:
-                later_s = taker.handle(event)
+                later_s = consumer.handle(event)
                 if self._is_dropped:
                     return False
                 if self._work is not None:
@@ -106,8 +106,8 @@ class Input:
             else:
                 self._events = None
 
-    def _go_on(self, taker: Taker) -> bool:
-        """Do portions of a method; True if it is done."""
+    def _go_on(self, consumer: FrameHandler) -> bool:
+        """Run portions of the current method. Return True if it is finished."""
         assert self._work is not None
         channel, method, work = self._work
         try:
@@ -115,8 +115,8 @@ class Input:
                 if not can_go_on or self._shares.is_over():
                     return False
         except Fault as fault:
-            taker.refuse(channel.number, fault)
+            consumer.refuse(channel.number, fault)
         except BasaltError as error:
-            taker.refuse(channel.number, fault_of(error, method.number))
+            consumer.refuse(channel.number, fault_of(error, method.number))
         self._work = None
         return True

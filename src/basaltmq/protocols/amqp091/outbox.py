@@ -1,11 +1,11 @@
-"""Messages and confirms as bytes on their way out.
+"""Encoding of deliveries, returns and confirms.
 
     deliver   | method frame: 60, 60, consumer tag, delivery tag u64, redelivered u8, exchange, routing key |
               | header frame | body frames |
 
-The envelope of a message (exchange, routing key, properties) lies in the queue in the order it is sent, so a delivery
-is put together from pieces: what is the same for messages alike (same envelope, same size) is made once and
-remembered; a message adds its delivery tag and its body.
+Queues store the envelope of a message (exchange, routing key, properties) in wire order. So a delivery is assembled
+from byte strings. The parts that messages with equal envelope and size share are built once and cached. Each message
+adds only its delivery tag and body.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 from basaltmq.queues.leases.delivery import Delivery
 
 PIECES_MAX: Final = 128
-"""Pieces per consumer: a queue rarely holds more kinds of messages at a time; some 50 KiB with usual names."""
+"""Cache limit per consumer. A queue rarely has more kinds of messages at a time; about 50 KiB with usual names."""
 
 PIECE_BYTES_MAX: Final = 1024
-"""Longer envelopes are not remembered: they are rarely alike."""
+"""Longer envelopes are not cached, because they rarely repeat."""
 
 _DELIVER_ID: Final = b"\0\x3c\0\x3c"
 _TAG: Final = Struct(">Q")
@@ -49,7 +49,7 @@ _END: Final = 0xCE
 
 
 class DeliverWriter:
-    """Writes the deliveries of one consumer."""
+    """Encodes the deliveries of one consumer."""
 
     __slots__ = ("_channel", "_consumer_tag", "_piece_bytes", "_pieces")
 
@@ -60,7 +60,7 @@ class DeliverWriter:
         self._pieces: dict[tuple[bytes, int, bool], tuple[bytes, bytes]] = {}
 
     def write(self, out: list[bytes], tag: int, redelivered: bool, envelope: bytes, body: bytes) -> None:
-        """Add one delivery to what goes out."""
+        """Append one delivery to the output."""
         size = len(body)
         pieces = self._pieces.get((envelope, size, redelivered))
         if pieces is None:
@@ -74,7 +74,7 @@ class DeliverWriter:
             out += (HEAD.pack(BODY, self._channel, len(piece)), piece, END_BYTE)
 
     def write_all(self, out: list[bytes], tag: int, deliveries: Sequence[Delivered]) -> None:
-        """Add deliveries with the tags from `tag` on. Neighbours are often alike: their pieces are kept at hand."""
+        """Append deliveries with tags from `tag` on. Adjacent messages are often alike, so parts are reused."""
         pieces_of, pack, piece_bytes = self._pieces.get, _TAG.pack, self._piece_bytes
         last_envelope, last_size, last_redelivered = b"", -1, False
         before = between = b""
@@ -96,7 +96,7 @@ class DeliverWriter:
             tag += 1
 
     def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
-        """What comes before the delivery tag, and what comes between it and the body."""
+        """Build the bytes before the delivery tag, and the bytes between it and the body."""
         sealed = envelope or BARE
         start = properties_start(sealed)
         method_bytes = len(_DELIVER_ID) + len(self._consumer_tag) + _TAG.size + 1 + start
@@ -123,12 +123,12 @@ class DeliverWriter:
 def write_content(
     out: list[bytes], channel: int, method: m.Method, properties: bytes, body: bytes, frame_bytes_max: int
 ) -> None:
-    """Add a method with its content (basic.return, basic.get-ok) to what goes out."""
+    """Append a method with its content (basic.return, basic.get-ok) to the output."""
     out.append(encode_method(channel, method))
     out.extend(encode_content(channel, properties, body, frame_bytes_max))
 
 
 def encode_confirm(channel: int, tag: int, multiple: bool, ok: bool) -> bytes:
-    """basic.ack or basic.nack from the server: the answer to a publish."""
+    """Encode a confirm: basic.ack or basic.nack from the server."""
     method = _ACK_METHOD if ok else _NACK_METHOD
     return _CONFIRM.pack(METHOD, channel, _CONFIRM_BYTES, BASIC_CLASS, method, tag, multiple, _END)

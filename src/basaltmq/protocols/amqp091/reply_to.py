@@ -1,9 +1,8 @@
-"""Direct reply-to: answers go straight to the channel that asked, without a queue.
+"""Direct reply-to: replies go directly to the requesting channel, without a queue.
 
-A client consumes from `amq.rabbitmq.reply-to` and publishes requests that name it in reply-to. The server puts a name
-in its place that leads to the channel; whoever answers publishes to that name by the default exchange. The name
-cannot be guessed, holds as long as the channel, and an answer to a channel that is gone is dropped (returned, if
-mandatory).
+A client consumes from `amq.rabbitmq.reply-to` and publishes requests with that reply-to property. The server replaces
+it with a generated name for the channel. The responder publishes to that name on the default exchange. The name cannot
+be guessed and is valid as long as the channel. A reply to a closed channel is dropped, or returned if mandatory.
 """
 
 from __future__ import annotations
@@ -18,39 +17,39 @@ _PREFIX: Final = REPLY_TO + "."
 _RAW: Final = REPLY_TO.encode()
 
 
-class ReplyTaker(Protocol):
-    """A channel that waits for answers."""
+class ReplyConsumer(Protocol):
+    """A channel that receives direct replies."""
 
     def take_reply(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None: ...
 
 
 class ReplyTo:
-    """The channels of a server that wait for answers, by vhost and name."""
+    """The channels of a server that receive direct replies, by virtual host and reply name."""
 
     def __init__(self, token: Callable[[], str]) -> None:
         self._token = token
-        self._takers: dict[tuple[str, str], ReplyTaker] = {}
+        self._consumers: dict[tuple[str, str], ReplyConsumer] = {}
 
-    def register(self, vhost: str, taker: ReplyTaker) -> str:
-        """Give a channel a name for answers."""
+    def register(self, vhost: str, consumer: ReplyConsumer) -> str:
+        """Register a channel and return its reply name."""
         name = _PREFIX + self._token()
-        self._takers[vhost, name] = taker
+        self._consumers[vhost, name] = consumer
         return name
 
     def forget(self, vhost: str, name: str) -> None:
-        self._takers.pop((vhost, name), None)
+        self._consumers.pop((vhost, name), None)
 
-    def find(self, vhost: str, name: str) -> ReplyTaker | None:
-        return self._takers.get((vhost, name))
+    def find(self, vhost: str, name: str) -> ReplyConsumer | None:
+        return self._consumers.get((vhost, name))
 
 
 def is_reply_name(name: str) -> bool:
-    """Whether a routing key or queue name leads to a channel."""
+    """Whether a routing key or queue name is a direct reply-to name."""
     return name.startswith(_PREFIX)
 
 
 def rewrite(raw: bytes, name: str) -> bytes:
-    """Properties with the server's name for answers in place of the client's wish; as they are without one."""
+    """Replace the client's reply-to placeholder with the reply name; other properties stay unchanged."""
     if _RAW not in raw:
         return raw
     parsed = properties.parse(raw)
@@ -61,5 +60,5 @@ def rewrite(raw: bytes, name: str) -> bytes:
 
 
 def wants_reply(raw: bytes) -> bool:
-    """Whether a message asks for direct answers."""
+    """Whether the properties request a direct reply."""
     return _RAW in raw and properties.parse(raw).reply_to == REPLY_TO

@@ -1,8 +1,8 @@
-"""How clients say who they are.
+"""SASL mechanisms.
 
-PLAIN      authorization id NUL name NUL password
-AMQPLAIN   a field table without its size: LOGIN, PASSWORD
-EXTERNAL   nothing: the certificate of the TLS connection speaks
+PLAIN      authorization id NUL user name NUL password
+AMQPLAIN   a field table without its size, with LOGIN and PASSWORD
+EXTERNAL   empty; the client certificate of the TLS connection identifies the user
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXTERNAL: Final = "EXTERNAL"
 
 
 class Credentials(NamedTuple):
-    """A name and a password."""
+    """A user name and a password."""
 
     name: str
     password: str
@@ -29,18 +29,18 @@ class Credentials(NamedTuple):
 
 
 def mechanisms(*, has_certificate: bool) -> list[str]:
-    """What a connection may use, the best first."""
+    """Return the mechanisms that a connection may use, preferred ones first."""
     return [EXTERNAL, PLAIN, AMQPLAIN] if has_certificate else [PLAIN, AMQPLAIN]
 
 
 def read_plain(response: bytes) -> Credentials:
     parts = response.split(b"\0")
     if len(parts) != 3:
-        raise _malformed(PLAIN, "it is an authorization id, a name and a password with a NUL between each two")
+        raise _malformed(PLAIN, "expected authorization id, user name and password, separated by NUL")
     try:
         return Credentials(parts[1].decode(), parts[2].decode())
     except UnicodeDecodeError:
-        raise _malformed(PLAIN, "name and password are UTF-8") from None
+        raise _malformed(PLAIN, "user name and password must be UTF-8") from None
 
 
 def read_amqplain(response: bytes) -> Credentials:
@@ -50,9 +50,9 @@ def read_amqplain(response: bytes) -> Credentials:
         raise _malformed(AMQPLAIN, str(error)) from None
     name, password = table.get("LOGIN"), table.get("PASSWORD")
     if not isinstance(name, str) or not isinstance(password, str):
-        raise _malformed(AMQPLAIN, "it is a table with the texts LOGIN and PASSWORD")
+        raise _malformed(AMQPLAIN, "expected a table with the strings LOGIN and PASSWORD")
     return Credentials(name, password)
 
 
 def _malformed(mechanism: str, why: str) -> ConnectionFault:
-    return ConnectionFault(SYNTAX_ERROR, f"malformed response of mechanism {mechanism}: {why}", (10, 11))
+    return ConnectionFault(SYNTAX_ERROR, f"malformed {mechanism} response: {why}", (10, 11))

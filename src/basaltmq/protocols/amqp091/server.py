@@ -1,8 +1,7 @@
-"""Listens for AMQP 0-9-1 clients and keeps the time for their connections.
+"""AMQP 0-9-1 listeners, and the timer of their connections.
 
-One sweep a second serves the time-outs and heartbeats of all connections: a timer of its own would cost each idle
-connection memory, and a second is finer than any of them needs. Sockets are accepted by asyncio; TLS contexts are
-handed in.
+One sweep per second handles the timeouts and heartbeats of all connections. A timer per connection would cost memory
+for each idle one, and no timeout needs more precision. asyncio accepts the sockets. TLS contexts are passed in.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from basaltmq.protocols.amqp091.wire import methods as m
 
 SWEEP_S: Final = 1.0
 CONNECTIONS_MAX: Final = 65_536
-"""More than file descriptors usually allow; the real limit is the system's."""
+"""Default connection limit. It exceeds the usual limit of file descriptors, which applies first."""
 
 BACKLOG: Final = 1024
 STOP_S: Final = 10.0
-"""Clients told to go have this long to answer."""
+"""Seconds that clients have to respond to connection.close at shutdown."""
 
 _TOKEN_BYTES: Final = 16
 
@@ -39,12 +38,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 def random_token() -> str:
-    """22 characters nobody can guess."""
+    """Return an unguessable token of 22 characters."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 
 class Server:
-    """All listeners and connections of AMQP 0-9-1 of one node."""
+    """All AMQP 0-9-1 listeners and connections of a node."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Server:
         self.replies = ReplyTo(token)
         self.connections: set[Connection] = set()
         self.blocked: dict[str, str] = {}
-        """Why publishers of a virtual host are held, by its name."""
+        """Why publishers are blocked, by virtual host."""
         self.handlers: dict[type[m.Method], Any] = {
             **topology.HANDLERS,
             **consuming.HANDLERS,
@@ -79,7 +78,7 @@ class Server:
         self._watched: dict[str, Callable[[], None]] = {}
 
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
-        """Listen on an address; where it really is (port 0 takes a free one)."""
+        """Listen on an address. Return the bound addresses (port 0 selects a free port)."""
         listener = await self.loop.create_server(
             lambda: Connection(self),
             host,
@@ -93,7 +92,7 @@ class Server:
         return [(each.getsockname()[0], each.getsockname()[1]) for each in listener.sockets]
 
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a socket that is bound already."""
+        """Listen on a socket that is already bound."""
         listener = await self.loop.create_server(
             lambda: Connection(self),
             sock=sock,
@@ -104,7 +103,7 @@ class Server:
         self._add(listener)
 
     def _handshake_s(self, tls: ssl.SSLContext | None) -> float | None:
-        """For TLS; AMQP's own handshake begins after it and has as long again."""
+        """Return the timeout of the TLS handshake. The AMQP handshake after it has the same timeout."""
         return None if tls is None else float(self.limits.handshake_s)
 
     def _add(self, listener: asyncio.AbstractServer) -> None:
@@ -113,7 +112,7 @@ class Server:
             self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def close(self, reason: str = "the broker is shutting down") -> None:
-        """Accept nobody more, tell clients to go, and cut off those who do not answer."""
+        """Stop accepting, close all connections, and abort those that do not respond."""
         for listener in self._listeners:
             listener.close()
         for connection in list(self.connections):
@@ -123,7 +122,7 @@ class Server:
             try:
                 await asyncio.wait_for(self._emptied.wait(), STOP_S)
             except TimeoutError:
-                _log.warning("%d connections did not answer and are cut off", len(self.connections))
+                _log.warning("%d connections did not respond to connection.close; aborting them", len(self.connections))
         for connection in list(self.connections):
             connection.abort()
         if self._sweeper is not None:
@@ -150,15 +149,15 @@ class Server:
             try:
                 connection.tick()
             except Exception:
-                _log.exception("%s: the sweep failed", connection.name)
+                _log.exception("%s: timeout and heartbeat check failed", connection.name)
 
     def watch(self, vhost: str) -> None:
-        """Hear of alarms that concern a virtual host."""
+        """Subscribe to the alarms of a virtual host."""
         if vhost not in self._watched:
-            self._watched[vhost] = self.node.on_blocked(partial(self._held, vhost), vhost)
+            self._watched[vhost] = self.node.on_blocked(partial(self._blocked_changed, vhost), vhost)
 
-    def _held(self, vhost: str, reason: str | None) -> None:
-        """Publishers of a virtual host are to be held, or let go."""
+    def _blocked_changed(self, vhost: str, reason: str | None) -> None:
+        """Block the publishers of a virtual host, or unblock them if `reason` is None."""
         if reason is None:
             self.blocked.pop(vhost, None)
         else:

@@ -1,13 +1,13 @@
-"""A connection's protocol without I/O: bytes in, events out, bytes to send gathered in `outgoing`.
+"""The protocol of one connection without I/O: bytes in, events out, bytes to send in `outgoing`.
 
-The walk over a buffer has a fast path: publishes whose three frames (method, header, one body) lie in the buffer as a
-whole. A method frame is looked up whole in a small memo, so that the arguments of a publisher's usual routes are
-decoded once, and those that follow with the same bytes are only compared. Everything else (long bodies, messages cut by
-the end of the buffer, all other methods) goes frame by frame. Both ways give the same messages in the same order.
+The parser has a fast path for publishes whose three frames (method, header, one body) are complete in the buffer. It
+looks up the whole method frame in a cache, so the arguments of a route are decoded once. Following publishes with the
+same method frame are only compared. Everything else (large bodies, messages split by the end of the buffer, all other
+methods) is parsed frame by frame. Both paths yield the same messages in the same order.
 
-Bounds: an unfinished frame (at most the negotiated frame size) waits in pieces and is joined once it is whole, so that
-a client that sends byte by byte costs no more than one that does not. Unfinished contents of all channels together hold
-at most `content_bytes_max`. Once the peer broke the framing nothing it sends is looked at.
+Bounds: an incomplete frame (at most the negotiated frame size) is kept in chunks and joined once it is complete, so
+byte-by-byte input costs no more. Incomplete contents of all channels together hold at most `content_bytes_max`. After a
+framing error all further input is ignored.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method, 
 from basaltmq.protocols.amqp091.wire.states import ALLOWED, CLOSED, CLOSING, CONTENT, FROM_CLIENTS, OPEN, Phase
 
 PUBLISH_MEMO_MAX: Final = 512
-"""Routes remembered per connection: more than a publisher uses at a time; a full memo is emptied, 100 KiB at most."""
+"""Cached routes per connection: more than a publisher uses at a time, and at most 100 KiB. A full cache is cleared."""
 
 PUBLISHES_BYTES_MAX: Final = 32 << 10
-"""Publishes that one event holds: a few hundred small ones, so that their connection can stop in between."""
+"""Bytes of publishes per event: a few hundred small messages, so that the connection can stop in between."""
 
 _METHOD_ID: Final = Struct(">I")
 _SIZE: Final = Struct(">I")
@@ -79,12 +79,12 @@ _PUBLISH_METHOD: Final = 40
 _PUBLISH_BYTES_MIN: Final = 9
 _EXCHANGE_AT: Final = HEAD_BYTES + 6
 _METHOD_AT: Final = HEAD_BYTES + 3
-"""Where in a method frame the low byte of the method's number lies: enough to leave other methods alone."""
+"""Position of the low byte of the method id in a method frame, enough to skip other methods."""
 _CONNECTION_CLASS: Final = 10
 
 
 class Session:
-    """The server's side of one connection."""
+    """Server side of one connection."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -101,7 +101,7 @@ class Session:
         self._deaf = False
 
     def receive(self, data: bytes) -> Iterator[Event]:
-        """Walk over what came, together with what was left before. Take every event before the next call."""
+        """Parse received bytes after those kept before. Consume all events before the next call."""
         if self._deaf or self.phase is Phase.CLOSED:
             return
         if self._held:
@@ -129,7 +129,7 @@ class Session:
         try:
             yield from self._walk(data, at)
         except ConnectionFault as fault:
-            # A frame that lies gives no place to go on from; all other faults leave the frames in order.
+            # After a frame error the next frame boundary is unknown; other faults leave the framing intact.
             self._deaf = fault.code == FRAME_ERROR
             self.fail(fault)
             yield ConnectionFailed(fault)
@@ -156,7 +156,7 @@ class Session:
             if size > self.tuning.frame_bytes_max - OVERHEAD_BYTES:
                 raise ConnectionFault(
                     FRAME_ERROR,
-                    f"type {kind}, all octets, channel {number}: a frame of {size + OVERHEAD_BYTES} bytes is over the "
+                    f"type {kind}, all octets, channel {number}: a frame of {size + OVERHEAD_BYTES} bytes exceeds the "
                     f"limit of {self.tuning.frame_bytes_max}",
                 )
             if stop >= end:
@@ -176,9 +176,10 @@ class Session:
     def _publishes(
         self, data: bytes, at: int, content_at: int, state: ChannelState, method: m.BasicPublish
     ) -> tuple[list[Message], int]:
-        """The publishes from `at` on, on one channel and by known routes, that lie in the buffer as a whole, and where
-        they end: as many as make one event. Whatever is not quite as it should be is left to the walk frame by
-        frame."""
+        """Parse complete publishes from `at` on, on one channel and with known routes, up to the size of one event.
+
+        Return the messages and the position after them. Anything irregular is left to the frame-by-frame path.
+        """
         end = len(data)
         until = at + PUBLISHES_BYTES_MAX
         number = state.number
@@ -224,24 +225,24 @@ class Session:
         return messages, at
 
     def _frame(self, kind: int, number: int, data: bytes, at: int, stop: int) -> Event | None:
-        """Take one whole frame."""
+        """Handle one complete frame."""
         if kind == METHOD:
             return self._method(number, data, at, stop)
         if kind == HEARTBEAT:
             if number:
-                raise ConnectionFault(UNEXPECTED_FRAME, f"a heartbeat came on channel {number}")
+                raise ConnectionFault(UNEXPECTED_FRAME, f"heartbeat on channel {number}; expected channel 0")
             if stop - at != HEAD_BYTES:
-                raise ConnectionFault(FRAME_ERROR, f"a heartbeat of {stop - at - HEAD_BYTES} bytes: it is empty")
+                raise ConnectionFault(FRAME_ERROR, f"heartbeat with {stop - at - HEAD_BYTES} bytes; expected none")
             return None
         if kind not in _KINDS:
             raise _unknown(kind)
         if self.phase is Phase.CLOSING:
             return None
         if self.phase is not Phase.RUNNING:
-            raise ConnectionFault(UNEXPECTED_FRAME, f"a content frame came where {self.phase.value} was due")
+            raise ConnectionFault(UNEXPECTED_FRAME, f"content frame in phase {self.phase.value} of the handshake")
         state = self.channels.get(number)
         if state is None:
-            raise ConnectionFault(UNEXPECTED_FRAME, f"a content frame came on channel {number}, which is not open")
+            raise ConnectionFault(UNEXPECTED_FRAME, f"content frame on channel {number}, which is not open")
         if state.phase is CLOSING:
             return None
         return self._content(state, kind, data, at, stop)
@@ -266,7 +267,7 @@ class Session:
                 if self._content_bytes > self.limits.content_bytes_max:
                     raise ConnectionFault(
                         RESOURCE_ERROR,
-                        f"unfinished messages of all channels are over {self.limits.content_bytes_max} bytes",
+                        f"incomplete messages of all channels exceed {self.limits.content_bytes_max} bytes",
                     )
                 return None
             self._content_bytes -= state.got_bytes - size
@@ -294,9 +295,9 @@ class Session:
             if self.phase is Phase.CLOSING:
                 return None
             if self.phase is Phase.RUNNING:
-                raise ConnectionFault(CHANNEL_ERROR, f"{self._name(method_id)} came on channel 0", _pair(method_id))
+                raise ConnectionFault(CHANNEL_ERROR, f"{self._name(method_id)} on channel 0", _pair(method_id))
             raise ConnectionFault(
-                COMMAND_INVALID, f"{self._name(method_id)} came where {self.phase.value} was due", _pair(method_id)
+                COMMAND_INVALID, f"{self._name(method_id)} received, expected {self.phase.value}", _pair(method_id)
             )
         return self._connection_method(self._decode(method_id, data[start:stop]))
 
@@ -304,14 +305,15 @@ class Session:
         codec = self._codecs.get(method_id)
         if codec is None:
             class_id, method = _pair(method_id)
-            raise ConnectionFault(
-                NOT_IMPLEMENTED, f"method {method} of class {class_id} is not known", _pair(method_id)
-            )
+            raise ConnectionFault(NOT_IMPLEMENTED, f"unknown method {method} of class {class_id}", _pair(method_id))
         return codec.decode(payload)
 
     def _route(self, number: int, frame: bytes) -> tuple[ChannelState, m.BasicPublish] | None:
-        """A whole basic.publish on an open channel, its arguments by hand because a publisher to many routes sends one
-        for every message. None for anything else, the malformed included: the general way says what is wrong."""
+        """Decode a complete basic.publish on an open channel, cached by frame.
+
+        Decoded by hand, because a publisher with many routes sends one per message. Return None for anything else; the
+        general path reports malformed frames.
+        """
         found = self._memo.get(frame)
         if found is not None and found[0].phase is OPEN:
             return found
@@ -333,31 +335,33 @@ class Session:
         return found
 
     def _channel_method(self, state: ChannelState, method: m.Method) -> Event | None:
-        """A method on a channel that is open and between contents."""
+        """Handle a method on an open channel that expects no content."""
         if type(method) not in FROM_CLIENTS:
-            raise ConnectionFault(COMMAND_INVALID, f"{name_of(type(method))} is not for clients to send", method.number)
+            raise ConnectionFault(COMMAND_INVALID, f"clients may not send {name_of(type(method))}", method.number)
         if type(method) is m.ChannelOpen:
-            raise ConnectionFault(CHANNEL_ERROR, f"channel {state.number} is open already", method.number)
+            raise ConnectionFault(CHANNEL_ERROR, f"channel {state.number} is already open", method.number)
         if type(method) is m.ChannelClose:
             self._forget(state)
         elif type(method) is m.ChannelCloseOk:
-            raise ConnectionFault(COMMAND_INVALID, f"nobody closed channel {state.number}", method.number)
+            raise ConnectionFault(
+                COMMAND_INVALID, f"channel.close-ok on channel {state.number}, which is not closing", method.number
+            )
         return Received(state.number, method)
 
     def _odd_method(self, number: int, state: ChannelState | None, method_id: int, payload: bytes) -> Event | None:
-        """A method on a channel that is not open, is closing, or waits for content."""
+        """Handle a method on a channel that is not open, is closing, or expects content."""
         if state is None:
             method = self._decode(method_id, payload)
             if type(method) is not m.ChannelOpen:
                 if type(method) is m.ChannelCloseOk:
                     return None
                 raise ConnectionFault(
-                    CHANNEL_ERROR, f"{name_of(type(method))} came on channel {number}, which is not open", method.number
+                    CHANNEL_ERROR, f"{name_of(type(method))} on channel {number}, which is not open", method.number
                 )
             if number > self.tuning.channel_max:
                 raise ConnectionFault(
                     NOT_ALLOWED,
-                    f"channel {number} is beyond the channel-max of {self.tuning.channel_max}",
+                    f"channel {number} exceeds the channel-max of {self.tuning.channel_max}",
                     method.number,
                 )
             self.channels[number] = ChannelState(number)
@@ -366,12 +370,12 @@ class Session:
             if method_id == _number(m.ChannelCloseOk):
                 self._forget(state)
             elif method_id == _number(m.ChannelClose):
-                # Both sides closed at once: answer theirs, go on waiting for the answer to ours.
+                # Both sides closed at the same time: respond, and keep waiting for the client's response.
                 self.send(number, m.ChannelCloseOk())
             return None
         raise ConnectionFault(
             UNEXPECTED_FRAME,
-            f"{self._name(method_id)} came on channel {number} in the middle of a content",
+            f"{self._name(method_id)} on channel {number}, where content was expected",
             _pair(method_id),
         )
 
@@ -379,9 +383,9 @@ class Session:
         if type(method) not in ALLOWED[self.phase]:
             if self.phase is Phase.CLOSING:
                 return None
-            # An open connection is no phase of the handshake: the method is one too many, and RabbitMQ says 504.
+            # RabbitMQ uses 504 for a handshake method on a running connection.
             code = CHANNEL_ERROR if self.phase is Phase.RUNNING else COMMAND_INVALID
-            text = f"{name_of(type(method))} came in connection state {self.phase.value}"
+            text = f"{name_of(type(method))} in connection phase {self.phase.value}"
             raise ConnectionFault(code, text, method.number)
         if type(method) is m.ConnectionClose:
             self.send(0, m.ConnectionCloseOk())
@@ -398,16 +402,16 @@ class Session:
         return Received(0, method)
 
     def send(self, channel: int, method: m.Method) -> None:
-        """Put a method out. Answers to connection methods move the connection on."""
+        """Append a method to the output. Responses to connection methods advance the phase."""
         if self.phase is Phase.CLOSED:
-            raise LocalProtocolError(f"{name_of(type(method))} after the end of the connection")
+            raise LocalProtocolError(f"cannot send {name_of(type(method))}: the connection is closed")
         moved = _MOVES.get((self.phase, type(method)))
         if moved is not None:
             self.phase = moved
         self.outgoing.append(encode_method(channel, method))
 
     def fail(self, fault: Fault) -> None:
-        """End the connection with a fault: say connection.close and wait for the answer."""
+        """Close the connection with a fault: send connection.close and wait for the response."""
         if self.phase in (Phase.CLOSING, Phase.CLOSED):
             return
         self.send(0, m.ConnectionClose(fault.code, fault.reply_text, *fault.method))
@@ -419,7 +423,7 @@ class Session:
         self._content_bytes = 0
 
     def close_channel(self, number: int, fault: Fault) -> None:
-        """End a channel with a fault: say channel.close and drop what comes on it until the answer."""
+        """Close a channel with a fault: send channel.close and ignore its input until the response."""
         state = self.channels.get(number)
         if state is None or state.phase is CLOSING:
             return
@@ -428,7 +432,7 @@ class Session:
         self.send(number, m.ChannelClose(fault.code, fault.reply_text, *fault.method))
 
     def is_open(self, number: int) -> bool:
-        """Whether things may be sent on a channel."""
+        """Whether methods may be sent on a channel."""
         state = self.channels.get(number)
         return state is not None and state.phase is not CLOSING
 
@@ -442,7 +446,7 @@ class Session:
         state.drop()
 
     def _hold(self, data: bytes, at: int, needed_bytes: int) -> None:
-        """Keep the rest of a buffer until `needed_bytes` of it are there."""
+        """Keep the rest of a buffer until `needed_bytes` of it have arrived."""
         rest = data[at:]
         self._held = [rest]
         self._held_bytes = len(rest)
@@ -460,12 +464,12 @@ _MOVES: Final[dict[tuple[Phase, type[m.Method]], Phase]] = {
     (Phase.CHECKING, m.ConnectionTune): Phase.TUNE_OK,
     (Phase.OPENING, m.ConnectionOpenOk): Phase.RUNNING,
 }
-"""What sending a method does to the phase."""
+"""Phase transitions caused by sending a method."""
 
 
 def _unknown(kind: int) -> ConnectionFault:
     return ConnectionFault(
-        FRAME_ERROR, f"a frame of type {kind}: 1 (method), 2 (header), 3 (body) and 8 (heartbeat) exist"
+        FRAME_ERROR, f"unknown frame type {kind}; valid: 1 (method), 2 (header), 3 (body), 8 (heartbeat)"
     )
 
 

@@ -1,12 +1,12 @@
-"""The consumers of one channel, and how much each may still take (SPEC E8).
+"""The consumers of one channel and their prefetch limits (SPEC E8).
 
-Two limits, as RabbitMQ defines basic.qos: without `global` it is the prefetch of each consumer begun after it, with
-`global` one limit for the unacknowledged deliveries of all consumers of the channel together. Zero is no limit.
-Consumers that do not acknowledge have none.
+basic.qos has two limits, as in RabbitMQ. Without `global` it sets the prefetch of each consumer started later. With
+`global` it limits the unacknowledged deliveries of all consumers of the channel together. Zero means no limit.
+Consumers in no-ack mode have no limit.
 
-The broker counts down a consumer's credit as it hands out, and the channel gives credit back as the client settles.
-Under a limit for the channel each consumer is told what is left for all. Two of them can be served in one turn before
-they are told of each other; what is beyond the limit then is held here, in order, until there is room.
+The broker decrements a consumer's credit per delivery, and the channel returns credit when the client settles. With a
+channel limit, every consumer's credit is set to what remains for all. Two consumers may be served in one turn before
+their credit is updated. Deliveries above the limit are then held here, in order, until there is room.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from basaltmq.protocols.amqp091.outbox import DeliverWriter
 
 
 class Subscription:
-    """One consumer of a channel; without a consumer, the place where deliveries of basic.get come from."""
+    """A consumer of a channel. Without a consumer, the source of basic.get deliveries."""
 
     __slots__ = ("consumer", "no_ack", "outstanding", "prefetch", "queue", "tag", "writer")
 
@@ -34,7 +34,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """All consumers of a channel."""
+    """All consumers of a channel, with their prefetch accounting."""
 
     __slots__ = ("_held", "by_consumer", "by_tag", "channel_outstanding", "channel_prefetch", "prefetch")
 
@@ -42,7 +42,7 @@ class Subscriptions:
         self.by_tag: dict[str, Subscription] = {}
         self.by_consumer: dict[Consumer, Subscription] = {}
         self.prefetch = 0
-        """Of consumers to come."""
+        """Prefetch of consumers started from now on."""
         self.channel_prefetch = 0
         self.channel_outstanding = 0
         self._held: deque[tuple[Subscription, Delivered]] = deque()
@@ -51,10 +51,10 @@ class Subscriptions:
         subscription.consumer = consumer
         self.by_consumer[consumer] = subscription
         if self.channel_prefetch:
-            self._tell(subscription)
+            self._update_credit(subscription)
 
     def remove(self, subscription: Subscription) -> list[Delivered]:
-        """Take a consumer out; what was held for it and not sent."""
+        """Remove a consumer. Return the deliveries that were held for it and not sent."""
         self.by_tag.pop(subscription.tag, None)
         if subscription.consumer is not None:
             self.by_consumer.pop(subscription.consumer, None)
@@ -64,18 +64,18 @@ class Subscriptions:
         return unsent
 
     def take_held(self) -> list[tuple[Subscription, Delivered]]:
-        """Everything held and not sent."""
+        """Remove and return all held deliveries."""
         held, self._held = list(self._held), deque()
         return held
 
     def limit_channel(self, prefetch: int) -> None:
-        """A limit for all together; zero lifts it."""
+        """Set the limit of the channel; zero removes it."""
         self.channel_prefetch = prefetch
         for subscription in self.by_tag.values():
-            self._tell(subscription)
+            self._update_credit(subscription)
 
     def admit(self, subscription: Subscription, deliveries: Sequence[Delivered]) -> Sequence[Delivered]:
-        """What of these may be sent right away; the rest is held."""
+        """Return the deliveries that may be sent at once, and hold the rest."""
         if subscription.no_ack:
             return deliveries
         if self.channel_prefetch:
@@ -87,11 +87,11 @@ class Subscriptions:
         subscription.outstanding += len(deliveries)
         self.channel_outstanding += len(deliveries)
         if self.channel_prefetch:
-            self._tell_all()
+            self._update_all_credit()
         return deliveries
 
     def settled(self, counts: Iterable[tuple[Subscription, int]]) -> list[tuple[Subscription, Delivered]]:
-        """The client settled so many of each; what was held and may be sent in their place."""
+        """Record settled deliveries per subscription. Return held deliveries that may be sent now."""
         for subscription, count in counts:
             if subscription.consumer is None:
                 continue
@@ -107,15 +107,15 @@ class Subscriptions:
             subscription.outstanding += 1
             self.channel_outstanding += 1
             sendable.append((subscription, delivery))
-        self._tell_all()
+        self._update_all_credit()
         return sendable
 
-    def _tell_all(self) -> None:
+    def _update_all_credit(self) -> None:
         for subscription in self.by_tag.values():
-            self._tell(subscription)
+            self._update_credit(subscription)
 
-    def _tell(self, subscription: Subscription) -> None:
-        """Set a consumer's credit to what both limits leave."""
+    def _update_credit(self, subscription: Subscription) -> None:
+        """Set a consumer's credit to what both limits allow."""
         if subscription.consumer is None or subscription.no_ack:
             return
         rooms = []

@@ -1,4 +1,4 @@
-"""Methods that make, bind and delete exchanges and queues, and the few of a channel itself."""
+"""Handlers of methods that declare, bind and delete exchanges and queues, and of channel.flow and access.request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE
 from basaltmq.errors import NotFoundError
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.wire import methods as m
-from basaltmq.protocols.amqp091.wire.errors import NOT_FOUND, NOT_IMPLEMENTED, ChannelFault, ConnectionFault
+from basaltmq.protocols.amqp091.wire.errors import (
+    NOT_FOUND,
+    NOT_IMPLEMENTED,
+    ChannelFault,
+    ConnectionFault,
+)
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel
 
 GENERATED: Final = "amq.gen-"
-"""How names begin that the server chooses; permissions are asked about that."""
+"""Prefix of server-generated queue names. Permissions for such a name are checked on the prefix."""
 
 
 def exchange_declare(channel: Channel, method: m.ExchangeDeclare) -> None:
@@ -58,7 +63,7 @@ def exchange_bind(channel: Channel, method: m.ExchangeBind) -> None:
 
 def exchange_unbind(channel: Channel, method: m.ExchangeUnbind) -> None:
     _check_bind(channel, method.destination, method.source, method.routing_key)
-    # What is not there is not bound either: clients that clean up after an auto-delete expect no error.
+    # A missing exchange is no error, because clients unbind after an auto-delete.
     with suppress(NotFoundError):
         channel.vhost.unbind_exchange(method.destination, method.source, method.routing_key, method.arguments)
     if not method.nowait:
@@ -100,7 +105,7 @@ def queue_declare(channel: Channel, method: m.QueueDeclare) -> None:
 
 
 def _declare_reply(channel: Channel, name: str, method: m.QueueDeclare) -> None:
-    """Whether somebody waits for answers under a name."""
+    """Respond to a passive declare of a direct reply-to name: whether its channel still exists."""
     if channel.connection.server.replies.find(channel.vhost.name, name) is None:
         raise ChannelFault(NOT_FOUND, f"no queue '{name}' in vhost '{channel.vhost.name}'", method.number)
     if not method.nowait:
@@ -124,7 +129,7 @@ def queue_unbind(channel: Channel, method: m.QueueUnbind) -> None:
 
 
 def _queue_and_key(channel: Channel, method: m.QueueBind | m.QueueUnbind) -> tuple[str, str]:
-    """Without queue and key both mean the queue declared last."""
+    """Return queue and routing key. If both are empty, both are the queue declared last."""
     queue = channel.queue_name(method.queue, method)
     return queue, method.routing_key or ("" if method.queue else queue)
 
@@ -160,11 +165,11 @@ def channel_flow(channel: Channel, method: m.ChannelFlow) -> None:
 
 
 def channel_flow_ok(channel: Channel, method: m.ChannelFlowOk) -> None:
-    """An answer to a question we do not ask."""
+    """Ignored: the server never sends channel.flow."""
 
 
 def access_request(channel: Channel, method: m.AccessRequest) -> None:
-    """A leftover of AMQP 0-8 that some clients send: permissions are checked where they count."""
+    """A leftover of AMQP 0-8 that some clients still send. Permissions are checked per operation."""
     channel.send(m.AccessRequestOk(1))
 
 

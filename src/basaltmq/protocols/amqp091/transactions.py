@@ -1,7 +1,7 @@
-"""Transactions of a channel: what is published and settled waits for tx.commit, which is one batch of the store.
+"""Channel transactions: publishes and settlements wait for tx.commit, which applies them as one store batch.
 
-Deliveries settled in a transaction stay the channel's until the commit; a rollback makes them unsettled again, to be
-settled some other way. A refused commit ends the channel, with nothing of it done.
+Deliveries settled in a transaction belong to the channel until the commit. A rollback makes them unsettled again. A
+failed commit closes the channel and applies nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel
 
 TRANSACTION_BYTES_MAX: Final = 64 << 20
-"""A transaction is one batch in memory and in the store; beyond this, commit more often."""
+"""Limit of a transaction in bytes, because it is one batch in memory and in the store."""
 
 
 class Transaction:
-    """What waits for tx.commit."""
+    """Publishes and settlements that wait for tx.commit."""
 
     __slots__ = ("_bytes", "acks", "publishes", "settled")
 
@@ -47,7 +47,7 @@ class Transaction:
         if self._bytes > TRANSACTION_BYTES_MAX:
             raise ConnectionFault(
                 RESOURCE_ERROR,
-                f"a transaction over {TRANSACTION_BYTES_MAX} bytes: commit after fewer messages",
+                f"the transaction exceeds {TRANSACTION_BYTES_MAX} bytes; commit after fewer messages",
                 m.BasicPublish.number,
             )
         self.publishes += messages
@@ -57,7 +57,7 @@ class Transaction:
         self.acks += len(taken)
 
     def taken(self) -> list[Taken[Subscription]]:
-        """Every delivery settled in it."""
+        """Return every delivery that the transaction settles."""
         return [each for taken, _ in self.settled for each in taken]
 
     def forget(self) -> None:

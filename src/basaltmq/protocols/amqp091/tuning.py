@@ -1,7 +1,7 @@
-"""Limits of a connection, and how the two sides agree on them.
+"""Limits of a connection, and their negotiation.
 
-The server names its limits (`tune`), the client answers with its own (`tune-ok`), which may be lower, never higher;
-zero means "no limit" and is higher than any. The heartbeat is what the client says; zero turns it off.
+The server offers its limits (connection.tune). The client responds with its own (tune-ok), which must not be higher.
+Zero means no limit, so it is higher than any. The client chooses the heartbeat interval; zero disables heartbeats.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from basaltmq.protocols.amqp091.wire.errors import NOT_ALLOWED, ConnectionFault
 from basaltmq.protocols.amqp091.wire.frames import FRAME_BYTES_MIN
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16384
-"""Before a client is known: room for a long token as password, little to hold for a stranger."""
+"""Frame limit before authentication: enough for a long token as password, and little memory per unknown client."""
 
 CHANNEL_MAX: Final = 2047
-"""RabbitMQ's default. A client with more channels than this leaks them."""
+"""RabbitMQ's default. Clients with more channels usually leak them."""
 
 FRAME_BYTES_MAX: Final = 131072
-"""RabbitMQ's default, which clients ask for: one read of the socket holds a whole frame."""
+"""RabbitMQ's default, which clients request. One socket read holds a whole frame."""
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
-"""The largest message a queue takes."""
+"""Largest message that a queue accepts, in bytes."""
 
 CONTENT_BYTES_MAX: Final = 128 << 20
-"""Two of the largest messages under way at once on the channels of one connection."""
+"""Limit of incomplete messages per connection: two of the largest size."""
 
 HEARTBEAT_S: Final = 60
 
 HANDSHAKE_S: Final = 10
-"""A stranger has this long to say who it is."""
+"""Time limit for the AMQP handshake, in seconds."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server allows."""
+    """Limits that the server offers and enforces."""
 
     frame_bytes_max: int = FRAME_BYTES_MAX
     channel_max: int = CHANNEL_MAX
@@ -48,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: config.Limits) -> Limits:
-        """What the configuration says."""
+        """Return the limits of the configuration."""
         return cls(
             frame_bytes_max=settings.frame_bytes_max,
             channel_max=settings.channels_max,
@@ -60,7 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tuning(msgspec.Struct, frozen=True):
-    """What holds for a connection."""
+    """Negotiated parameters of a connection."""
 
     frame_bytes_max: int
     channel_max: int
@@ -68,11 +68,11 @@ class Tuning(msgspec.Struct, frozen=True):
 
     @classmethod
     def before(cls, limits: Limits) -> Tuning:
-        """What holds until the client has answered."""
+        """Return the parameters that apply before tune-ok."""
         return cls(HANDSHAKE_FRAME_BYTES_MAX, limits.channel_max, 0)
 
     def answered(self, limits: Limits, answer: m.ConnectionTuneOk) -> Tuning:
-        """What holds after the client's answer."""
+        """Return the parameters after the client's tune-ok."""
         for name, asked, allowed in (
             ("frame_max", answer.frame_max, limits.frame_bytes_max),
             ("channel_max", answer.channel_max, limits.channel_max),

@@ -1,1 +1,1 @@
-"""gRPC over our HTTP/2, on asyncio: a server for handlers that know nothing of it, and a channel for clients."""
+"""gRPC over Basalt's own HTTP/2, on asyncio: a server, a client channel, and the broker's services."""

@@ -1,4 +1,4 @@
-"""What the header fields of a call say, on either side. Read once for all calls with the same fields."""
+"""Parsed header fields of requests and responses. Results are cached by header block (`http2/header_blocks.py`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PSEUDO: Final = frozenset([":method", ":scheme", ":path", ":authority"])
 
 
 class RequestHead:
-    """How a call begins. With `http_status` or `refusal` it is not to be served."""
+    """The header fields of a request. If `http_status` or `refusal` is set, the call is rejected with it."""
 
     __slots__ = ("authorization", "encoding", "fields", "http_status", "path", "refusal", "timeout_s")
 
@@ -28,7 +28,7 @@ class RequestHead:
         self.encoding = "identity"
         self.timeout_s: float | None = None
         self.http_status = 0
-        """What is answered to a request that is not gRPC."""
+        """HTTP status to answer with if the request is not a gRPC request, else 0."""
         self.refusal: Outcome | None = None
         self._read(given)
 
@@ -71,7 +71,7 @@ class RequestHead:
         if encoding not in ("identity", "gzip"):
             self.refusal = Outcome(
                 Status.UNIMPLEMENTED,
-                f"messages in the encoding {encoding!r:.40} are not read here; send identity or gzip",
+                f"the message encoding {encoding!r:.40} is not supported; send identity or gzip",
                 (("grpc-accept-encoding", "identity,gzip"),),
             )
 
@@ -80,13 +80,13 @@ class RequestHead:
             return
         found = _TIMEOUT.fullmatch(timeout)
         if found is None:
-            self.refusal = Outcome(Status.INVALID_ARGUMENT, f"grpc-timeout {timeout!r:.40} is no time")
+            self.refusal = Outcome(Status.INVALID_ARGUMENT, f"grpc-timeout {timeout!r:.40} is not a valid timeout")
         else:
             self.timeout_s = int(found[1]) * _UNITS_S[found[2]]
 
 
 class ResponseHead:
-    """How a server answers: the beginning of an answer, its end, or both in one."""
+    """The header fields of a response: its head, its trailers, or both in one block."""
 
     __slots__ = ("encoding", "fields", "http_status", "outcome")
 

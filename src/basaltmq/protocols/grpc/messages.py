@@ -1,4 +1,4 @@
-"""Messages of a call in the content of its stream.
+"""Length-prefixed gRPC messages in the content of a stream.
 
 | compressed u8 | length u32 | message (length) |   | compressed u8 | ...
 """
@@ -16,30 +16,26 @@ PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = PREFIX.size
 
 PART_BYTES_MIN: Final = 4_096
-"""Two parts side by side have more than this, so that a sender of single bytes does not cost an object for each."""
+"""Two adjacent parts together exceed this size, so a sender of single bytes does not cost one object per byte."""
 
 _GZIP: Final = zlib.MAX_WBITS | 16
 
 
 class MessageTooLarge(Exception):
-    """Over the limit; nothing of it is kept."""
+    """A message exceeds the size limit. Nothing of it is kept."""
 
 
 class BadMessage(Exception):
-    """Not what the rules say."""
+    """A message violates the gRPC framing or its compression is invalid."""
 
 
 def prefix(message: bytes) -> bytes:
-    """What comes before a message."""
+    """Return the prefix of an uncompressed message."""
     return PREFIX.pack(0, len(message))
 
 
-def prefixed(message: bytes) -> bytes:
-    return PREFIX.pack(0, len(message)) + message
-
-
 class Messages:
-    """Puts messages together from the parts that arrive."""
+    """Reassembles messages from the chunks of a stream."""
 
     __slots__ = ("_bytes_max", "_encoding", "_have", "_need", "_parts", "ready")
 
@@ -49,13 +45,13 @@ class Messages:
         self._parts: list[Chunk] = []
         self._have = 0
         self._need = PREFIX_BYTES
-        """Bytes before there is anything to do: a prefix, or a prefix and its message."""
+        """Bytes needed before parsing can continue: a prefix, or a prefix and its message."""
         self.ready: deque[bytes] = deque()
-        """Whole messages, in their order."""
+        """Complete messages, in order."""
 
     @property
     def held_bytes(self) -> int:
-        """Of a message that is not whole."""
+        """Buffered bytes of the incomplete message."""
         return self._have
 
     def add(self, chunk: Chunk) -> None:
@@ -72,7 +68,7 @@ class Messages:
         while self._have - position >= PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(buffer, position)
             if length > self._bytes_max:
-                raise MessageTooLarge(f"a message of {length} bytes is over the limit of {self._bytes_max}")
+                raise MessageTooLarge(f"a message of {length} bytes exceeds the limit of {self._bytes_max} bytes")
             self._need = PREFIX_BYTES + length
             if self._have - position < self._need:
                 break
@@ -84,23 +80,23 @@ class Messages:
         self._have -= position
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Raise BadMessage if the stream ended within a message."""
         if self._have:
-            raise BadMessage("the call ended in the middle of a message")
+            raise BadMessage("the call ended within a message")
 
     def decoded(self, flag: int, message: bytes) -> bytes:
-        """A message as it was before it was compressed, if it was."""
+        """Return the message, decompressed if its flag is set."""
         if not flag:
             return message
         if flag != 1 or self._encoding != "gzip":
-            raise BadMessage("a message is marked as compressed, and the call does not say how")
+            raise BadMessage("a message is marked as compressed, but the call has no grpc-encoding: gzip")
         decoder = zlib.decompressobj(_GZIP)
         try:
             found = decoder.decompress(message, self._bytes_max + 1)
         except zlib.error:
-            raise BadMessage("a message is marked as compressed with gzip and is not") from None
+            raise BadMessage("a message is marked as gzip, but is not valid gzip") from None
         if len(found) > self._bytes_max:
-            raise MessageTooLarge(f"a message is over the limit of {self._bytes_max} bytes when it is unpacked")
+            raise MessageTooLarge(f"a decompressed message exceeds the limit of {self._bytes_max} bytes")
         if not decoder.eof or decoder.unused_data:
-            raise BadMessage("a message is marked as compressed with gzip and is not one piece of it")
+            raise BadMessage("a message is marked as gzip, but is not exactly one gzip member")
         return found

@@ -1,4 +1,4 @@
-"""How a call ended, as gRPC says it: a number, a text, and fields of our own beside them."""
+"""The outcome of a gRPC call: status code, message, and trailing metadata."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import quote, unquote
 from basaltmq.protocols.grpc.http2.header_blocks import Field, encode
 
 TEXT_CHARACTERS_MAX: Final = 1_024
-"""Of an error's text; escaped it is three times as long at worst, and has to fit a client's limit for all fields."""
+"""Limit for an error text. Escaping triples it at worst, and it must fit the client's header list limit."""
 
 _PLAIN: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
-"""What `quote` would escape and gRPC does not: all that is printable but the percent sign."""
+"""Characters that `quote` would escape and gRPC does not: all printable ASCII except the percent sign."""
 
 
 class Status(enum.IntEnum):
-    """The codes of gRPC."""
+    """gRPC status codes."""
 
     OK = 0
     CANCELLED = 1
@@ -38,7 +38,7 @@ class Status(enum.IntEnum):
 
 
 class Outcome(NamedTuple):
-    """The end of a call."""
+    """How a call ended. `fields` is trailing metadata."""
 
     status: Status
     text: str = ""
@@ -46,7 +46,7 @@ class Outcome(NamedTuple):
 
 
 def trailer(outcome: Outcome) -> bytes:
-    """The header block that ends a call."""
+    """Return the trailer block of a call."""
     found = [("grpc-status", str(int(outcome.status)))]
     if outcome.text:
         found.append(("grpc-message", escaped(outcome.text[:TEXT_CHARACTERS_MAX])))
@@ -54,7 +54,7 @@ def trailer(outcome: Outcome) -> bytes:
 
 
 def escaped(text: str) -> str:
-    """UTF-8 with everything that is not printable ASCII, and the percent sign, as %XX."""
+    """Percent-encode the UTF-8 bytes that are not printable ASCII, and the percent sign."""
     return quote(text, safe=_PLAIN, errors="replace")
 
 
@@ -63,7 +63,7 @@ def unescaped(text: str) -> str:
 
 
 def status_of(number: str) -> Status:
-    """The status of this number; UNKNOWN for any that is none."""
+    """Return the status with this number, or UNKNOWN."""
     try:
         return Status(int(number))
     except ValueError:

@@ -1,10 +1,10 @@
-"""Numbers as protobuf writes them, for messages that are put together without it."""
+"""Protobuf varints, for messages that are encoded by hand."""
 
 from __future__ import annotations
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first."""
+    """Return the value in base 128, least significant group first."""
     if value < 0x80:
         return bytes((value,))
     if value < 0x4000:

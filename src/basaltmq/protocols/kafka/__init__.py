@@ -1,10 +1,10 @@
-"""Kafka's protocol on the stream plane.
+"""Kafka protocol on the stream plane.
 
-schema    the types of the wire, and codecs derived from tables of fields
-apis_*    one table for each request and response, by version
-api       which of them are announced
-errors    the one table from our errors to Kafka's codes
-connection, server    frames in, answers out, in order; sockets, TLS
-session, topics, configs, produce, producers, fetch, groups, group, offsets    what the requests do
-consumer_requests, consumer_groups, consumer_group, consumer_member, assignors    groups of the second protocol
+wire/            message schemas by API and version, codecs, error codes, framing
+server, connection    listener and TLS; one client connection, responses in request order
+context          state that the request handlers share, per virtual host
+produce, fetch, fetch_session, list_offsets, read_ahead, arrivals, deadline    the data path
+topics, configs, session, scram, scram_users    administration and authentication
+groups/          consumer groups (classic and KIP-848) and committed offsets
+transactions/    transaction coordinator and producer state
 """

@@ -1,8 +1,7 @@
-"""Who waits for records in which shard.
+"""Registry of fetches that wait for new records, by shard.
 
-Everything that appends in a broker says so here once its records can be read: produce requests themselves, and stream
-queues of AMQP. A fetch that found too little registers with the shards it asked for, and is woken when as much as it
-lacks has come; nobody polls.
+Every append in the broker reports here once its records are readable: produce requests and AMQP stream queues. A fetch
+that found too few bytes registers with its shards. It is woken when the missing bytes have arrived, so nothing polls.
 """
 
 from __future__ import annotations
@@ -11,18 +10,18 @@ from collections.abc import Callable, Iterable
 
 
 class Wait:
-    """One that waits in some shards for so many bytes."""
+    """A callback that waits until a number of bytes arrives in any of its shards."""
 
-    __slots__ = ("lacking_bytes", "shards", "wake")
+    __slots__ = ("missing_bytes", "shards", "wake")
 
-    def __init__(self, shards: Iterable[int], lacking_bytes: int, wake: Callable[[], None]) -> None:
+    def __init__(self, shards: Iterable[int], missing_bytes: int, wake: Callable[[], None]) -> None:
         self.shards = tuple(shards)
-        self.lacking_bytes = lacking_bytes
+        self.missing_bytes = missing_bytes
         self.wake = wake
 
 
 class Arrivals:
-    """The waits of one virtual host."""
+    """The waiting fetches of one virtual host."""
 
     def __init__(self) -> None:
         self._by_shard: dict[int, set[Wait]] = {}
@@ -40,12 +39,12 @@ class Arrivals:
                     del self._by_shard[shard]
 
     def came(self, shard: int, size_bytes: int) -> None:
-        """So much more can be read in a shard."""
+        """Record that `size_bytes` became readable in a shard, and wake the waits that are now satisfied."""
         waiting = self._by_shard.get(shard)
         if waiting:
             for wait in tuple(waiting):
-                wait.lacking_bytes -= size_bytes
-                if wait.lacking_bytes <= 0:
+                wait.missing_bytes -= size_bytes
+                if wait.missing_bytes <= 0:
                     self.remove(wait)
                     wait.wake()
 

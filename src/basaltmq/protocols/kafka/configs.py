@@ -1,13 +1,13 @@
-"""Settings of topics by Kafka's names.
+"""Topic and broker configs under their Kafka names: describe and alter.
 
-    retention.ms, retention.bytes    -1: no limit, which is the default here
+    retention.ms, retention.bytes    -1 (default): no limit
     cleanup.policy                   delete, compact, or both; with compact alone retention does not apply
     delete.retention.ms, max.message.bytes
-    message.timestamp.type           CreateTime, or LogAppendTime for what Kafka's producers send
+    message.timestamp.type           CreateTime, or LogAppendTime for batches from Kafka producers
     basalt.durability                memory, written, synced: what acks=all waits for
 
-Names whose meaning lies in Kafka's own files (segment.bytes, flush.ms ...) are taken and have no effect. Anything else
-is refused, so that nobody believes in a setting that does nothing.
+Configs that only concern Apache Kafka's own files or replication (segment.bytes, flush.ms ...) are accepted and
+ignored. Any other config is rejected, so that no client relies on a config that does nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.durability import Durability, parse_durability
 from basaltmq.errors import BasaltError, InvalidConfigError
-from basaltmq.protocols.kafka.context import NODE_ID, Client, Desk
+from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
 from basaltmq.protocols.kafka.groups import configs as group_configs
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
@@ -56,7 +56,7 @@ _WITHOUT_EFFECT: Final = frozenset(
     )
 )
 _FIXED: Final = {"compression.type": "producer"}
-"""Settings that can only be what they are."""
+"""Configs with a single valid value."""
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 _TIMES: Final = ("CreateTime", LOG_APPEND_TIME)
@@ -76,12 +76,12 @@ def _number(name: str, value: str) -> int:
     try:
         return int(value)
     except ValueError:
-        raise InvalidConfigError(f"{name} is a number, not {value!r:.80}") from None
+        raise InvalidConfigError(f"{name} must be a number, not {value!r:.80}") from None
 
 
-def _times(name: str, value: str) -> bool:
+def _timestamp_type(name: str, value: str) -> bool:
     if value not in _TIMES:
-        raise InvalidConfigError(f"{name} is {' or '.join(_TIMES)}, not {value!r:.80}")
+        raise InvalidConfigError(f"{name} must be {' or '.join(_TIMES)}, not {value!r:.80}")
     return value == LOG_APPEND_TIME
 
 
@@ -92,7 +92,7 @@ _COMPACT: Final = "compact"
 def _policy(name: str, value: str) -> frozenset[str]:
     chosen = frozenset(each.strip() for each in value.split(",") if each.strip())
     if not chosen or chosen - {_DELETE, _COMPACT}:
-        raise InvalidConfigError(f"{name} is delete, compact or both, not {value!r:.80}")
+        raise InvalidConfigError(f"{name} must be delete, compact or both, not {value!r:.80}")
     return chosen
 
 
@@ -103,8 +103,8 @@ def _policy_of(config: TopicConfig) -> str:
 
 
 _SETTINGS: Final[dict[str, tuple[str, Callable[[str, str], Any], Callable[[TopicConfig], str], int]]] = {
-    "retention.ms": ("retention_ms", _limit, lambda config: _shown(config.retention_ms), _LONG),
-    "retention.bytes": ("retention_bytes", _limit, lambda config: _shown(config.retention_bytes), _LONG),
+    "retention.ms": ("retention_ms", _limit, lambda config: _limit_text(config.retention_ms), _LONG),
+    "retention.bytes": ("retention_bytes", _limit, lambda config: _limit_text(config.retention_bytes), _LONG),
     "cleanup.policy": ("compact", _policy, _policy_of, _LIST),
     "delete.retention.ms": (
         "tombstone_retention_ms",
@@ -115,7 +115,7 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[[str, str], Any], Callable[[Topic
     "max.message.bytes": ("record_bytes_max", _number, lambda config: str(config.record_bytes_max), _INT),
     "message.timestamp.type": (
         "append_time",
-        _times,
+        _timestamp_type,
         lambda config: LOG_APPEND_TIME if config.append_time else "CreateTime",
         _STRING,
     ),
@@ -128,14 +128,14 @@ _SETTINGS: Final[dict[str, tuple[str, Callable[[str, str], Any], Callable[[Topic
 }
 
 
-def _shown(limit: int | None) -> str:
+def _limit_text(limit: int | None) -> str:
     return "-1" if limit is None else str(limit)
 
 
 def _setting(name: str, value: str | None) -> dict[str, Any]:
-    """Fields of the topic's config and their values; none for a setting without effect."""
+    """Return the fields of `TopicConfig` that a config sets; none for a config without effect."""
     if value is None:
-        raise InvalidConfigError(f"{name} has no value; leave it out for the default")
+        raise InvalidConfigError(f"{name} has no value; omit it to use the default")
     known = _SETTINGS.get(name)
     if known is not None:
         found = known[1](name, value)
@@ -145,15 +145,17 @@ def _setting(name: str, value: str | None) -> dict[str, Any]:
     if name in _FIXED and value == _FIXED[name]:
         return {}
     if name in _FIXED:
-        raise InvalidConfigError(f"{name} can only be {_FIXED[name]} here, not {value!r:.80}")
+        raise InvalidConfigError(f"{name} must be {_FIXED[name]}, not {value!r:.80}")
     if name in _WITHOUT_EFFECT:
         return {}
-    raise InvalidConfigError(f"topics have no setting {name!r:.80} here; they have {', '.join(sorted(_SETTINGS))}")
+    raise InvalidConfigError(f"unknown topic config {name!r:.80}; valid configs: {', '.join(sorted(_SETTINGS))}")
 
 
 def topic_config(given: Iterable[tuple[str, str | None]], partitions: int, durability: Durability) -> TopicConfig:
-    """The config of a topic made over Kafka. Keys are indexed only where compaction needs them: else batches stay
-    closed on their way in."""
+    """Return the config of a topic created over Kafka.
+
+    Keys are indexed only for compaction, because otherwise produced batches need no decoding.
+    """
     fields: dict[str, Any] = {"durability": durability}
     for name, value in given:
         fields |= _setting(name, value)
@@ -161,105 +163,105 @@ def topic_config(given: Iterable[tuple[str, str | None]], partitions: int, durab
     return TopicConfig(partitions=partitions, index_keys=is_compact, index_tags=False, **fields)
 
 
-async def describe_configs(desk: Desk, client: Client, request: Request) -> Fields:
-    return {"results": [_described(desk, client, each) for each in request.body["resources"]]}
+async def describe_configs(context: Context, client: Client, request: Request) -> Fields:
+    return {"results": [_described(context, client, each) for each in request.body["resources"]]}
 
 
-def _described(desk: Desk, client: Client, asked: Fields) -> Fields:
-    answer: Fields = {"resource_type": asked["resource_type"], "resource_name": asked["resource_name"]}
+def _described(context: Context, client: Client, item: Fields) -> Fields:
+    response: Fields = {"resource_type": item["resource_type"], "resource_name": item["resource_name"]}
     try:
-        if asked["resource_type"] == BROKER and asked["resource_name"] == str(NODE_ID):
-            rows = _broker(desk)
-        elif asked["resource_type"] == TOPIC:
-            client.check(READ, asked["resource_name"])
-            rows = _topic(desk.topic(asked["resource_name"]).config)
-        elif asked["resource_type"] == group_configs.GROUP:
-            rows = group_configs.described(desk, client, asked["resource_name"])
+        if item["resource_type"] == BROKER and item["resource_name"] == str(NODE_ID):
+            rows = _broker(context)
+        elif item["resource_type"] == TOPIC:
+            client.check(READ, item["resource_name"])
+            rows = _topic(context.topic(item["resource_name"]).config)
+        elif item["resource_type"] == group_configs.GROUP:
+            rows = group_configs.described(context, client, item["resource_name"])
         else:
-            message = "only topics, groups and this broker are known"
-            return answer | {"error_code": e.INVALID_REQUEST, "error_message": message}
+            message = "unsupported resource: only topics, groups and this broker have configs"
+            return response | {"error_code": e.INVALID_REQUEST, "error_message": message}
     except (BasaltError, Refused) as error:
-        return answer | {"error_code": e.code_of(error), "error_message": str(error)}
-    wanted = asked["configuration_keys"]
-    return answer | {"configs": [row for row in rows if wanted is None or row["name"] in wanted]}
+        return response | {"error_code": e.code_of(error), "error_message": str(error)}
+    wanted = item["configuration_keys"]
+    return response | {"configs": [row for row in rows if wanted is None or row["name"] in wanted]}
 
 
 def _topic(config: TopicConfig) -> list[Fields]:
-    usual = TopicConfig()
+    defaults = TopicConfig()
     rows = []
     for name, (field, _, show, kind) in _SETTINGS.items():
-        is_usual = getattr(config, field) == getattr(usual, field)
-        rows.append(_row(name, show(config), kind, is_fixed=False, is_usual=is_usual))
-    rows += [_row(name, value, _STRING, is_fixed=True) for name, value in _FIXED.items()]
+        is_default = getattr(config, field) == getattr(defaults, field)
+        rows.append(_row(name, show(config), kind, is_read_only=False, is_default=is_default))
+    rows += [_row(name, value, _STRING, is_read_only=True) for name, value in _FIXED.items()]
     return rows
 
 
-def _broker(desk: Desk) -> list[Fields]:
-    settings = desk.settings
+def _broker(context: Context) -> list[Fields]:
+    settings = context.settings
     return [
-        _row("auto.create.topics.enable", str(settings.auto_create).lower(), _STRING, is_fixed=True),
-        _row("num.partitions", str(settings.partitions), _INT, is_fixed=True),
-        _row("default.replication.factor", "1", _INT, is_fixed=True),
-        _row("socket.request.max.bytes", str(settings.request_bytes_max), _INT, is_fixed=True),
-        _row("log.retention.ms", "-1", _LONG, is_fixed=True),
+        _row("auto.create.topics.enable", str(settings.auto_create).lower(), _STRING, is_read_only=True),
+        _row("num.partitions", str(settings.partitions), _INT, is_read_only=True),
+        _row("default.replication.factor", "1", _INT, is_read_only=True),
+        _row("socket.request.max.bytes", str(settings.request_bytes_max), _INT, is_read_only=True),
+        _row("log.retention.ms", "-1", _LONG, is_read_only=True),
     ]
 
 
-def _row(name: str, value: str, kind: int, *, is_fixed: bool, is_usual: bool = True) -> Fields:
+def _row(name: str, value: str, kind: int, *, is_read_only: bool, is_default: bool = True) -> Fields:
     return {
         "name": name,
         "value": value,
-        "read_only": is_fixed,
-        "config_source": DEFAULT if is_usual else DYNAMIC_TOPIC,
+        "read_only": is_read_only,
+        "config_source": DEFAULT if is_default else DYNAMIC_TOPIC,
         "config_type": kind,
     }
 
 
-async def incremental_alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
-    is_trial = request.body["validate_only"]
-    return {"responses": [await _altered(desk, client, each, is_trial) for each in request.body["resources"]]}
+async def incremental_alter_configs(context: Context, client: Client, request: Request) -> Fields:
+    validate_only = request.body["validate_only"]
+    return {"responses": [await _altered(context, client, each, validate_only) for each in request.body["resources"]]}
 
 
-async def alter_configs(desk: Desk, client: Client, request: Request) -> Fields:
-    """All settings at once: what is not named is as it is without being set."""
-    is_trial = request.body["validate_only"]
+async def alter_configs(context: Context, client: Client, request: Request) -> Fields:
+    """Replace all configs of each resource: a config that the request omits returns to its default."""
+    validate_only = request.body["validate_only"]
     replaced = []
     for each in request.body["resources"]:
         named = {config["name"] for config in each["configs"]}
         changes = [{**config, "config_operation": SET} for config in each["configs"]]
         known = group_configs.SETTINGS if each["resource_type"] == group_configs.GROUP else _SETTINGS
         changes += [{"name": name, "config_operation": DELETE} for name in known if name not in named]
-        replaced.append(await _altered(desk, client, {**each, "configs": changes}, is_trial))
+        replaced.append(await _altered(context, client, {**each, "configs": changes}, validate_only))
     return {"responses": replaced}
 
 
-async def _altered(desk: Desk, client: Client, asked: Fields, is_trial: bool) -> Fields:
-    name = asked["resource_name"]
-    answer: Fields = {"resource_type": asked["resource_type"], "resource_name": name}
-    if asked["resource_type"] not in {TOPIC, group_configs.GROUP}:
-        message = "only settings of topics and groups can be altered"
-        return answer | {"error_code": e.INVALID_REQUEST, "error_message": message}
+async def _altered(context: Context, client: Client, item: Fields, validate_only: bool) -> Fields:
+    name = item["resource_name"]
+    response: Fields = {"resource_type": item["resource_type"], "resource_name": name}
+    if item["resource_type"] not in {TOPIC, group_configs.GROUP}:
+        message = "only configs of topics and groups can be altered"
+        return response | {"error_code": e.INVALID_REQUEST, "error_message": message}
     try:
-        if asked["resource_type"] == group_configs.GROUP:
-            await group_configs.alter(desk, client, asked, is_trial)
-            return answer
+        if item["resource_type"] == group_configs.GROUP:
+            await group_configs.alter(context, client, item, validate_only)
+            return response
         client.check(CONFIGURE, name)
-        topic = desk.topic(name)
+        topic = context.topic(name)
         changes: dict[str, Any] = {}
-        for each in asked["configs"]:
+        for each in item["configs"]:
             if each["config_operation"] == DELETE and each["name"] in _SETTINGS:
                 field, _, show, _ = _SETTINGS[each["name"]]
-                usual = TopicConfig(durability=desk.settings.durability)
-                changes |= _setting(each["name"], show(usual)) | {field: getattr(usual, field)}
+                defaults = TopicConfig(durability=context.settings.durability)
+                changes |= _setting(each["name"], show(defaults)) | {field: getattr(defaults, field)}
             elif each["config_operation"] == SET:
                 changes |= _setting(each["name"], each["value"])
             else:
-                raise InvalidConfigError(f"{each['name']!r:.80} can be set or deleted, nothing else")
-        if is_trial:
+                raise InvalidConfigError(f"unsupported operation on {each['name']!r:.80}; use SET or DELETE")
+        if validate_only:
             msgspec.structs.replace(topic.config, **changes).check()
         elif changes:
-            with desk.guard():
-                await asyncio.to_thread(lambda: desk.plane.topics.alter(name, **changes))
+            with context.guard():
+                await asyncio.to_thread(lambda: context.plane.topics.alter(name, **changes))
     except (BasaltError, Refused) as error:
-        return answer | {"error_code": e.code_of(error), "error_message": str(error)}
-    return answer
+        return response | {"error_code": e.code_of(error), "error_message": str(error)}
+    return response

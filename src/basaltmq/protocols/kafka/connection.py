@@ -1,17 +1,16 @@
-"""One client: frames in, requests handled in order, answers out in the same order.
+"""One Kafka client connection: reads requests, handles them in order, and sends responses in the same order.
 
-    | size i32 | request |        at most request_bytes_max; before authentication 512 KiB, as with Apache Kafka
+    | size i32 | request |        at most request_bytes_max; before authentication 512 KiB, as in Apache Kafka
 
-A request is handled when those before it were; one whose answer takes long (a fetch that waits, a join) holds those
-behind it, as a broker of Kafka does. Requests are handled for a share of each turn of the loop
-(broker/loop_shares.py); the others wait for the next turn.
+A request starts after the previous one has finished. A slow request (a waiting fetch, a join) delays those behind it,
+as in Apache Kafka. Each event-loop turn handles requests for a time share (`LoopShares`); the rest wait for the next
+turn.
 
-Only produce requests are different: while one waits for its sync the next is appended, and their answers follow in
-order. A client with too much under way, or that does not read its answers, is
-not read from.
+Produce requests are pipelined: while one waits for its fsync, the next is appended. Their responses keep the order.
+The connection stops reading from a client that has too much in flight or does not read its responses.
 
-What is not a request, asks for what was not announced, or says a size that cannot be, ends the connection: Kafka has
-no error for it. ApiVersions in an unknown version is answered in version 0, so that clients can choose again.
+A malformed request, an API version that was not announced, or an invalid size closes the connection, because Kafka has
+no error response for them. ApiVersions in an unknown version gets a version 0 response, so that the client can retry.
 """
 
 from __future__ import annotations
@@ -43,19 +42,20 @@ if TYPE_CHECKING:
 
 UNAUTHENTICATED_BYTES_MAX: Final = 512 << 10
 UNDER_WAY_MAX: Final = 256
-"""Produce requests of one connection that wait for their sync, and answers that wait behind them."""
+"""Limit of responses in flight per connection: produce requests that wait for fsync, and responses behind them."""
 
 UNDER_WAY_BYTES_MAX: Final = 64 << 20
-"""Of these; the last may be above it."""
+"""Limit of the bytes of these requests and responses; the last one may exceed it."""
 
 READ_BYTES_LARGE: Final = 128 << 10
-"""After a read of this size the socket waits for the next turn: libuv repeats reads that fill its buffer."""
+"""After a read of at least this size, reading pauses for one loop turn, because libuv repeats reads that fill its
+buffer."""
 
 WRITE_HIGH_BYTES: Final = 4 << 20
-"""Unread answers above which nothing more is handled; a fetch may add one answer to it."""
+"""Unsent response bytes above which no further request is handled. One fetch response may exceed it."""
 
 TOPICS_ENCODED_HERE_MAX: Final = 1000
-"""Topics in an answer that the loop encodes by itself: 10 ms."""
+"""Topics or partitions in a response above which a thread encodes it. The loop encodes this many in 10 ms."""
 
 
 NONCE_BYTES: Final = 24
@@ -64,19 +64,19 @@ _log: Final = logging.getLogger(__name__)
 
 
 class _Owed:
-    """An answer whose turn has not come."""
+    """A response that waits for earlier responses."""
 
     __slots__ = ("chunks", "size_bytes")
 
     def __init__(self, size_bytes: int, chunks: list[bytes] | None) -> None:
         self.size_bytes = size_bytes
-        """Of the request that waits, or of the answer."""
+        """Size of the request while its response is pending, or of the response."""
         self.chunks = chunks
-        """None while it is on its way."""
+        """The encoded response; None while it is pending."""
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection."""
+    """A Kafka client connection."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._may_enter = False
         self._mechanism = ""
         self._is_bare = False
-        """Frames are bare messages of the mechanism."""
+        """Frames are raw SASL messages without a Kafka request header (SaslHandshake version 0)."""
         self._scram: ScramExchange | None = None
         self._step: asyncio.Task[None] | Held | None = None
         self._waiting: deque[_Owed] = deque()
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_pumping = False
         self._is_behind = False
-        """Requests are left for the next turn of the loop."""
+        """Unhandled requests remain for the next loop turn."""
         self._number = 0
         self._handshake_timer: asyncio.TimerHandle | None = None
 
@@ -135,12 +135,12 @@ class Connection(asyncio.Protocol):
         if self._step is not None:
             self._step.cancel()
         self.deadline.close()
-        # What was appended goes on to its sync: those who wait for it are told by it.
+        # Appended batches continue to their fsync, whose callbacks complete the pending produce requests.
         self.server.left(self)
 
     def _is_late(self) -> None:
         if not self._may_enter:
-            self._end("it did not say in time who it is")
+            self._end("authentication timed out")
 
     def data_received(self, data: bytes) -> None:
         self.received_bytes += len(data)
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def _pump(self, *, is_large: bool = False) -> None:
-        """Handle whole frames while nothing stands in the way and the share of the turn lasts."""
+        """Handle complete frames until the connection is blocked or the time share of this turn is used up."""
         if self._is_pumping or self._is_behind:
             return
         shares = self.server.shares
@@ -173,14 +173,14 @@ class Connection(asyncio.Protocol):
         self._pace()
 
     def _go_on(self) -> None:
-        """The next turn of the loop."""
+        """Continue in the next loop turn."""
         if self._is_behind:
             self._is_behind = False
             self.server.shares.left()
             self._pump()
 
     def _take_frames(self) -> bool:
-        """Handle frames; True if the share is over and more may be there."""
+        """Handle frames. Return True if the time share is used up and more frames may be buffered."""
         while self._transport is not None and not self._transport.is_closing():
             if self._step is not None or self._is_full or self._has_enough():
                 return False
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
         return len(self._waiting) >= UNDER_WAY_MAX or self._waiting_bytes >= UNDER_WAY_BYTES_MAX
 
     def _pace(self) -> None:
-        """Read from the socket only what can be handled soon."""
+        """Pause or resume reading from the socket, so that only data that can be handled soon is buffered."""
         if self._transport is None or self._transport.is_closing():
             return
         is_held = self._step is not None or self._is_full or self._has_enough()
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
             return None
         size_max = self.server.settings.request_bytes_max if self._may_enter else UNAUTHENTICATED_BYTES_MAX
         if not 0 <= size <= size_max:
-            raise MalformedRequestError(f"a request of {size} bytes; up to {size_max} are taken")
+            raise MalformedRequestError(f"invalid request size: {size} bytes; the limit is {size_max} bytes")
         return self._inbox.take(size)
 
     def _handle(self, frame: bytes) -> None:
@@ -240,14 +240,14 @@ class Connection(asyncio.Protocol):
             self._begin(self._authenticate(request))
         elif not self._may_enter:
             raise MalformedRequestError(
-                f"{request.api.name} before authentication; set up SASL: {', '.join(MECHANISMS)}"
+                f"{request.api.name} before authentication; authenticate with SASL: {', '.join(MECHANISMS)}"
             )
         else:
             self._ask(request, len(frame))
 
     def _ask(self, request: k.Request, size_bytes: int) -> None:
-        desk = self.server.desk()
-        answer = self.server.handlers[request.api.key](desk, self, request)
+        context = self.server.context()
+        answer = self.server.handlers[request.api.key](context, self, request)
         if isinstance(answer, dict):
             self._answer(request, answer)
         elif isinstance(answer, Later):
@@ -267,7 +267,7 @@ class Connection(asyncio.Protocol):
         return k.encode_response(request.api, request.version, request.correlation_id, body)
 
     def _told(self, request: k.Request, owed: _Owed, body: Fields | None, error: Exception | None) -> None:
-        """A request that held nobody has its answer. Does not raise."""
+        """Complete a pipelined request. Does not raise."""
         try:
             if error is not None:
                 raise error
@@ -280,7 +280,7 @@ class Connection(asyncio.Protocol):
             self._pump()
 
     def _told_held(self, request: k.Request, body: Fields | None, error: Exception | None) -> None:
-        """A request that held those behind it has its answer. Does not raise."""
+        """Complete a request that blocked the ones behind it. Does not raise."""
         self._step = None
         try:
             if error is not None:
@@ -293,7 +293,7 @@ class Connection(asyncio.Protocol):
             self._pump()
 
     def _send_done(self) -> None:
-        """Send the answers that are there, in order."""
+        """Send the completed responses at the head of the queue."""
         waiting = self._waiting
         while waiting and waiting[0].chunks is not None:
             owed = waiting.popleft()
@@ -301,7 +301,7 @@ class Connection(asyncio.Protocol):
             self._send(owed.chunks or [])
 
     def _send_in_turn(self, chunks: list[bytes]) -> None:
-        """Send an answer after those before it."""
+        """Send a response after the pending ones before it."""
         if self._waiting:
             size_bytes = sum(map(len, chunks))
             self._waiting.append(_Owed(size_bytes, chunks))
@@ -310,7 +310,7 @@ class Connection(asyncio.Protocol):
             self._send(chunks)
 
     def _begin(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
-        """Something that holds what is behind it."""
+        """Run a step that blocks the requests behind it."""
         self._step = asyncio.create_task(self._run(step))
 
     async def _run(self, step: Coroutine[Any, Any, list[bytes]]) -> None:
@@ -323,17 +323,17 @@ class Connection(asyncio.Protocol):
         self._pump()
 
     def _failed(self) -> None:
-        """What is being handled as an exception ends the connection."""
+        """Close the connection because of the exception that is being handled."""
         error = sys.exception()
         if isinstance(error, BasaltError):
             self._end(str(error))
         else:
-            _log.error("%s: a request failed", self.name, exc_info=error)
-            self._end("an error of the broker's")
+            _log.error("%s: request failed", self.name, exc_info=error)
+            self._end("internal error")
 
     async def _awaited(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
         body = await answer
-        if request.api.key == k.METADATA and body is not None and len(body["topics"]) > TOPICS_ENCODED_HERE_MAX:
+        if body is not None and _is_large(request, body):
             return await asyncio.to_thread(self._chunks, request, body)
         return self._chunks(request, body)
 
@@ -354,7 +354,10 @@ class Connection(asyncio.Protocol):
 
     async def _authenticate(self, request: k.Request) -> list[bytes]:
         if self._mechanism not in MECHANISMS:
-            return self._chunks(request, {"error_code": e.ILLEGAL_SASL_STATE, "error_message": "handshake first"})
+            return self._chunks(
+                request,
+                {"error_code": e.ILLEGAL_SASL_STATE, "error_message": "send SaslHandshake before SaslAuthenticate"},
+            )
         try:
             answer = await self._log_in(request.body["auth_bytes"])
         except AuthenticationError as error:
@@ -370,7 +373,7 @@ class Connection(asyncio.Protocol):
         return [SIZE.pack(len(answer)), answer]
 
     async def _log_in(self, raw: bytes) -> bytes:
-        """One message of the mechanism; its answer. The last one lets the client in."""
+        """Process one SASL message and return the response. The last message authenticates the client."""
         users = self.server.node.users
         if self._mechanism == PLAIN:
             name, password = read_plain(raw)
@@ -397,7 +400,7 @@ class Connection(asyncio.Protocol):
         self._may_enter = True
 
     def _enter_anonymously(self) -> None:
-        """A client on this machine is let in as the anonymous user, if there is one; SASL may follow."""
+        """Authenticate a client on this host as the anonymous user, if one is configured. SASL may still follow."""
         if self.server.settings.access != "loopback":
             return
         user = self.server.node.users.anonymous(self.peer)
@@ -408,7 +411,7 @@ class Connection(asyncio.Protocol):
     def check(self, kind: str, resource: str) -> None:
         node, user = self.server.node, self.user
         if user is None or (user.is_anonymous and node.users.anonymous_name() != user.name):
-            raise AccessRefusedError(f"{kind} access to '{resource}' refused: log in first (SASL)")
+            raise AccessRefusedError(f"{kind} access to '{resource}' refused: authenticate with SASL first")
         node.permissions.check(user, self.server.settings.vhost, kind, resource)
 
     def is_administrator(self) -> bool:
@@ -452,3 +455,10 @@ class Connection(asyncio.Protocol):
             _log.info("%s: closed: %s", self.name, reason)
             self._inbox.clear()
             self._transport.close()
+
+
+def _is_large(request: k.Request, body: Fields) -> bool:
+    """Whether a response is too large to encode in the event loop."""
+    if request.api.key == k.LIST_OFFSETS:
+        return sum(len(topic["partitions"]) for topic in body["topics"]) > TOPICS_ENCODED_HERE_MAX
+    return request.api.key == k.METADATA and len(body["topics"]) > TOPICS_ENCODED_HERE_MAX

@@ -1,7 +1,7 @@
-"""What requests work with: one virtual host's stream plane, and what Kafka keeps beside it in memory.
+"""State of one virtual host that the Kafka request handlers share: the stream plane, groups, transactions, caches.
 
-A desk lives as long as its virtual host is open. When that fails or is restarted, the next request finds another desk;
-groups then form again, and producers are known from what the log and the store hold.
+A context lives as long as its virtual host is open. After a failure or a restart of the virtual host, the next request
+gets a new context. Consumer groups then rebalance, and producer state is read from the log and the store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoun
 from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch_session import FetchSession
-from basaltmq.protocols.kafka.groups.classic_groups import Groups
+from basaltmq.protocols.kafka.groups.classic_groups import ClassicGroups
 from basaltmq.protocols.kafka.groups.consumer_groups import ConsumerGroups
 from basaltmq.protocols.kafka.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.transactions.coordinator import Transactions
@@ -30,20 +30,21 @@ from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import Topic
 
 NODE_ID: Final = 1
-"""There is one broker, and this is its number."""
+"""Node id of the only broker."""
 
 UNKNOWN_BYTES: Final = 1 << 30
-"""Said where it is not known how much more can be read: whoever waits looks."""
+"""Size reported when the number of new bytes is unknown. It wakes every waiting fetch."""
 
 NAMES_MAX: Final = 10_000
-"""Names of topics remembered by their ids, or their shards."""
+"""Limit of each cache: topic names by topic id, topic names by shard, and routes."""
 
 
 class Route(NamedTuple):
-    """Where a partition is."""
+    """Location of a partition."""
 
     topic: Topic
     engine: SegmentEngine
@@ -51,11 +52,11 @@ class Route(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the listener was told."""
+    """Settings of the Kafka listener."""
 
     vhost: str = "/"
     advertised_host: str = ""
-    """How clients reach the broker; empty takes the address they came in by."""
+    """Host that Metadata responses name; empty means the local address of the client's connection."""
     advertised_port: int = 0
     auto_create: bool = True
     partitions: int = 1
@@ -65,24 +66,24 @@ class Settings(NamedTuple):
     request_bytes_max: int = 100 << 20
     connections_max: int = 10_000
     handshake_s: float = 10.0
-    """Time a client has to say who it is."""
+    """Time limit for authentication, in seconds."""
 
 
 class Client(Protocol):
-    """Who asks."""
+    """The connection that sent a request, as handlers use it."""
 
     client_id: str
     host: str
     fetch_session: FetchSession | None
     deadline: Deadline
-    """Of a request that holds those behind it."""
+    """Timer of the request that blocks the ones behind it."""
 
     def address(self) -> tuple[str, int]:
-        """How this client reaches the broker."""
+        """Return the host and port that Metadata responses name to this client."""
         ...
 
     def check(self, kind: str, resource: str) -> None:
-        """AccessRefusedError unless it may configure, write or read the resource."""
+        """Raise AccessRefusedError unless the client has this permission (configure, write or read)."""
         ...
 
     def may(self, kind: str, resource: str) -> bool: ...
@@ -90,36 +91,36 @@ class Client(Protocol):
     def is_administrator(self) -> bool: ...
 
     def unsent_bytes(self) -> int | None:
-        """Of its answers; None when it is gone."""
+        """Return the bytes of responses not yet sent; None after the connection closed."""
         ...
 
 
 Tell = Callable[[Fields | None, Exception | None], None]
-"""Called once, by whoever has the answer: with it, with None where none is sent, or with what went wrong."""
+"""Callback for a response, called once: with the body, with None if no response is sent, or with the error."""
 
 
 class Later(NamedTuple):
-    """An answer that is on its way; the requests after it need not wait for it. `start` is called once."""
+    """A pending response that does not block the requests behind it. `start` is called once."""
 
     start: Callable[[Tell], None]
 
 
 class Held(Protocol):
-    """An answer that is on its way, with everything after it held; a task would hear of what it awaits a turn late."""
+    """A pending response that blocks the requests behind it. Unlike a task, it completes without an extra loop turn."""
 
     def start(self, tell: Tell) -> None: ...
 
     def cancel(self) -> object:
-        """Nobody waits for it any more."""
+        """Stop: the connection is closed."""
         ...
 
 
 Answer = Fields | Later | Held | Coroutine[Any, Any, Fields | None] | None
-"""At once; on its way; on its way with everything after it held; the same by a coroutine; none at all."""
+"""Immediate response; pending; pending and blocking; a blocking coroutine; or no response."""
 
 
 async def awaited(answer: Answer) -> Fields | None:
-    """An answer of any kind, for those who have a task."""
+    """Await a response of any kind."""
     if answer is None or isinstance(answer, dict):
         return answer
     if isinstance(answer, Coroutine):
@@ -138,15 +139,15 @@ async def awaited(answer: Answer) -> Fields | None:
     return await found
 
 
-Handler = Callable[["Desk", Client, Request], Answer]
+Handler = Callable[["Context", Client, Request], Answer]
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class Desk:
-    """One virtual host, for Kafka's requests."""
+class Context:
+    """State of one virtual host for Kafka requests."""
 
     def __init__(self, node: Node, vhost: VHost, settings: Settings, clock_ms: Callable[[], int] = _now_ms) -> None:
         self.now_ms = clock_ms
@@ -157,20 +158,20 @@ class Desk:
         self.arrivals = Arrivals()
         self.ahead = ReadAhead()
         self._shard_names: dict[int, str] = {}
-        self.groups = Groups()
+        self.groups = ClassicGroups()
         self.consumer_groups = ConsumerGroups(vhost, self.plane)
         self.producers = Producers(vhost.store)
         self._fetch_sessions = itertools.count(1)
         self._names: dict[UUID, str] = {}
         self._routes: dict[tuple[str, int], Route] = {}
         self._epoch = -1
-        """Of the topics that names and routes are known of."""
+        """Topic epoch for which the cached names and routes are valid."""
         self.transactions = Transactions(
-            self.plane, lambda: self.producers.next_id()[0], clock_ms, decided=self._decided, failed=self._failed
+            vhost.streams, lambda: self.producers.next_id()[0], clock_ms, decided=self._decided, failed=self._failed
         )
         with self.guard():
             self.transactions.recover()
-        self._stop_listening = vhost.streams.on_visible(self._came)
+        self._stop_listening = vhost.streams.listen(self._topic_grew)
 
     def close(self) -> None:
         self._stop_listening()
@@ -192,8 +193,8 @@ class Desk:
         return next(self._fetch_sessions)
 
     def topic_name(self, topic_id: UUID) -> str | None:
-        """The name of the topic that has this id, None if none does."""
-        self._follow()
+        """Return the name of the topic with this id, or None."""
+        self._refresh_caches()
         name = self._names.get(topic_id)
         if name is not None:
             return name
@@ -206,8 +207,8 @@ class Desk:
         return found.name
 
     def route(self, name: str, partition: int) -> Route:
-        """As `topic` and `engine` of it, known since the last time if no topic has changed."""
-        self._follow()
+        """Return the location of a partition, cached until any topic changes."""
+        self._refresh_caches()
         found = self._routes.get((name, partition))
         if found is None:
             topic = self.topic(name)
@@ -217,8 +218,8 @@ class Desk:
             self._routes[name, partition] = found
         return found
 
-    def _follow(self) -> None:
-        """Forget what is known of topics if one has changed."""
+    def _refresh_caches(self) -> None:
+        """Clear the caches if a topic has changed."""
         epoch = self.plane.topics.epoch
         if epoch != self._epoch:
             self._epoch = epoch
@@ -226,33 +227,33 @@ class Desk:
             self._routes.clear()
 
     def engine(self, topic: Topic, partition: int) -> tuple[SegmentEngine, int]:
-        """Who keeps a partition, and its shard."""
+        """Return the engine and the shard of a partition."""
         if not 0 <= partition < len(topic.shards):
             raise TopicNotFoundError(f"topic {topic.name!r} has no partition {partition}")
-        engine, shard = self.plane.drivers.route(topic, partition)
-        if not isinstance(engine, SegmentEngine):
+        shard = topic.shards[partition]
+        kind = self.plane.shards.get(shard).engine
+        segments = self.vhost.streams.segments()
+        if segments is None or kind is not Engine.SEGMENT:
             raise InvalidConfigError(
-                f"topic {topic.name!r} is kept by the engine {topic.config.engine.value}; Kafka's clients need segment"
+                f"topic {topic.name!r} uses the engine {kind.value}; Kafka clients need engine segment"
             )
-        return engine, shard
+        return segments, shard
 
     def is_queue(self, topic: str) -> bool:
-        """Does a stream queue of AMQP keep its messages in this topic?"""
+        """Whether an AMQP stream queue stores its messages in this topic."""
         queue = self.vhost.queues.by_name.get(topic)
         return queue is not None and queue.is_stream
 
     def came(self, shard: int, size_bytes: int) -> None:
-        """So much more can be read in a shard, by consumers of any protocol."""
+        """Notify consumers of all protocols that `size_bytes` became readable in a shard."""
         self.arrivals.came(shard, size_bytes)
         name = self._shard_names.get(shard)
         if name is None:
-            name = self._named(shard)
-        queue = self.vhost.queues.by_name.get(name)
-        if queue is not None and queue.is_stream:
-            self.vhost.streams.grew(queue)
+            name = self._topic_of_shard(shard)
+        self.vhost.streams.notify(name, source=self._topic_grew)
 
-    def _named(self, shard: int) -> str:
-        """The topic of a shard, empty if it is gone; a shard has the same one all its life."""
+    def _topic_of_shard(self, shard: int) -> str:
+        """Return the topic name of a shard, or "" if the shard is deleted. A shard never changes its topic."""
         try:
             topic = self.plane.topics.by_id(self.plane.shards.get(shard).topic_id)
         except ShardNotFoundError:
@@ -271,7 +272,7 @@ class Desk:
         for shard in shards:
             self.came(shard, UNKNOWN_BYTES)
 
-    def _came(self, topic: str) -> None:
+    def _topic_grew(self, topic: str) -> None:
         found = self.plane.topics.find(topic)
         if found is not None:
             for shard in found.shards:

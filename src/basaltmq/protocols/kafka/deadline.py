@@ -1,8 +1,8 @@
-"""When what a connection waits for must be answered.
+"""Deadline of the request that a connection waits for.
 
-A consumer at the end of a partition waits anew with every batch, each time for half a second at most, and hardly ever
-for that long. A timer for each costs more than to look for what came. So a connection has one, which is left running:
-it finds out when it is due that there is something later to wait for, or nothing.
+A consumer at the end of a partition waits after every batch, each time for at most 500 ms, and rarely that long. A
+timer per wait costs more than the read itself. So each connection keeps one timer running. When it fires early, it is
+rescheduled for the current deadline, or dropped if there is none.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """One at a time."""
+    """At most one deadline at a time, on a timer that is reused."""
 
     __slots__ = ("_at", "_call", "_timer")
 
@@ -22,7 +22,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at: float, call: Callable[[], None]) -> None:
-        """Call when the loop's time has come to `at`, unless something else is set or it is cleared before."""
+        """Call `call` when the loop time reaches `at`, unless the deadline is replaced or cleared before."""
         self._at = at
         self._call = call
         if self._timer is not None:
@@ -32,7 +32,7 @@ class Deadline:
         self._timer = asyncio.get_running_loop().call_at(at, self._due)
 
     def clear(self) -> None:
-        """There is nothing to wait for."""
+        """Cancel the deadline and leave the timer running."""
         self._call = None
 
     def close(self) -> None:

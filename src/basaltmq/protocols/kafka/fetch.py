@@ -1,16 +1,16 @@
-"""Fetch: batches as they lie in the log, handed to the socket as they are.
+"""Fetch: sends record batches to the socket exactly as they are stored in the log.
 
-A fetch that finds less than `min_bytes` waits, registered with the shards it asked for, until so much has come or its
-time is over. One that meets an error answers at once. What is wanted comes from the request and its session
-(`fetch_session`), topics by name or, since version 13, by id.
+A fetch that finds less than `min_bytes` waits in `Arrivals` until enough bytes arrive or its wait time ends. An error
+in any partition ends the wait at once. The partitions come from the request and its fetch session. Topics are given by
+name, or by id since version 13.
 
-Consumers that read what is committed get everything up to the last stable offset, where the first transaction begins
-that is not decided, and a list of the aborted ones among it.
+With isolation level read_committed, a fetch returns records up to the last stable offset: the first offset of the
+earliest open transaction. The response lists the aborted transactions within.
 
-Consumers go on behind the last batch they were given. Where nothing is left of what was written (deleted, expired) they
-get an empty batch that takes up those offsets, or they would ask for them for ever.
+Where all records of a range are gone (deleted, expired), the response contains an empty batch that covers the offsets.
+Otherwise the consumer would fetch the same offset forever.
 
-What follows an answer that was full is made ready while the consumer looks at it (`read_ahead`).
+After a full response, the next batches are read ahead while the consumer processes this one (`ReadAhead`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from basaltmq.broker.auth.permissions import READ
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
 from basaltmq.log.batches.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka.arrivals import Wait
-from basaltmq.protocols.kafka.context import Answer, Client, Desk, Tell
+from basaltmq.protocols.kafka.context import Answer, Client, Context, Tell
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.read_ahead import Next
 from basaltmq.protocols.kafka.wire import errors as e
@@ -33,7 +33,7 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.engines.segment.kafka import Ahead
 
 ANSWER_BYTES_MAX: Final = 55 << 20
-"""Of one answer, whatever is asked for: Kafka's default."""
+"""Limit of one response in bytes, whatever the request allows: Kafka's default."""
 
 WAIT_MS_MAX: Final = 60_000
 IDS_SINCE: Final = 13
@@ -43,7 +43,7 @@ _NOTHING: Final[Mapping[tuple[int, int], Ahead]] = {}
 
 
 class _Found:
-    """What one look brought."""
+    """Result of reading all partitions of a fetch once."""
 
     __slots__ = ("ahead", "body", "following", "has_error", "shards", "size_bytes")
 
@@ -53,23 +53,23 @@ class _Found:
         self.has_error = False
         self.shards: list[int] = []
         self.ahead = ahead
-        """What was made ready for it."""
+        """Batches that were read ahead for this fetch."""
         self.following: list[Next] = []
-        """Where partitions go on that have more."""
+        """Positions after this response in partitions that have more records."""
 
 
-def fetch(desk: Desk, client: Client, request: Request) -> Answer:
+def fetch(context: Context, client: Client, request: Request) -> Answer:
     has_ids = request.version >= IDS_SINCE
-    planned = plan(client, request.body, has_ids, desk.next_fetch_session)
+    planned = plan(client, request.body, has_ids, context.next_fetch_session)
     if isinstance(planned, int):
         return {"error_code": planned}
     body = {**request.body, "topics": planned.topics, "has_ids": has_ids}
-    found = _look(desk, client, body, desk.ahead.take(client))
+    found = _look(context, client, body, context.ahead.take(client))
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
         if found.following:
-            desk.ahead.prepare(client, found.following)
+            context.ahead.prepare(client, found.following)
         return _told(found, planned)
-    return _Waiting(desk, client, body, found, planned)
+    return _Waiting(context, client, body, found, planned)
 
 
 def _told(found: _Found, planned: Plan) -> Fields:
@@ -85,12 +85,12 @@ def _is_enough(found: _Found, body: Fields) -> bool:
 
 
 class _Waiting:
-    """A fetch that found too little, until enough has come or its time is over."""
+    """A fetch that waits for enough bytes or for its deadline."""
 
-    __slots__ = ("_body", "_client", "_desk", "_found", "_planned", "_tell", "_until", "_wait")
+    __slots__ = ("_body", "_client", "_context", "_found", "_planned", "_tell", "_until", "_wait")
 
-    def __init__(self, desk: Desk, client: Client, body: Fields, found: _Found, planned: Plan) -> None:
-        self._desk = desk
+    def __init__(self, context: Context, client: Client, body: Fields, found: _Found, planned: Plan) -> None:
+        self._context = context
         self._client = client
         self._body = body
         self._found = found
@@ -110,14 +110,14 @@ class _Waiting:
         self._client.deadline.clear()
         self._tell = None
         if self._wait is not None:
-            self._desk.arrivals.remove(self._wait)
+            self._context.arrivals.remove(self._wait)
 
     def _await(self) -> None:
         self._wait = Wait(self._found.shards, self._body["min_bytes"] - self._found.size_bytes, self._wake)
-        self._desk.arrivals.add(self._wait)
+        self._context.arrivals.add(self._wait)
 
     def _wake(self) -> None:
-        # A turn later: batches that come in the same turn are found together, and producers are answered first.
+        # One loop turn later: batches that arrive in the same turn are found together, and producers are served first.
         asyncio.get_running_loop().call_soon(self._look_again)
 
     def _look_again(self) -> None:
@@ -135,32 +135,32 @@ class _Waiting:
             tell(_told(self._found, self._planned), None)
 
     def _look(self) -> bool:
-        """Is it to wait on?"""
-        desk, body = self._desk, self._body
+        """Read again. Return whether the fetch still has to wait."""
+        context, body = self._context, self._body
         if self._wait is not None:
-            desk.arrivals.remove(self._wait)
-        if not desk.vhost.is_up:
+            context.arrivals.remove(self._wait)
+        if not context.vhost.is_up:
             return False
-        self._found = _look(desk, self._client, body, _NOTHING)
+        self._found = _look(context, self._client, body, _NOTHING)
         if _is_enough(self._found, body) or asyncio.get_running_loop().time() >= self._until:
             return False
         self._await()
         return True
 
 
-def _look(desk: Desk, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]) -> _Found:
+def _look(context: Context, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]) -> _Found:
     found = _Found(ahead)
     left = min(body["max_bytes"], ANSWER_BYTES_MAX)
     topics = []
     is_committed = body["isolation_level"] == READ_COMMITTED
     for topic in body["topics"]:
         partitions = []
-        name = desk.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
+        name = context.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
         for each in topic["partitions"]:
             if name is None:
                 answer: Fields = {"partition": each["partition"], "error_code": e.UNKNOWN_TOPIC_ID}
             else:
-                answer = _partition(desk, client, name, each, left - found.size_bytes, found, is_committed)
+                answer = _partition(context, client, name, each, left - found.size_bytes, found, is_committed)
             found.has_error = found.has_error or "error_code" in answer
             partitions.append(answer)
         topics.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
@@ -169,13 +169,13 @@ def _look(desk: Desk, client: Client, body: Fields, ahead: Mapping[tuple[int, in
 
 
 def _partition(
-    desk: Desk, client: Client, name: str, asked: Fields, left: int, found: _Found, is_committed: bool
+    context: Context, client: Client, name: str, asked: Fields, left: int, found: _Found, is_committed: bool
 ) -> Fields:
     partition, offset = asked["partition"], asked["fetch_offset"]
     answer: Fields = {"partition": partition, "records": b""}
     try:
         client.check(READ, name)
-        _, engine, shard = desk.route(name, partition)
+        _, engine, shard = context.route(name, partition)
         found.shards.append(shard)
         if left <= 0:
             return answer | _marks(engine, shard)
@@ -189,7 +189,7 @@ def _partition(
             batches = [empty_batch(offset, min(read.next_offset - 1 - offset, _DELTA_MAX))]
         size_bytes = sum(map(len, batches))
         if found.size_bytes and size_bytes > left:
-            # Not the first: what is too large waits for its turn.
+            # Only the first batch of a response may exceed the limit. This one waits for the next fetch.
             size_bytes, batches = 0, []
         elif batches and read.next_offset < read.high_watermark:
             found.following.append(Next(engine, shard, read.next_offset, bytes_max))
@@ -224,10 +224,10 @@ def _marks(engine: SegmentEngine, shard: int) -> Fields:
 
 
 def aborted_in(engine: SegmentEngine, shard: int, batches: list[bytes]) -> list[Fields]:
-    """The aborted transactions that batches are of, each from its first batch here on.
+    """Return the aborted transactions that have data batches in `batches`, each with its first offset there.
 
-    Consumers leave out the batches of a producer from there on until they meet its marker. So only those are told of
-    that have a batch here: where the rest of one is gone, its marker may be too.
+    From that offset on, consumers drop the producer's batches until its control batch. So transactions without a batch
+    here are not listed: if the rest of one was deleted, its control batch may be deleted too.
     """
     outcomes = engine.index.outcomes
     if not outcomes.is_used:

@@ -1,14 +1,14 @@
-"""Fetch sessions (KIP-227): a client says what it wants once, then only what changes, and hears only what changed.
+"""Fetch sessions (KIP-227): requests and responses carry only partitions that changed since the last fetch.
 
-    asked: id, epoch    what it means                                       answered with
-    0, 0                all that is wanted is in the request; begin         the session's id, every partition
-    id, n               add, change and forget; n counts up from 1          the same id, partitions with news
-    id, -1              all is in the request; the session ends             0, every partition
-    0, -1               all is in the request, without a session            0, every partition
+    request: id, epoch    meaning                                               response
+    0, 0                  full request; start a session                         the new session id, all partitions
+    id, n                 changed and forgotten partitions; n counts from 1     the same id, changed partitions
+    id, -1                full request; close the session                       0, all partitions
+    0, -1                 full request without a session                        0, all partitions
 
-A session belongs to the connection it was begun on, so nobody can touch another's, and it goes with it. A client that
-names one that is not there is told so, and begins again. Partitions that brought records move to the end of the line,
-so that those behind them get their turn when an answer is full.
+A session belongs to its connection and ends with it, so no client can use another client's session. An unknown id gets
+FETCH_SESSION_ID_NOT_FOUND, and the client starts a new session. A partition that returned records moves to the end of
+the order, so that a full response does not starve the partitions behind it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ BEGIN: Final = 0
 END: Final = -1
 
 PARTITIONS_MAX: Final = 100_000
-"""Partitions one session may hold, some 500 bytes each; a client that wants more says all of it every time."""
+"""Limit of partitions per session, about 500 bytes each. Larger fetches get no session and stay full requests."""
 
 _EPOCH_MAX: Final = (1 << 31) - 1
 
-Ref = str | UUID
-"""A topic as requests name it: by name up to version 12, by id since 13."""
+TopicRef = str | UUID
+"""A topic as requests name it: by name up to version 12, by id since version 13."""
 
 
-class Told(NamedTuple):
-    """What the client knows of a partition."""
+class SentOffsets(NamedTuple):
+    """Offsets of a partition that the last response reported."""
 
     high_watermark: int
     last_stable_offset: int
@@ -42,86 +42,86 @@ class Told(NamedTuple):
 
 
 class FetchSession:
-    """What one client wants, and what it knows."""
+    """The partitions of one client's session, and the offsets last sent for each."""
 
     def __init__(self, number: int, has_ids: bool) -> None:
         self.number = number
         self.epoch = 1
-        """Expected of the next request."""
+        """Epoch expected in the next request."""
         self.has_ids = has_ids
-        self._asked: dict[tuple[Ref, int], Fields] = {}
-        self._told: dict[tuple[Ref, int], Told] = {}
+        self._partitions: dict[tuple[TopicRef, int], Fields] = {}
+        self._sent: dict[tuple[TopicRef, int], SentOffsets] = {}
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._partitions)
 
     def take(self, body: Fields, has_ids: bool) -> None:
-        """Add, change and forget partitions as the request says."""
+        """Apply the partitions that the request adds, changes and forgets."""
         for topic in body["forgotten_topics"]:
             for partition in topic["partitions"]:
                 key = (ref_of(topic, has_ids), partition)
-                self._asked.pop(key, None)
-                self._told.pop(key, None)
+                self._partitions.pop(key, None)
+                self._sent.pop(key, None)
         for topic in body["topics"]:
             for each in topic["partitions"]:
-                self._asked[ref_of(topic, has_ids), each["partition"]] = each
+                self._partitions[ref_of(topic, has_ids), each["partition"]] = each
 
     def topics(self) -> list[Fields]:
-        """All that is wanted, as a request would say it."""
+        """Return all partitions of the session in the form of a full request."""
         found: list[Fields] = []
-        for (ref, _), each in self._asked.items():
+        for (ref, _), each in self._partitions.items():
             if not found or found[-1]["ref"] != ref:
                 found.append({"ref": ref, "topic": ref, "topic_id": ref, "partitions": []})
             found[-1]["partitions"].append(each)
         return found
 
     def news(self, topics: list[Fields]) -> list[Fields]:
-        """Of an answer about all partitions, what the client does not know."""
+        """Return the changed partitions of a full response, and remember the offsets sent."""
         kept: list[Fields] = []
         for topic in topics:
             partitions = []
             for each in topic["partitions"]:
                 key = (ref_of(topic, self.has_ids), each["partition"])
-                marks = Told(
+                marks = SentOffsets(
                     each.get("high_watermark", -1), each.get("last_stable_offset", -1), each.get("log_start_offset", -1)
                 )
                 has_records = bool(each.get("records"))
-                if has_records or each.get("error_code") or self._told.get(key) != marks:
+                if has_records or each.get("error_code") or self._sent.get(key) != marks:
                     partitions.append(each)
                 if each.get("error_code"):
-                    # It hears of the partition again when that has recovered.
-                    self._told.pop(key, None)
+                    # Report the partition again once it recovers.
+                    self._sent.pop(key, None)
                 else:
-                    self._told[key] = marks
-                if has_records and key in self._asked:
-                    self._asked[key] = self._asked.pop(key)
+                    self._sent[key] = marks
+                if has_records and key in self._partitions:
+                    self._partitions[key] = self._partitions.pop(key)
             if partitions:
                 kept.append({**topic, "partitions": partitions})
         return kept
 
 
-def ref_of(topic: Fields, has_ids: bool) -> Ref:
-    found: Ref = topic["topic_id"] if has_ids else topic["topic"]
+def ref_of(topic: Fields, has_ids: bool) -> TopicRef:
+    found: TopicRef = topic["topic_id"] if has_ids else topic["topic"]
     return found
 
 
 class Plan(NamedTuple):
-    """What a request comes to."""
+    """The partitions that a fetch reads, and its session."""
 
     topics: list[Fields]
     session: FetchSession | None
     is_first: bool = True
-    """The answer names every partition."""
+    """The response contains every partition."""
 
 
-class Holder(Protocol):
-    """A connection."""
+class SessionOwner(Protocol):
+    """A connection, which holds at most one session."""
 
     fetch_session: FetchSession | None
 
 
-def plan(client: Holder, body: Fields, has_ids: bool, next_number: Callable[[], int]) -> Plan | int:
-    """What is wanted; or the code of an error. `client.fetch_session` is begun, changed or ended."""
+def plan(client: SessionOwner, body: Fields, has_ids: bool, next_number: Callable[[], int]) -> Plan | int:
+    """Return the partitions to fetch, or an error code. Starts, updates or closes `client.fetch_session`."""
     number, epoch = body["session_id"], body["session_epoch"]
     session = client.fetch_session
     if epoch in (BEGIN, END):

@@ -1,11 +1,11 @@
-"""Produce: batches go to the log as they came, with their offsets put in; nobody looks into them.
+"""Produce: appends record batches to the log as received, with offsets assigned and records not decoded.
 
-    acks all   answered when the batch is as durable as its topic says (`basalt.durability`, synced by default)
-    acks 1     answered after the write
-    acks 0     not answered
+    acks all   response when the batch is as durable as its topic demands (`basalt.durability`, default synced)
+    acks 1     response after the write call
+    acks 0     no response
 
-Requests of one connection are appended in the order they came, and answered in that order; those behind one that waits
-for its sync do not wait to be appended, so that one sync serves many.
+Requests of one connection are appended and completed in order. A request that waits for its fsync does not delay the
+appends behind it, so one fsync serves many requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.log.batches import codecs
 from basaltmq.log.batches.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
-from basaltmq.protocols.kafka.context import Answer, Client, Desk, Later, Tell, awaited
+from basaltmq.protocols.kafka.context import Answer, Client, Context, Later, Tell, awaited
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
@@ -28,40 +28,40 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 ALL: Final = -1
 HELD_MS_MAX: Final = 10_000
-"""How long a producer waits for an alarm to end before it is told to try again."""
+"""How long a produce request waits for an alarm to clear before it fails with REQUEST_TIMED_OUT."""
 
 BATCHES_SINCE: Final = 3
-"""The first version that carries record batches of format 2, and nothing else."""
+"""First version that carries only record batches of format 2."""
 
 ZSTD_SINCE: Final = 7
 _MAGIC_AT: Final = 16
 
 Pending = tuple[Fields, SegmentEngine, Append, int]
-"""An answer, who has the batch, where, and its size."""
+"""Partition response, engine, append position, and batch size in bytes."""
 
 
-def produce(desk: Desk, client: Client, request: Request) -> Answer:
-    if desk.node.alarms.reason(desk.vhost.name) is not None:
-        return _held(desk, client, request)
-    return _appended(desk, client, request)
+def produce(context: Context, client: Client, request: Request) -> Answer:
+    if context.node.alarms.reason(context.vhost.name) is not None:
+        return _held(context, client, request)
+    return _appended(context, client, request)
 
 
-async def _held(desk: Desk, client: Client, request: Request) -> Fields | None:
+async def _held(context: Context, client: Client, request: Request) -> Fields | None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def told(reason: str | None) -> None:
         if reason is None and not over.done():
             over.set_result(None)
 
-    stop = desk.node.alarms.listen(told, desk.vhost.name)
+    stop = context.node.alarms.listen(told, context.vhost.name)
     try:
         await asyncio.wait_for(over, min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000)
     except TimeoutError:
-        reason = desk.node.alarms.reason(desk.vhost.name)
+        reason = context.node.alarms.reason(context.vhost.name)
         return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
     finally:
         stop()
-    return await awaited(_appended(desk, client, request))
+    return await awaited(_appended(context, client, request))
 
 
 def _all_refused(request: Request, code: int, message: str | None) -> Fields:
@@ -79,10 +79,10 @@ def _all_refused(request: Request, code: int, message: str | None) -> Fields:
     }
 
 
-def _appended(desk: Desk, client: Client, request: Request) -> Fields | Later | None:
+def _appended(context: Context, client: Client, request: Request) -> Fields | Later | None:
     acks = request.body["acks"]
     if acks not in {ALL, 0, 1}:
-        return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks is 0, 1 or all, not {acks}")
+        return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks must be 0, 1 or all, not {acks}")
     level = None if acks == ALL else Durability.WRITTEN
     waiting: list[Pending] = []
     topics = []
@@ -92,27 +92,27 @@ def _appended(desk: Desk, client: Client, request: Request) -> Fields | Later | 
             answer: Fields = {"index": each["index"]}
             partitions.append(answer)
             try:
-                _append(desk, client, topic["name"], each, request, level, answer, waiting)
+                _append(context, client, topic["name"], each, request, level, answer, waiting)
             except Refused as refused:
                 answer |= {"error_code": refused.code, "error_message": str(refused)}
             except CorruptionError as error:
                 answer |= {"error_code": e.CORRUPT_MESSAGE, "error_message": str(error)}
             except BasaltError as error:
                 if isinstance(error, StorageError) and not isinstance(error, StoreStalledError):
-                    desk.vhost.fail(error)
+                    context.vhost.fail(error)
                 answer |= {"error_code": e.code_of(error), "error_message": str(error)}
         topics.append({"name": topic["name"], "partitions": partitions})
     body: Fields = {"topics": topics}
     if not waiting:
         return None if acks == 0 else body
     if not any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
-        _came(desk, waiting)
+        _came(context, waiting)
         return None if acks == 0 else body
-    return Later(_Confirming(desk, body, waiting).start)
+    return Later(_Confirming(context, body, waiting).start)
 
 
 def _append(
-    desk: Desk,
+    context: Context,
     client: Client,
     name: str,
     asked: Fields,
@@ -123,25 +123,25 @@ def _append(
 ) -> None:
     raw = asked["records"]
     client.check(WRITE, name)
-    topic, engine, shard = desk.route(name, asked["index"])
+    topic, engine, shard = context.route(name, asked["index"])
     header = _checked(raw, request.version, topic.config.record_bytes_max)
     if level is not None and topic.config.level is Durability.MEMORY:
         level = None
     if header.attributes & TRANSACTIONAL:
-        desk.transactions.check_produce(request.body["transactional_id"], header, shard)
-        # Whatever is asked for: a transaction that commits must have its records.
+        context.transactions.check_produce(request.body["transactional_id"], header, shard)
+        # Ignore the requested acks: a committed transaction must have its records.
         level = None
     if header.producer_id >= 0:
-        before = desk.producers.check(engine, shard, header)
+        before = context.producers.check(engine, shard, header)
         if before is not None:
-            # Sent again because its answer was lost: it is there, and answered when it is durable.
+            # A retry of a batch that is already in the log. The response still waits until that batch is durable.
             answer["base_offset"] = before
             wanted = topic.config.level if level is None else level
             waiting.append((answer, engine, Append(shard, before, before, wanted, 0), 0))
             return
     append = engine.append_kafka(shard, raw, level)
     if header.producer_id >= 0:
-        desk.producers.appended(shard, header, append.base_offset)
+        context.producers.appended(shard, header, append.base_offset)
     answer["base_offset"] = append.base_offset
     answer["log_append_time_ms"] = append.append_time_ms
     answer["log_start_offset"] = engine.state_of(shard).start_offset
@@ -149,38 +149,40 @@ def _append(
 
 
 def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeader:
-    """The header of a batch that may be appended; its checksum is looked at when it is."""
+    """Return the header of a batch that may be appended. The append verifies the checksum."""
     if not raw or len(raw) <= _MAGIC_AT:
-        raise Refused(e.INVALID_RECORD, "a produce request without records")
+        raise Refused(e.INVALID_RECORD, "the produce request has a partition without records")
     if raw[_MAGIC_AT] != MAGIC:
-        # As Apache Kafka answers; it closes on the versions that know nothing else, whose clients know only this code.
+        # As Apache Kafka responds. Clients of versions before 3 know only UNSUPPORTED_FOR_MESSAGE_FORMAT.
         raise Refused(
             e.INVALID_RECORD if version >= BATCHES_SINCE else e.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-            f"records in format {raw[_MAGIC_AT]}; this broker takes {MAGIC}, which clients speak since 0.11",
+            f"unsupported record format {raw[_MAGIC_AT]}; use format {MAGIC} (Kafka clients 0.11 or later)",
         )
     if len(raw) < HEADER_BYTES:
-        raise Refused(e.INVALID_RECORD, f"{len(raw)} bytes are too few for a record batch")
+        raise Refused(e.INVALID_RECORD, f"a record batch of {len(raw)} bytes is shorter than its header")
     header = read_header(raw)
     if header.size_bytes < len(raw) and header.batch_length > 0:
-        raise Refused(e.INVALID_RECORD, "a partition of a produce request holds one batch, not several")
+        raise Refused(e.INVALID_RECORD, "the produce request has several batches for one partition; send one")
     if len(raw) > size_bytes_max:
-        raise Refused(e.MESSAGE_TOO_LARGE, f"a batch of {len(raw)} bytes; max.message.bytes is {size_bytes_max}")
+        raise Refused(e.MESSAGE_TOO_LARGE, f"a batch of {len(raw)} bytes exceeds max.message.bytes ({size_bytes_max})")
     if header.attributes & CONTROL:
-        raise Refused(e.INVALID_RECORD, "clients do not write control batches")
+        raise Refused(e.INVALID_RECORD, "clients must not produce control batches")
     if header.attributes & TRANSACTIONAL and header.producer_id < 0:
-        raise Refused(e.INVALID_RECORD, "a batch of a transaction has a producer")
+        raise Refused(e.INVALID_RECORD, "a transactional batch needs a producer id")
     if header.codec not in codecs.NAMES or (header.codec == codecs.ZSTD and version < ZSTD_SINCE):
-        raise Refused(e.UNSUPPORTED_COMPRESSION_TYPE, f"compression {header.codec} in a request of version {version}")
+        raise Refused(
+            e.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {header.codec} is not supported in Produce v{version}"
+        )
     return header
 
 
 class _Confirming:
-    """Appended batches of a request that wait for their sync."""
+    """The appended batches of a request that wait for their fsync."""
 
-    __slots__ = ("_body", "_desk", "_error", "_left", "_tell", "_waiting")
+    __slots__ = ("_body", "_context", "_error", "_left", "_tell", "_waiting")
 
-    def __init__(self, desk: Desk, body: Fields, waiting: list[Pending]) -> None:
-        self._desk = desk
+    def __init__(self, context: Context, body: Fields, waiting: list[Pending]) -> None:
+        self._context = context
         self._body = body
         self._waiting = waiting
         self._left = 0
@@ -195,13 +197,13 @@ class _Confirming:
             engine.tell_confirmed(append, self._one)
 
     def _one(self, error: BaseException | None) -> None:
-        """One of them is durable, or never will be. In the turn of the loop that hears of it; does not raise."""
+        """Callback of one append: durable, or failed. Runs in the loop; does not raise."""
         self._left -= 1
         if error is not None:
             self._error = error
         if self._left:
             return
-        assert self._tell is not None, "a sync was told of before it was asked for"
+        assert self._tell is not None, "confirmed before start"
         try:
             self._settle()
         except Exception as failure:
@@ -212,14 +214,14 @@ class _Confirming:
     def _settle(self) -> None:
         error = self._error
         if error is None:
-            _came(self._desk, self._waiting)
+            _came(self._context, self._waiting)
             return
         if isinstance(error, StorageError):
-            self._desk.vhost.fail(error)
+            self._context.vhost.fail(error)
         for answer, _, _, _ in self._waiting:
             answer |= {"error_code": e.code_of(error), "error_message": str(error), "base_offset": -1}
 
 
-def _came(desk: Desk, waiting: list[Pending]) -> None:
+def _came(context: Context, waiting: list[Pending]) -> None:
     for _, _, append, size_bytes in waiting:
-        desk.came(append.shard, size_bytes)
+        context.came(append.shard, size_bytes)

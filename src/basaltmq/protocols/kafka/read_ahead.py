@@ -1,12 +1,12 @@
-"""The next answer to a consumer, made ready while it looks at the last one.
+"""Read-ahead: prepares the next fetch response while the consumer processes the last one.
 
-A consumer that goes through a partition asks for 1 MB, looks at it for milliseconds, and asks for what follows. Reading
-and checking that takes 0.2 ms in which it would wait. So when an answer was full and is sent, what follows is taken
-from the log (`streams.segment_kafka.take_ahead`) and kept for the connection's next fetch, whether that uses it or not.
+A consumer that scans a partition fetches 1 MB, processes it for milliseconds, and fetches what follows. Reading and
+checking takes 0.2 ms, during which the consumer would wait. So after a full response is sent, the following batches are
+read from the log (`take_ahead`) and kept for the connection's next fetch.
 
-It costs nothing that would not be done anyway, unless the consumer goes elsewhere: then one read was for nothing. What
-is kept is bounded for each connection and for all; the oldest goes first, and anything that nobody asked for within
-KEPT_S. One partition is read per turn of the loop, so that others are not held up.
+The work is wasted only if the consumer continues elsewhere. Memory is bounded per connection and in total; the oldest
+entry is evicted first, and entries expire after KEPT_S. Each loop turn reads one partition, so that other connections
+are not delayed.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.engines.segment.kafka import Ahead, take_ahead
 
 CLIENT_BYTES_MAX: Final = 4 << 20
-"""Kept for one connection: four partitions at the limit of 1 MiB that clients ask for unless told otherwise."""
+"""Limit per connection: four partitions at 1 MiB, the clients' default limit per partition."""
 
 BYTES_MAX: Final = 64 << 20
-"""Kept for all: sixteen consumers in a hurry. More of them share the processor, and wait for that."""
+"""Limit for all connections: sixteen busy consumers. With more, CPU time is the bottleneck, not reading."""
 
 KEPT_S: Final = 2.0
-"""A consumer that needs longer for what it has does not wait for us."""
+"""Lifetime of an entry in seconds. A consumer that needs longer gains nothing from read-ahead."""
 
 
 class Reader(Protocol):
-    """A connection."""
+    """A connection that fetches."""
 
     def unsent_bytes(self) -> int | None:
-        """Of its answers; None when it is gone."""
+        """Return the bytes of responses not yet sent; None after the connection closed."""
         ...
 
 
 class Next(NamedTuple):
-    """Where a partition goes on."""
+    """The next position in a partition."""
 
     engine: SegmentEngine
     shard: int
@@ -49,7 +49,7 @@ class Next(NamedTuple):
 
 
 class _Slot:
-    """What one connection will ask for."""
+    """Entry of one connection: positions to read, and batches already read."""
 
     __slots__ = ("found", "size_bytes", "wanted")
 
@@ -60,31 +60,31 @@ class _Slot:
 
 
 class ReadAhead:
-    """What is ready for the connections of one virtual host."""
+    """The entries of all connections of one virtual host."""
 
     def __init__(self) -> None:
         self._slots: OrderedDict[Reader, _Slot] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        self._marked: set[_Slot] = set()
-        """Those that were there when the time was last looked at."""
+        self._aged: set[_Slot] = set()
+        """Slots that existed when the timer last fired."""
         self.size_bytes = 0
 
     def take(self, reader: Reader) -> Mapping[tuple[int, int], Ahead]:
-        """By shard and offset; it is not kept any longer."""
+        """Remove the connection's entry and return its batches by shard and offset."""
         slot = self._slots.pop(reader, None)
         if slot is None:
             return {}
-        self._let_go(slot)
+        self._release(slot)
         return slot.found
 
     def prepare(self, reader: Reader, wanted: list[Next]) -> None:
-        """Read these when the answer that ends before them is sent."""
+        """Schedule reads at these positions for after the current response is sent."""
         self.take(reader)
         loop = asyncio.get_running_loop()
         slot = self._slots[reader] = _Slot(wanted)
         if self._timer is None:
-            self._timer = loop.call_later(KEPT_S, self._age)
-        # A transport sends what it was given after the callbacks of this turn, so this is for the turn after.
+            self._timer = loop.call_later(KEPT_S, self._expire)
+        # The transport writes after the callbacks of this turn, so read one turn later.
         loop.call_soon(loop.call_soon, self._read, reader, slot)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class ReadAhead:
             self.take(reader)
 
     def _read(self, reader: Reader, slot: _Slot) -> None:
-        """Read one of those wanted."""
+        """Read the next position of an entry."""
         if self._slots.get(reader) is not slot or not slot.wanted:
             return
         if reader.unsent_bytes() is None:
@@ -103,7 +103,7 @@ class ReadAhead:
             return
         each = slot.wanted.popleft()
         if slot.size_bytes + each.bytes_max <= CLIENT_BYTES_MAX:
-            # What goes wrong is said when it is asked for.
+            # The fetch itself reports read errors.
             with suppress(BasaltError):
                 ahead = take_ahead(each.engine, each.shard, each.offset, each.bytes_max)
                 if ahead is not None:
@@ -115,16 +115,16 @@ class ReadAhead:
         if slot.wanted:
             asyncio.get_running_loop().call_soon(self._read, reader, slot)
 
-    def _let_go(self, slot: _Slot) -> None:
+    def _release(self, slot: _Slot) -> None:
         self.size_bytes -= slot.size_bytes
-        self._marked.discard(slot)
+        self._aged.discard(slot)
         slot.wanted.clear()
 
-    def _age(self) -> None:
-        """Let go of what has been there for KEPT_S, and for less than twice of it."""
+    def _expire(self) -> None:
+        """Evict entries that are between KEPT_S and twice KEPT_S old."""
         self._timer = None
-        for reader in [reader for reader, slot in self._slots.items() if slot in self._marked]:
+        for reader in [reader for reader, slot in self._slots.items() if slot in self._aged]:
             self.take(reader)
-        self._marked = set(self._slots.values())
+        self._aged = set(self._slots.values())
         if self._slots:
-            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._age)
+            self._timer = asyncio.get_running_loop().call_later(KEPT_S, self._expire)

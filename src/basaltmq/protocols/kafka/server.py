@@ -1,4 +1,4 @@
-"""Listens for Kafka's clients."""
+"""Kafka listener: accepts connections, and maps each API key to its handler."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from typing import Final
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
-from basaltmq.protocols.kafka import configs, fetch, produce, scram_users, session, topics
-from basaltmq.protocols.kafka import list_offsets as positions
+from basaltmq.protocols.kafka import configs, fetch, list_offsets, produce, scram_users, session, topics
 from basaltmq.protocols.kafka.connection import Connection
-from basaltmq.protocols.kafka.context import Desk, Handler, Settings
+from basaltmq.protocols.kafka.context import Context, Handler, Settings
 from basaltmq.protocols.kafka.groups import classic_groups as groups
 from basaltmq.protocols.kafka.groups import consumer_requests
 from basaltmq.protocols.kafka.transactions import requests as transactions_requests
@@ -27,12 +26,12 @@ _log: Final = logging.getLogger(__name__)
 
 
 def handlers() -> dict[int, Handler]:
-    """Who serves which request; versions and authentication are the connection's."""
+    """Return the handler of each API key. The connection checks versions and authentication."""
     return {
         k.PRODUCE: produce.produce,
         k.FETCH: fetch.fetch,
-        k.LIST_OFFSETS: positions.list_offsets,
-        k.OFFSET_FOR_LEADER_EPOCH: positions.offset_for_leader_epoch,
+        k.LIST_OFFSETS: list_offsets.list_offsets,
+        k.OFFSET_FOR_LEADER_EPOCH: list_offsets.offset_for_leader_epoch,
         k.METADATA: topics.metadata,
         k.CREATE_TOPICS: topics.create_topics,
         k.DELETE_TOPICS: topics.delete_topics,
@@ -69,7 +68,7 @@ def handlers() -> dict[int, Handler]:
 
 
 class Server:
-    """All connections of Kafka's clients."""
+    """The Kafka listeners and all client connections."""
 
     def __init__(self, node: Node, settings: Settings, *, shares: LoopShares | None = None) -> None:
         self.node = node
@@ -77,23 +76,23 @@ class Server:
         self.shares = shares or LoopShares()
         self.handlers = handlers()
         self.connections: set[Connection] = set()
-        self._desk: Desk | None = None
+        self._context: Context | None = None
         self._listeners: list[asyncio.AbstractServer] = []
 
-    def desk(self) -> Desk:
-        """For the virtual host as it is; VHostDownError if it does not serve."""
+    def context(self) -> Context:
+        """Return the context of the virtual host; VHostDownError if it is down."""
         vhost = self.node.vhost(self.settings.vhost)
-        if self._desk is None or self._desk.vhost is not vhost:
-            if self._desk is not None:
-                self._desk.close()
-            self._desk = Desk(self.node, vhost, self.settings)
-        return self._desk
+        if self._context is None or self._context.vhost is not vhost:
+            if self._context is not None:
+                self._context.close()
+            self._context = Context(self.node, vhost, self.settings)
+        return self._context
 
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
         with suppress(VHostDownError):
-            # What transactions left behind is finished whether or not a client comes.
-            self.desk()
+            # Finish transactions that were decided before the restart, even if no client connects.
+            self.context()
         listener = await loop.create_server(
             lambda: Connection(self),
             sock=sock,
@@ -104,26 +103,26 @@ class Server:
         self._listeners.append(listener)
 
     def joined(self, connection: Connection) -> bool:
-        """False: there are too many."""
+        """Register a connection. Return False if the connection limit is reached."""
         if len(self.connections) >= self.settings.connections_max:
-            _log.warning("a client is refused: the limit of %d connections is reached", self.settings.connections_max)
+            _log.warning("connection refused: the limit of %d connections is reached", self.settings.connections_max)
             return False
         self.connections.add(connection)
         return True
 
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        if self._desk is not None:
-            self._desk.ahead.take(connection)
+        if self._context is not None:
+            self._context.ahead.take(connection)
 
     async def close(self, reason: str) -> None:
         for listener in self._listeners:
             listener.close()
         for connection in list(self.connections):
             connection.close(reason)
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+        if self._context is not None:
+            self._context.close()
+            self._context = None
         await asyncio.sleep(0)
         for connection in list(self.connections):
             connection.abort()

@@ -1,12 +1,12 @@
-"""Messages of a queue as Arrow, with the names of a stream's columns. The only module of the plane that needs pyarrow.
+"""Messages of a queue as Arrow batches, with the column names of streams. Only this module of the plane needs pyarrow.
 
 key        the fairness key
 value      the payload
-offset     when it was enqueued, in ns: ascends as messages come, and is what a reader goes on from
+offset     enqueue time in ns, ascending; readers continue from it
 timestamp  the same as a time
-headers    the message's own; `amqp` is the envelope of one that came over AMQP, as in stream queues
+headers    the message's own; `amqp` is the envelope of an AMQP message, as in stream queues
 messageId, attempts, priority
-cursor     where to go on behind this message (browse.py)
+cursor     where to continue after this message (`browse`)
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Looking through a queue's messages without touching them: what is in it at one moment, by when it came.
+"""Reads the messages of a queue at one point in time, without changing them.
 
     browse(seen, "jobs", from_ns, to_ns)  ->  pages of messages that were enqueued in that time
 
-Works on any moment of a store: a snapshot of one that is served, a view beside another process, a backup. Messages that
-are leased or wait for their time are in the queue like any other. Those of transient messages that are only in memory
-are not in the store, and so not here.
+Works on any view of a store: a snapshot of an open store, a view from another process, or a backup. Leased and delayed
+messages are included. Transient messages that exist in memory only are not.
 
-Rows lie by sub-queue and then by time, so a range of time is looked for in each sub-queue: two seeks where nothing is
-in range. A cursor (a byte for the family and the key of the last message) goes on where a page ended.
+Rows are ordered by sub-queue and then by time, so a time range needs two seeks per sub-queue. A cursor (a family byte
+and the key of the last message) continues after a page.
 """
 
 from __future__ import annotations
@@ -23,14 +22,15 @@ from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import queues as queue_keys
 
-FAMILIES: Final = (Family.MESSAGES, Family.DELAYED, Family.BODIES, Family.QUEUES, Family.DELETED_QUEUES)
-"""What is read: a snapshot for browsing is one of these."""
+FAMILIES: Final = (Family.MESSAGES, Family.DELAYED, Family.MESSAGE_CONTENT, Family.QUEUES, Family.DELETED_QUEUES)
+"""Families that a snapshot for browsing needs."""
 
 PAGE_MESSAGES: Final = 2_000
 PAGE_BYTES: Final = 2 << 20
-"""A page, but for one message that is larger by itself."""
+"""Maximum size of a page. A single larger message is a page of its own."""
 
 ALL_NS: Final = (1 << 63) - 1
 """Later than any message."""
@@ -40,18 +40,18 @@ _TIME_AT: Final = slice(-24, -16)
 
 
 class Page(NamedTuple):
-    """Some messages, and where to go on."""
+    """Some messages, and where to continue."""
 
     messages: list[Message]
     cursors: list[bytes]
-    """By message: what to hand in as `after` to go on behind it."""
+    """Per message: the `after` value that continues behind it."""
     is_last: bool
 
 
 def config_of(seen: Reader, queue: str) -> QueueConfig:
-    row = seen.get(Family.QUEUES, keys.queue_key(queue))
+    row = seen.get(Family.QUEUES, queue_keys.queue_key(queue))
     if row is None:
-        raise QueueNotFoundError(f"there is no queue {queue!r}")
+        raise QueueNotFoundError(f"queue {queue!r} does not exist")
     return decode_config(queue, row)
 
 
@@ -65,9 +65,9 @@ def browse(
     messages_max: int = PAGE_MESSAGES,
     bytes_max: int = PAGE_BYTES,
 ) -> Page:
-    """Messages enqueued at `from_ns` or later and before `to_ns`, from behind a cursor on.
+    """Return messages enqueued at or after `from_ns` and before `to_ns`, starting after a cursor.
 
-    Their fairness keys are the users', their priorities those of their places where the queue has priorities.
+    Fairness keys are those of the publishers. In a queue with priorities, the priority is the effective one.
     """
     has_priorities = bool(config_of(seen, queue).priorities_max)
     from_ns = max(from_ns, _floor_ns(seen, queue))
@@ -87,17 +87,17 @@ def browse(
 
 
 def times_of(seen: Reader, queue: str) -> tuple[int, int]:
-    """When the oldest and the newest message of a queue came, of those that are in it; (0, 0) if it is empty."""
+    """Return the enqueue times of the oldest and newest message in a queue; (0, 0) if it is empty."""
     config_of(seen, queue)
     floor_ns = _floor_ns(seen, queue)
     times: list[int] = []
-    start, end = keys.prefix_range(keys.message_prefix(queue))
+    start, end = key_parts.prefix_range(queue_keys.message_prefix(queue))
     while (first := next(iter(seen.scan(Family.MESSAGES, start, end)), None)) is not None:
         sub = first[0][:-24]
         start = _above(sub)
         last = next(iter(seen.scan(Family.MESSAGES, sub, start, reverse=True)), first)
         times += (int.from_bytes(key[_TIME_AT], "big") for key, _ in (first, last))
-    for key, _ in seen.scan(Family.DELAYED, *keys.prefix_range(keys.timed_message_prefix(queue))):
+    for key, _ in seen.scan(Family.DELAYED, *key_parts.prefix_range(queue_keys.timed_message_prefix(queue))):
         times.append(int.from_bytes(key[_TIME_AT], "big"))
     if not times or max(times) < floor_ns:
         return 0, 0
@@ -105,27 +105,27 @@ def times_of(seen: Reader, queue: str) -> tuple[int, int]:
 
 
 def _floor_ns(seen: Reader, queue: str) -> int:
-    """Rows of a queue of this name that was deleted may still be there, below this."""
-    return int.from_bytes(seen.get(Family.DELETED_QUEUES, keys.deleted_queue_key(queue)) or b"\0", "big")
+    """Return the lowest valid place. Rows below it belong to a deleted queue with the same name."""
+    return int.from_bytes(seen.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or b"\0", "big")
 
 
 def _rows(seen: Reader, queue: str, from_ns: int, to_ns: int, after: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
-    """(cursor, message key, row)"""
+    """Yield (cursor, message key, row)."""
     kind, behind = after[:1], after[1:]
     if after and kind not in _KINDS:
-        raise InvalidArgumentError(f"{after[:24].hex()} is no cursor of a queue")
+        raise InvalidArgumentError(f"{after[:24].hex()} is not a cursor of a queue")
     if kind != b"d":
         for key, row in _ready(seen, queue, from_ns, to_ns, behind):
             yield b"m" + key, key, row
         behind = b""
-    start, end = keys.prefix_range(keys.timed_message_prefix(queue))
+    start, end = key_parts.prefix_range(queue_keys.timed_message_prefix(queue))
     for key, row in seen.scan(Family.DELAYED, max(start, behind + b"\0" if behind else start), end):
         if from_ns <= int.from_bytes(key[_TIME_AT], "big") < to_ns:
-            yield b"d" + key, keys.message_of(key)[0], row
+            yield b"d" + key, queue_keys.message_of(key)[0], row
 
 
 def _ready(seen: Reader, queue: str, from_ns: int, to_ns: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
-    start, end = keys.prefix_range(keys.message_prefix(queue))
+    start, end = key_parts.prefix_range(queue_keys.message_prefix(queue))
     assert end is not None, "a prefix begins with a length"
     start = max(start, behind + b"\0" if behind else start)
     low, high = from_ns.to_bytes(8, "big"), to_ns.to_bytes(8, "big")
@@ -142,7 +142,7 @@ def _ready(seen: Reader, queue: str, from_ns: int, to_ns: int, behind: bytes) ->
 
 
 def _above(prefix: bytes) -> bytes:
-    end = keys.prefix_range(prefix)[1]
+    end = key_parts.prefix_range(prefix)[1]
     assert end is not None, "a prefix begins with a length"
     return end
 
@@ -151,12 +151,12 @@ def _open(seen: Reader, key: bytes, row: bytes) -> Message:
     entry = rows.read_entry(key, row)
     if not entry.flags & APART:
         return rows.open_row(key, row)
-    body = seen.get(Family.BODIES, keys.body_key(rows.body_of(row)))
+    body = seen.get(Family.MESSAGE_CONTENT, queue_keys.body_key(rows.body_of(row)))
     if body is None or len(body) != entry.size_bytes:
         raise CorruptionError(f"the body of message {key[-16:].hex()} is missing or damaged; verify the store")
     return rows.open_row(key, row, body)
 
 
 def queues_of(seen: Reader, count: int) -> list[str]:
-    """The first names of queues, for whoever asked for one that is not there."""
-    return [keys.decode_queue_key(key) for key, _ in islice(seen.scan(Family.QUEUES), count)]
+    """Return the first queue names, for error messages about an unknown queue."""
+    return [queue_keys.decode_queue_key(key) for key, _ in islice(seen.scan(Family.QUEUES), count)]

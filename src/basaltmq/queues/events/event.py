@@ -1,34 +1,34 @@
-"""Lifecycle events of messages, as they are written to the system topic `__events`.
+"""Lifecycle events of messages, in the format of the system topic `__events`.
 
-The value of a record there is one block or many, back to back. A block is what one call did to messages of one queue:
-a kind, a moment, and a column of messages; what is the same for all of them is said once.
+The value of a record is one or more blocks. A block describes what one call did to messages of one queue: a kind, a
+time, and a column of messages. Common parts are stored once.
 
     block      | size u32, of what follows | layout u8 | kind u8 | flags u8 | at ns u64 | messages u32
                | consumer bytes u16 | consumer | message ... | attempts u32 ... |
     a message  | queue bytes u16 | queue | sub-queue bytes u16 | sub-queue | enqueued ns u64 | id (16) |
     with the flag ALIKE   | head bytes u16 | a message without its id | id (16) ... |     instead of the messages
 
-    kind       1 enqueued       a message is in the queue: published, or come from another one (dead letter, move)
-               2 leased         it was handed to `consumer`
-               3 acked          `consumer` is done with it
-               4 nacked         a consumer failed
+    kind       1 enqueued       the message entered the queue: published, dead-lettered or moved
+               2 leased         leased to `consumer`
+               3 acked          acknowledged by `consumer`
+               4 nacked         negatively acknowledged
                5 expired        its time to live is over; dead_lettered or dropped follows
-               6 dead_lettered  it left for the dead-letter queue, where it is enqueued
-               7 lapsed         its lease ran out, which is a failure like a nack
-               8 dropped        it is gone undelivered: no dead-letter queue, or a cycle of them
+               6 dead_lettered  moved to the dead-letter queue, where it is enqueued
+               7 lapsed         its lease expired, which counts as a failure like a nack
+               8 dropped        deleted undelivered: no dead-letter queue, or a cycle of them
 
-What is said of a message is its key in the store as it is: nothing is done per message but to copy it (cutting out what
-keys have in common costs more than writing it). Messages that are of one sub-queue and came in one call differ by their
-ids only, and where those are at hand they are all that is said (ALIKE). All messages of a block are of one queue.
-`sub-queue` is the fairness key; in a queue with priorities (flag PRIORITIES) it is the priority in three digits, a bar,
-and the fairness key. `attempts` are deliveries that failed so far, one per message if there is the flag ATTEMPTS; a
-block without them says nothing of them if its kind is enqueued or acked, and that there were none otherwise. The
-latency since enqueue is `at ns` less `enqueued ns`, but not less than 0. Times are those of the clock of the process. A
-message that is enqueued and acked in one change has both events. Purging or deleting a queue and releasing a lease have
-no events.
+A message is stored as its unmodified store key, because stripping common prefixes costs more than writing them.
+Messages of one sub-queue that arrived in one call differ in their ids only, and only the ids are stored (ALIKE). All
+messages of a block belong to one queue.
 
-Events are told after the change they are of was written, in the order of changes. They are not promised: a process
-that is killed loses those of the last moments, and under pressure events are dropped and counted (recorder.py).
+`sub-queue` is the fairness key. In a queue with priorities (flag PRIORITIES) it is the priority in three digits, a bar,
+and the fairness key. `attempts` is the number of failed deliveries per message, with the flag ATTEMPTS. Without the
+flag it is unknown for enqueued and acked, and 0 for the other kinds. The latency since enqueue is max(0, `at ns` -
+`enqueued ns`), by the clock of the process. A message enqueued and acked in one change has both events. Purging or
+deleting a queue and releasing a lease produce no events.
+
+Events are published after their change is written, in the order of changes. They are best effort: a killed process
+loses the latest ones, and under pressure events are dropped and counted (`Recorder`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
-from basaltmq.store.keys.queues import decode_message_key, take_lp
+from basaltmq.store.keys.parts import take_lp
+from basaltmq.store.keys.queues import decode_message_key
 
 TOPIC: Final = "__events"
 LAYOUT: Final = 1
@@ -50,17 +51,17 @@ PRIORITIES: Final = 2
 ALIKE: Final = 4
 
 HEADS_MAX: Final = 1024
-"""Beginnings of blocks that are kept: some hundred bytes each."""
+"""Cached block heads, some hundred bytes each."""
 
 CONSUMER_CHARS_MAX: Final = 16_383
-"""Of a consumer's name: as many as fit into its length whatever they are."""
+"""Longest consumer name in characters: fits the length field in any encoding."""
 
 _SIZE: Final = Struct(">I")
 _HEAD_SIZE: Final = Struct(">H")
 _HEAD: Final = Struct(">BBBQIH")
 _WHOLE_HEAD: Final = Struct(">IBBBQIH")
 _AT_NS: Final = Struct(">IBBB").size
-"""Where in a block its moment is."""
+"""Offset of the time in a block."""
 _PLACE_BYTES: Final = 24
 _ID_BYTES: Final = 16
 
@@ -81,11 +82,11 @@ class Kind(enum.IntEnum):
 ENQUEUED: Final = Kind.ENQUEUED
 LEASED: Final = Kind.LEASED
 ACKED: Final = Kind.ACKED
-"""Those of every message, by names that are looked up at once: of an enumeration that takes longer than the rest."""
+"""Constants of the hot path, because attribute lookup on an enumeration costs more than the rest."""
 
 
 class Event(NamedTuple):
-    """One event, taken apart."""
+    """One decoded event."""
 
     kind: Kind
     queue: str
@@ -99,14 +100,14 @@ class Event(NamedTuple):
 
     @property
     def latency_ns(self) -> int:
-        """Since it was enqueued."""
+        """Time since enqueue."""
         return max(0, self.at_ns - self.enqueued_ns)
 
 
 def encode_block(
     kind: int, flags: int, at_ns: int, consumer: str, keys: Sequence[bytes], attempts: bytes = b""
 ) -> bytes:
-    """A block of messages with these keys."""
+    """Encode a block of messages with these keys."""
     flags |= ATTEMPTS if attempts else 0
     messages = b"".join(keys)
     name = _consumer_bytes(consumer)
@@ -116,28 +117,28 @@ def encode_block(
 
 
 class BlockEncoder:
-    """Encodes blocks of one message, or of messages that came in one call. What is the same from block to block is made
-    once: events of one message at a time are told by the hundred thousand."""
+    """Encodes blocks of one message, or of messages that arrived in one call. Heads are cached, because single-message
+    events occur by the hundred thousand."""
 
     def __init__(self) -> None:
         self._heads: dict[tuple[int, str, int, int], tuple[bytes, bytes]] = {}
 
     def encode_one(self, kind: int, at_ns: int, consumer: str, key: bytes) -> bytes:
-        """A block of the message with this key."""
+        """Encode a block of the message with this key."""
         known = self._heads.get((kind, consumer, len(key), 0))
         if known is None:
             known = self._make(kind, consumer, len(key), 0)
         return b"".join((known[0], at_ns.to_bytes(8, "big"), known[1], key))
 
     def encode_alike(self, kind: int, at_ns: int, consumer: str, head: bytes, id_bytes: bytes) -> bytes:
-        """A block of messages whose keys begin with `head` and end with these ids, one behind the other."""
+        """Encode a block of messages whose keys start with `head` and end with these concatenated ids."""
         known = self._heads.get((kind, consumer, len(head), len(id_bytes)))
         if known is None:
             known = self._make(kind, consumer, len(head), len(id_bytes))
         return b"".join((known[0], at_ns.to_bytes(8, "big"), known[1], head, id_bytes))
 
     def _make(self, kind: int, consumer: str, head_bytes: int, id_bytes: int) -> tuple[bytes, bytes]:
-        """What is before the moment and behind it, up to the messages."""
+        """Return the parts of a block before and after the time, up to the messages."""
         name = _consumer_bytes(consumer)
         head_size = _HEAD_SIZE.pack(head_bytes) if id_bytes else b""
         size = _HEAD.size + len(name) + len(head_size) + head_bytes + id_bytes
@@ -151,12 +152,12 @@ class BlockEncoder:
 
 
 def _consumer_bytes(consumer: str) -> bytes:
-    """A consumer's name as events tell it. Whatever a consumer calls itself, telling of it does not fail."""
+    """Encode a consumer's name. Never fails, whatever the name is."""
     return consumer[:CONSUMER_CHARS_MAX].encode(errors="replace")
 
 
 def decode_events(value: bytes) -> Iterator[Event]:
-    """The events of a record's value, in order."""
+    """Yield the events of a record's value, in order."""
     at = 0
     while at < len(value):
         if at + _SIZE.size > len(value):
@@ -193,7 +194,7 @@ def _decode_block(value: bytes, at: int, end: int) -> Iterator[Event]:
 
 
 def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """The keys of a block's messages, and where they end."""
+    """Return the keys of a block's messages, and where they end."""
     keys: list[bytes] = []
     for _ in range(count):
         end = take_lp(value, take_lp(value, at)[1])[1] + _PLACE_BYTES
@@ -203,7 +204,7 @@ def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
 
 
 def _alike(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
-    """The same of messages that differ by their ids."""
+    """Return the keys of an ALIKE block, and where they end."""
     begin = at + _HEAD_SIZE.size
     at = begin + _HEAD_SIZE.unpack_from(value, at)[0]
     end = at + count * _ID_BYTES
@@ -214,7 +215,7 @@ def _alike(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
 
 
 def _split(sub_queue: str, flags: int) -> tuple[int | None, str]:
-    """Priority and fairness key of a sub-queue."""
+    """Return priority and fairness key of a sub-queue."""
     if not flags & PRIORITIES:
         return None, sub_queue
     digits, _, fairness_key = sub_queue.partition("|")

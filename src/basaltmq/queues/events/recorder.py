@@ -1,15 +1,15 @@
-"""Records lifecycle events beside the queues, at a small part of what an operation costs, and never in its way.
+"""Records lifecycle events in memory with low overhead and without blocking queue operations.
 
-A queue hands over the messages of one call. Of those that came in one call, which is most, the first key and the ids
-in one piece are kept as they are, and become a block of bytes (lifecycle.py) when somebody takes them away; of others
-the block is made at once. Either way there is no object per event. Notes of a change that is not written are never
-told. Notes wait here, up to a limit in bytes; what comes when the room is used up is dropped and counted. Sampling is
-by message id: of a message that is chosen all events are told, of the others none.
+A queue passes the messages of one call. For messages that arrived in one call (the usual case) the recorder keeps the
+first key and the concatenated ids, and encodes the block (`event.py`) when it is taken. For others it encodes the block
+at once. There is no object per event. Events of a change that is not written are never published. Events wait here up
+to a limit in bytes; further ones are dropped and counted. Sampling is by message id: either all events of a message are
+recorded, or none.
 
-Noting happens under the plane's lock; taking, from any one thread.
+`note` runs under the plane's lock. `take` may run in any one thread.
 
-Budget: a note costs its caller 1 us where caches are warm, whatever the number of messages; a block, 0.6 us of whoever
-takes it, who makes many at once.
+Cost: a note takes 1 us with warm caches, for any number of messages. Encoding a block takes 0.6 us in the taking
+thread.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 WAITING_BYTES_MAX: Final = 16 << 20
-"""Notes that wait: half a million events, some seconds of a busy plane."""
+"""Limit of waiting events: about half a million, some seconds of a busy plane."""
 
 FLUSH_BYTES: Final = 1 << 20
-"""From here on somebody should come and take them: what an append costs is spread over some ten thousand events. Each
-time a thread has to wait for the interpreter, which costs both it and the one it waits for."""
+"""Above this size the writer is notified, so that an append covers some ten thousand events. Every wake-up costs both
+threads a wait for the GIL."""
 
 NOTE_BYTES: Final = 150
-"""What a note takes beside the bytes it keeps: its places in a list, a number, and what objects are made of."""
+"""Memory of a note besides its bytes: list slots, a number and object headers."""
 
 _NOTE: Final = 5
-"""Places of a note: kind, moment, consumer, key, ids. Kind 0: how many events, nobody, a block that is made."""
+"""Slots of a note: kind, time, consumer, key, ids. Kind 0: number of events, no consumer, an encoded block."""
 
 _HEAD_BYTES: Final = 6
-"""Layout, priority and attempts at the beginning of a message's row."""
+"""Size of layout, priority and attempts at the start of a message's row."""
 
 _ID_BYTES: Final = 16
 _SAMPLE_STEPS: Final = 1 << 16
 
 
 class Placed(Protocol):
-    """A message in the machinery's hands: an entry of a queue, a delivery."""
+    """A message with a key and a row: a queue entry or a delivery."""
 
     @property
     def key(self) -> bytes: ...
@@ -58,7 +58,7 @@ class Placed(Protocol):
 
 
 class Listener(Protocol):
-    """Who is told what happens to messages. Called under the plane's lock; it must neither wait nor fail."""
+    """Receives message events. Called under the plane's lock; it must neither block nor fail."""
 
     def note(
         self,
@@ -71,13 +71,13 @@ class Listener(Protocol):
         keys: list[bytes] | None = None,
         tried: bool = False,
     ) -> None:
-        """Messages of one call. `keys`: those of all of them, where the caller has the list. `tried`: their rows are
-        in memory, and tell attempts."""
+        """Record messages of one call. `keys` are all their keys, if the caller has the list. `tried`: their rows are
+        in memory and contain attempts."""
         ...
 
 
-class Silence:
-    """Nobody is told."""
+class NoListener:
+    """Discards all events."""
 
     def note(
         self,
@@ -94,7 +94,7 @@ class Silence:
 
 
 class Recorder:
-    """Where a plane's events go."""
+    """Collects the events of a plane."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Recorder:
         on_first: Callable[[], None] = lambda: None,
         on_full: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_first` is called when something comes to wait where nothing did, `on_full` when much of it waits."""
+        """`on_first` is called when the first event waits, `on_full` when many wait."""
         if isinstance(sample, bool) or not isinstance(sample, int | float) or not 0 < sample <= 1:
-            raise InvalidConfigError(f"a share of events is more than 0 and up to 1, not {sample!r:.80}")
+            raise InvalidConfigError(f"the share of sampled events must be above 0 and at most 1, not {sample!r:.80}")
         steps = max(1, round(sample * _SAMPLE_STEPS))
         self._cut = None if steps == _SAMPLE_STEPS else steps.to_bytes(2, "big")
         self._waiting_bytes_max = waiting_bytes_max
@@ -114,13 +114,13 @@ class Recorder:
         self._on_full = on_full
         self._encoder = BlockEncoder()
         self._notes: list[Any] = []
-        """All notes, one behind the other: no object is made for one."""
+        """All notes in one flat list, without an object per note."""
         self._added_bytes = 0
         self._taken_bytes = 0
         self.recorded = 0
-        """Events that were noted and not dropped here."""
+        """Events recorded and not dropped here."""
         self.dropped = 0
-        """Events for which there was no room."""
+        """Events dropped because of the limit."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -137,9 +137,9 @@ class Recorder:
         keys: list[bytes] | None = None,
         tried: bool = False,
     ) -> None:
-        """Tell of messages when the change is written."""
+        """Record messages, to be published when the change is written."""
         if type(messages) is Plain:
-            # No queue with priorities has columns, and none of them failed before.
+            # Columns exist only in queues without priorities, and their messages have no failed attempts.
             keys = messages.keys
             if self._cut is not None:
                 cut = self._cut
@@ -148,7 +148,7 @@ class Recorder:
                     self._note_block(change, kind, 0, consumer, keys)
             elif len(keys) == 1:
                 self._note(change, kind, change.now_ns, consumer, keys[0], b"")
-            # They are in order: what the first and the last have in common, all have.
+            # Keys are ordered, so a prefix of the first and the last is a prefix of all.
             elif keys and keys[-1].startswith(keys[0][:-_ID_BYTES]):
                 self._note(change, kind, change.now_ns, consumer, keys[0], messages.id_bytes())
             elif keys:
@@ -163,27 +163,27 @@ class Recorder:
         if keys is None:
             keys = [each.key for each in messages]
         flags = PRIORITIES if queue.config.priorities_max else 0
-        # In a queue where nothing ever failed there is nothing to look for.
+        # A queue without failures has no attempts to read.
         attempts = _attempts(messages) if tried and queue.stats.failed else b""
         self._note_block(change, kind, flags, consumer, keys, attempts)
 
     def _note_block(
         self, change: Change, kind: Kind, flags: int, consumer: str, keys: list[bytes], attempts: bytes = b""
     ) -> None:
-        """Messages of which nothing but their keys is to be copied, which are let go."""
+        """Record messages of which only the keys are copied."""
         block = encode_block(kind, flags, change.now_ns, consumer, keys, attempts)
         self._note(change, 0, len(keys), "", block, b"")
 
     def _note(self, change: Change, kind: int, at_ns: int, consumer: str, key: bytes, ids: bytes) -> None:
-        if change.told is None:
-            change.told = [kind, at_ns, consumer, key, ids]
-            change.tell = self._add
+        if change.events is None:
+            change.events = [kind, at_ns, consumer, key, ids]
+            change.publish_events = self._add
         else:
-            change.told.extend((kind, at_ns, consumer, key, ids))
+            change.events.extend((kind, at_ns, consumer, key, ids))
 
     def take(self) -> tuple[list[bytes], int]:
-        """The blocks of everything that waits, and how many events that are."""
-        # Each step is whole for other threads: what comes meanwhile comes behind these.
+        """Return the encoded blocks of all waiting events, and the number of events."""
+        # Each step is atomic for other threads. New notes are appended after these.
         count = len(self._notes)
         notes = self._notes[:count]
         del self._notes[:count]
@@ -206,7 +206,7 @@ class Recorder:
         return blocks, events
 
     def _add(self, notes: list[Any]) -> None:
-        """Take the notes of a change, which is written."""
+        """Add the notes of a written change."""
         size_bytes = NOTE_BYTES + len(notes[3]) + len(notes[4])
         events = _events_of(notes[0], notes[1], notes[4])
         if len(notes) > _NOTE:
@@ -227,12 +227,12 @@ class Recorder:
 
 
 def _events_of(kind: int, at_ns: int, ids: bytes) -> int:
-    """How many events a note is of."""
+    """Return the number of events of a note."""
     return at_ns if kind == 0 else len(ids) // _ID_BYTES or 1
 
 
 def _attempts(messages: Sequence[Placed]) -> bytes:
-    """The column of attempts; empty if nobody failed before."""
+    """Return the column of attempts; empty if there are none."""
     heads = b"".join([each.row[:_HEAD_BYTES] for each in messages])
     if heads[::_HEAD_BYTES].count(LAYOUT) == len(messages):
         if not any(heads[at::_HEAD_BYTES].strip(b"\0") for at in range(2, _HEAD_BYTES)):

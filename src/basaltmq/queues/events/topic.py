@@ -1,10 +1,10 @@
-"""Lifecycle events of queues in the system topic `__events`: off unless asked for, all or a sample, in batches.
+"""Writes lifecycle events of queues to the system topic `__events`. Off by default; all messages or a sample.
 
-    queues ──> Recorder (bytes that wait, bounded) ──> one thread ──> __events, a record per some tens of kilobytes
+    queues ──> Recorder (bounded bytes) ──> one thread ──> __events, one record per some tens of kilobytes
 
-The thread sleeps until there is something, gathers for a moment, and appends; what a record holds is told in
-`queues.lifecycle`. A queue operation never waits for it and never fails by it: when the topic cannot be written, or is
-slower than the queues, events are dropped and counted. Closing writes what waits.
+The thread waits for events, collects them for a short time, and appends them (format: `events/event.py`). Queue
+operations neither wait for it nor fail because of it. If the topic cannot be written, or is slower than the queues,
+events are dropped and counted. Closing writes the waiting events.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import TopicConfig
 
 GATHER_S: Final = 0.25
-"""How long events gather before they are written, unless there are many."""
+"""How long to collect events before a write, in seconds, unless there are many."""
 
 RECORD_BYTES: Final = 64 << 10
-"""Blocks put together in one record: a reader takes it apart in a few milliseconds."""
+"""Size of a record. A reader decodes it in a few milliseconds."""
 
 RETENTION_MS: Final = 7 * 24 * 3600 * 1000
 RETENTION_BYTES: Final = 1 << 30
-"""A week or a gigabyte of events, some thirty million, whichever is less; alter the topic for more."""
+"""Keep events for a week or up to 1 GiB (about thirty million), whichever is less. Alter the topic for more."""
 
 _log = logging.getLogger("basaltmq")
 
 
 @dataclass(frozen=True, slots=True)
 class EventSettings:
-    """How lifecycle events are told."""
+    """How to publish lifecycle events."""
 
     sample: float = 1.0
-    """The share of messages whose events are told, chosen by id."""
+    """Share of messages whose events are published, chosen by id."""
     gather_s: float = GATHER_S
     engine: Engine = Engine.SEGMENT
-    """Of the topic, when it is made."""
+    """Engine of the topic when it is created."""
 
     def __post_init__(self) -> None:
         if not self.gather_s >= 0:
-            raise InvalidConfigError(f"gather_s is 0 seconds or more, not {self.gather_s!r}")
+            raise InvalidConfigError(f"gather_s must be 0 seconds or more, not {self.gather_s!r}")
         Recorder(sample=self.sample)
 
 
 class EventWriter:
-    """Brings what a recorder gathered to the topic."""
+    """Writes recorded events to the topic."""
 
     def __init__(self, streams: StreamPlane, settings: EventSettings) -> None:
         self._streams = streams
@@ -65,7 +65,7 @@ class EventWriter:
         self._closing = False
         self.recorder = Recorder(sample=settings.sample, on_first=self._something.set, on_full=self._much.set)
         self.written = 0
-        """Events that are in the topic."""
+        """Events written to the topic."""
         self.failed = 0
         """Events that could not be written."""
         self._said = ""
@@ -74,7 +74,7 @@ class EventWriter:
         self._thread.start()
 
     def counters(self) -> dict[str, int]:
-        """How the events fare: written, waiting bytes, dropped for want of room, failed to be written."""
+        """Return counters: written, waiting bytes, dropped because of the limit, failed to be written."""
         return {
             "written": self.written,
             "waiting_bytes": self.recorder.waiting_bytes,
@@ -83,15 +83,15 @@ class EventWriter:
         }
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Return when every event told so far is written, or lost and counted; False if that takes longer."""
-        told = self.recorder.recorded
+        """Wait until all events so far are written, or lost and counted. False after the timeout."""
+        recorded = self.recorder.recorded
         self._much.set()
         self._something.set()
         with self._written:
-            return self._written.wait_for(lambda: self.written + self.failed >= told or self._closing, timeout_s)
+            return self._written.wait_for(lambda: self.written + self.failed >= recorded or self._closing, timeout_s)
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write the waiting events and stop."""
         self._closing = True
         self._much.set()
         self._something.set()
@@ -102,7 +102,7 @@ class EventWriter:
         while not self._closing:
             self._something.wait()
             self._much.wait(self._settings.gather_s)
-            # Cleared before taking: what comes while we write sets them again.
+            # Clear before taking, so that events arriving during the write set it again.
             self._something.clear()
             self._much.clear()
             if not self._closing:
@@ -135,7 +135,7 @@ class EventWriter:
         records: list[Record] = []
         begin = 0
         while begin < len(whole):
-            # A record ends where a block does, with the first that fills it.
+            # A record ends with the first block that fills it.
             end = ends[min(bisect_left(ends, begin + RECORD_BYTES), len(ends) - 1)]
             records.append(Record(whole[begin:end]))
             begin = end

@@ -1,4 +1,4 @@
-"""A message in the hands of a consumer."""
+"""A delivered message: `Delivery`, and `Deliveries` for many of one lease."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from basaltmq.queues.ready import rows
 
 REDELIVERED: Final = 1
 PRIORITY: Final = 2
-"""The sub-queue in the key begins with a priority."""
+"""The sub-queue in the key starts with a priority."""
 
 _LENGTHS: Final = Struct(">II")
 _LENGTHS_AT: Final = HEAD.size - 12
-"""The head ends with the bytes of labels, properties and payload."""
+"""The fixed head ends with the lengths of labels, properties and payload."""
 
 
 class Delivery(msgspec.Struct, gc=False, frozen=True):
-    """A leased message. `token` answers for it; the row is taken apart when somebody asks."""
+    """A leased message. `token` acknowledges it. The row is decoded on demand."""
 
     id: bytes
     token: int
@@ -31,12 +31,12 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
     body: bytes | None = None
     """The payload, if it is not in the row."""
     marks: int = 0
-    """REDELIVERED, PRIORITY."""
+    """Bits: REDELIVERED, PRIORITY."""
 
     @property
     def redelivered(self) -> bool:
-        """Whether it was delivered before and came back. Where that is not known (after a crash, or when too many came
-        back to be remembered one by one) a message that may have been counts as one that was."""
+        """Whether the message was delivered before. True also when that is unknown: after a crash, or when too many
+        messages were returned to track each one."""
         return bool(self.marks & REDELIVERED)
 
     @property
@@ -49,12 +49,12 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Text headers; a row that has none is not taken apart."""
+        """Text headers. A row without labels is not decoded."""
         inner = rows.unwrap(self.row)[0]
         return self.message().headers if _LENGTHS.unpack_from(inner, _LENGTHS_AT)[0] else {}
 
     def content(self) -> tuple[bytes, bytes]:
-        """Properties and payload, at the cost of one of them."""
+        """Return properties and payload at the cost of one of them."""
         row = self.row
         if row[0] != LAYOUT or self.body is not None:
             return self.properties, self.payload
@@ -65,11 +65,11 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
 
     @property
     def attempts(self) -> int:
-        """How often it was delivered and failed."""
+        """Failed deliveries so far."""
         return rows.attempts_of(self.row)
 
     def message(self) -> Message:
-        """Everything about it."""
+        """Decode the whole message."""
         message = rows.open_row(self.key, self.row, self.body)
         if self.marks & PRIORITY:
             message.fairness_key = rows.split_sub_queue(message.fairness_key)[1]
@@ -77,8 +77,10 @@ class Delivery(msgspec.Struct, gc=False, frozen=True):
 
 
 class Deliveries(Sequence[Delivery]):
-    """Messages of one lease of which there is nothing to say but what is in their rows: columns, in key order, and a
-    delivery for each when somebody looks at one. The columns are never changed."""
+    """Messages of one lease whose rows hold everything there is to know about them.
+
+    Stores columns in key order and creates a `Delivery` on access. The columns never change.
+    """
 
     __slots__ = ("_made", "ids", "keys", "rows", "token")
 

@@ -12,17 +12,17 @@ from basaltmq.queues.leases.table import FOREVER, LeaseCall, Tokens
 from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import decode_lease_call_expiry_key, lease_expiry_bound
+from basaltmq.store.keys.queues import decode_lease_expiry_key, lease_expiry_bound
 
 HEAP_SLACK: Final = 1024
-"""Settled leases that may wait in the heap beside as many as are alive."""
+"""Settled leases that the heap may hold beyond the number of live leases."""
 
 EXPIRY_PAGE: Final = 1024
-"""Leases of earlier boots read at once."""
+"""Leases of earlier boots read at a time."""
 
 
 class LeaseExpiry:
-    """Leases of all queues by time."""
+    """The leases of all queues by expiry time."""
 
     def __init__(self, store: Store, tokens: Tokens, suspects: Suspects) -> None:
         self._store = store
@@ -32,10 +32,10 @@ class LeaseExpiry:
         self._expires: dict[int, int] = {}
         self._pages_from: bytes | None = b""
         self._read_page()
-        self._end_endless()
+        self._expire_unbounded()
 
     def add(self, expires_ns: int, queue: str, token: int) -> None:
-        """Remember a lease, or that it has another expiry."""
+        """Add a lease, or change its expiry."""
         if expires_ns == FOREVER:
             self._expires.pop(token, None)
             return
@@ -46,16 +46,17 @@ class LeaseExpiry:
             heapify(self._heap)
 
     def expect(self, call: LeaseCall, queue: str) -> None:
-        """A queue was loaded with this lease; its row in the expiry index may have been lost."""
-        if not call.is_hold and self._expires.get(call.token) != call.expires_ns:
+        """Add a lease that was loaded with its queue, because its row in the expiry index may be lost."""
+        if not call.is_consumer_bound and self._expires.get(call.token) != call.expires_ns:
             self.add(call.expires_ns, queue, call.token)
 
     def remove(self, token: int) -> None:
-        """Forget a lease that is settled. Its place in the heap goes when it comes up, or when too many wait there."""
+        """Remove a settled lease. Its heap item is dropped when it reaches the top, or when the heap has too many
+        settled items."""
         self._expires.pop(token, None)
 
     def due(self, now_ns: int, count_max: int) -> list[tuple[int, str, int]]:
-        """Take up to `count_max` that are due (expiry, queue, token), the earliest first."""
+        """Remove and return up to `count_max` due leases (expiry, queue, token), earliest first."""
         found: list[tuple[int, str, int]] = []
         while len(found) < count_max:
             deadline = self.deadline_ns()
@@ -69,7 +70,7 @@ class LeaseExpiry:
         return found
 
     def deadline_ns(self) -> int | None:
-        """When to come back: for the first lease known, or to read on."""
+        """Return the expiry of the first known lease, or of the next page to read, whichever is earlier."""
         heap, expires = self._heap, self._expires
         while heap and expires.get(heap[0][2]) != heap[0][0]:
             heappop(heap)
@@ -80,26 +81,26 @@ class LeaseExpiry:
         return first
 
     def _read_page(self) -> None:
-        """Take in the next leases of earlier boots."""
+        """Add the next page of leases of earlier boots."""
         assert self._pages_from is not None
-        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, self._pages_from, lease_expiry_bound(FOREVER))
+        rows = self._store.scan(Family.LEASE_EXPIRY, self._pages_from, lease_expiry_bound(FOREVER))
         keys = [key for key, _ in islice(rows, EXPIRY_PAGE + 1)]
-        for expires_ns, queue, token in self._left_over(keys[:EXPIRY_PAGE]):
+        for expires_ns, queue, token in self._from_earlier_boots(keys[:EXPIRY_PAGE]):
             self.add(expires_ns, queue, token)
         self._pages_from = keys[EXPIRY_PAGE] if len(keys) > EXPIRY_PAGE else None
 
-    def _end_endless(self) -> None:
-        """Earlier versions wrote rows for holds too. Their consumers are gone, so what they held is due."""
-        rows = self._store.scan(Family.LEASE_CALL_EXPIRY, lease_expiry_bound(FOREVER))
-        for _, queue, token in self._left_over(key for key, _ in rows):
+    def _expire_unbounded(self) -> None:
+        """Expire consumer-bound leases at once. Earlier versions wrote rows for them, and their consumers are gone."""
+        rows = self._store.scan(Family.LEASE_EXPIRY, lease_expiry_bound(FOREVER))
+        for _, queue, token in self._from_earlier_boots(key for key, _ in rows):
             self.add(0, queue, token)
 
-    def _left_over(self, keys: Iterable[bytes]) -> Iterator[tuple[int, str, int]]:
+    def _from_earlier_boots(self, keys: Iterable[bytes]) -> Iterator[tuple[int, str, int]]:
         for key in keys:
             try:
-                expires_ns, queue, token = decode_lease_call_expiry_key(key)
+                expires_ns, queue, token = decode_lease_expiry_key(key)
             except CorruptionError as error:
-                self._suspects.note(Family.LEASE_CALL_EXPIRY, key, b"", str(error))
+                self._suspects.note(Family.LEASE_EXPIRY, key, b"", str(error))
                 continue
             if not self._tokens.is_of_this_boot(token):
                 yield expires_ns, queue, token

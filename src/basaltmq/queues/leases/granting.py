@@ -1,7 +1,8 @@
-"""Messages that were taken off a queue are handed to a consumer: a lease call, and a delivery for each.
+"""Grants leases: creates a lease call for fetched messages, and a delivery for each message.
 
-The rows of what is handed out are dropped from memory; the deliveries have them. Messages that are nothing but what is
-in their rows stay columns all the way (plain.py); whatever has to be said of one of them takes the other way for all.
+Rows of delivered messages are dropped from memory, because the deliveries hold them. Messages whose rows hold
+everything there is to know about them stay in columns (`Plain`). If one message needs more, all messages of the call
+become entries.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from basaltmq.queues.ready.plain import Plain
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
-_NOWHERE: Final = bytes(8)
-"""Below every place."""
+_BEFORE_ALL: Final = bytes(8)
+"""Sorts before every enqueue time in a key."""
 
 
 def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | None) -> Plain | None:
-    """Up to `count` messages off the head as columns, if they are such and all of them fit; they go back if the change
-    fails. Otherwise None, and nothing is taken."""
+    """Take up to `count` messages off the head as columns, if they are kept in columns and all of them fit. They go
+    back if the change fails. Otherwise return None and take nothing."""
     if queue.shared.throttles or queue.throttling is not None or count < 1:
         return None
     plain = queue.backing.fetch_plain(count)
     if plain is None:
         return None
-    until = _until(queue)
+    until = _maybe_redelivered_to(queue)
     if (size_bytes_max is not None and plain.size_bytes > size_bytes_max) or (
-        until != _NOWHERE and plain.keys[0][-24:-16] <= until
+        until != _BEFORE_ALL and plain.keys[0][-24:-16] <= until
     ):
         queue.backing.put_back(plain.entries())
         return None
@@ -42,19 +43,19 @@ def take_plain(queue: Queue, change: Change, count: int, size_bytes_max: int | N
     return plain
 
 
-def lend_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> Deliveries:
-    """Hand columns out."""
+def grant_plain(queue: Queue, change: Change, plain: Plain, consumer: str, visibility_ms: int | None) -> Deliveries:
+    """Lease messages that are in columns."""
     token = queue.shared.tokens.next()
     plain.id_bytes()
     ids = plain.ids
-    assert ids is not None, "whoever has their bytes has them"
+    assert ids is not None, "id_bytes() sets the ids"
     expires_ns = queue.lease_until(change.now_ns, visibility_ms)
     _begin(queue, change, LeaseCall(token, consumer, change.now_ns, expires_ns, {}, plain.without_rows(), ids))
     queue.shared.events.note(change, LEASED, queue, plain, consumer, tried=True)
     return Deliveries(token, ids, plain.keys, plain.rows)
 
 
-def lend(
+def grant(
     queue: Queue,
     change: Change,
     entries: list[Entry],
@@ -62,7 +63,7 @@ def lend(
     visibility_ms: int | None,
     bodies: Mapping[bytes, bytes],
 ) -> list[Delivery]:
-    """Hand entries out, whose rows are in memory; `bodies` are those kept apart, by key."""
+    """Lease entries whose rows are in memory. `bodies` are the payloads stored apart, by key."""
     token = queue.shared.tokens.next()
     message_keys = [e.key for e in entries]
     ids = [key[-16:] for key in message_keys]
@@ -74,7 +75,7 @@ def lend(
         for entry in entries:
             entry.row = b""
     else:
-        deliveries = _hand_out(queue, token, entries, bodies)
+        deliveries = _deliveries(queue, token, entries, bodies)
     queue.shared.events.note(change, LEASED, queue, deliveries, consumer, keys=message_keys, tried=True)
     return deliveries
 
@@ -82,37 +83,37 @@ def lend(
 def _begin(queue: Queue, change: Change, call: LeaseCall) -> None:
     queue.leases.add(change.batch, call)
     change.undo(lambda: queue.leases.forget(call))
-    change.after(lambda: _expect_expiry(queue, call))
+    change.after(lambda: _add_expiry(queue, call))
     change.marks.add(call)
     queue.used_ns = change.now_ns
 
 
-def _expect_expiry(queue: Queue, call: LeaseCall) -> None:
+def _add_expiry(queue: Queue, call: LeaseCall) -> None:
     if not call.is_settled:
         queue.shared.lease_expiry.add(call.expires_ns, queue.name, call.token)
 
 
-def _until(queue: Queue) -> bytes:
-    """Messages up to this place may have been delivered before."""
+def _maybe_redelivered_to(queue: Queue) -> bytes:
+    """Return the enqueue time up to which messages may have been delivered before."""
     return max(queue.leases.returned_ns, queue.shared.places.crash_ns).to_bytes(8, "big")
 
 
 def _are_plain(queue: Queue, entries: list[Entry], message_keys: list[bytes]) -> bool:
-    """Whether there is nothing to say of messages but what is in their rows."""
+    """Whether the rows hold everything there is to know about the messages."""
     if queue.config.priorities_max or [e for e in entries if e.flags]:
         return False
-    until = _until(queue)
-    return until == _NOWHERE or not [key for key in message_keys if key[-24:-16] <= until]
+    until = _maybe_redelivered_to(queue)
+    return until == _BEFORE_ALL or not [key for key in message_keys if key[-24:-16] <= until]
 
 
-def _hand_out(queue: Queue, token: int, entries: list[Entry], bodies: Mapping[bytes, bytes]) -> list[Delivery]:
-    until = _until(queue)
+def _deliveries(queue: Queue, token: int, entries: list[Entry], bodies: Mapping[bytes, bytes]) -> list[Delivery]:
+    until = _maybe_redelivered_to(queue)
     always = PRIORITY if queue.config.priorities_max else 0
     deliveries: list[Delivery] = []
     for entry in entries:
         key, row = entry.key, entry.row
-        came_back = entry.flags & RETURNED or key[-24:-16] <= until
-        marks = always | REDELIVERED if came_back else always
+        is_redelivered = entry.flags & RETURNED or key[-24:-16] <= until
+        marks = always | REDELIVERED if is_redelivered else always
         deliveries.append(Delivery(key[-16:], token, key, row, bodies.get(key), marks))
         if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
             entry.row = b""

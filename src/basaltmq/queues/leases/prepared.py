@@ -1,11 +1,10 @@
-"""Messages that a prepared branch holds (SPEC A6): a lease that no time ends.
+"""Messages held by a prepared XA branch (SPEC A6): a lease without expiry.
 
-When a branch is prepared, what it acks leaves its consumer's lease and comes under a lease call of the branch. That
-call is a row like any other, so its messages are out of the queue after a restart too; but it stands in no expiry
-index, and nobody knows its token but the branch. It ends with the branch: commit acks it, rollback gives its messages
-back to their places.
+Preparing a branch moves the messages that it acks from the consumer's lease to a lease call of the branch. Its row
+keeps the messages out of the queue after a restart. It has no row in the expiry index, and only the branch knows its
+token. It ends with the branch: commit acks the messages, rollback returns them to their places.
 
-    lease call row of a branch   as in leases.py, expires ns = HELD, consumer = "xa " and the xid
+    lease call row of a branch   as in table.py, expires ns = HELD, consumer = "xa " and the xid
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from basaltmq.errors import QueueHeldError
 from basaltmq.queues.change import Change
 from basaltmq.queues.leases.table import FOREVER, LeaseCall, encode_lease_call
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lease_call_key
+from basaltmq.store.keys.queues import lease_key
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 HELD: Final = FOREVER - 1
-"""The expiry of a lease that ends with a branch. No clock reaches it, and opening does not end it."""
+"""The expiry of a lease that ends with a branch. No clock reaches it, and opening the store does not end it."""
 
 
 def is_held(call: LeaseCall) -> bool:
@@ -31,17 +30,17 @@ def is_held(call: LeaseCall) -> bool:
 
 
 def require_free(queue: Queue) -> None:
-    """Refuse to delete a queue whose messages a prepared branch was promised."""
+    """Raise QueueHeldError if prepared branches hold messages of the queue."""
     holders = queue.shared.holders(queue.name)
     if holders:
         raise QueueHeldError(
-            f"queue {queue.name!r} cannot be deleted: {len(holders)} prepared branches wait for their outcome, "
+            f"queue {queue.name!r} cannot be deleted: {len(holders)} prepared branches have messages in it or for it, "
             f"the first is {holders[0]}; commit or roll them back (basalt queue transactions)"
         )
 
 
 def hold(queue: Queue, change: Change, token: int, ids: Sequence[bytes] | None, holder: str) -> LeaseCall:
-    """Messages of a lease (all by default) are held from here on; the call they are under."""
+    """Move messages of a lease (all by default) to a new lease call of the branch `holder`, and return that call."""
     leases = queue.leases
     rest, taken = leases.take(token, ids)
     change.undo(lambda: leases.restore(rest, taken))
@@ -52,5 +51,5 @@ def hold(queue: Queue, change: Change, token: int, ids: Sequence[bytes] | None, 
     leases.restore(held, taken)
     change.undo(lambda: leases.forget(held))
     row = encode_lease_call(held, queue.prefix_bytes)
-    change.batch.put(Family.LEASE_CALLS, lease_call_key(queue.name, held.token), row)
+    change.batch.put(Family.LEASES, lease_key(queue.name, held.token), row)
     return held

@@ -1,25 +1,25 @@
-"""Leases (SPEC C7): who has which messages until when, and the token that proves it.
+"""The lease table of a queue (SPEC C7): which consumer has which messages until when, and the fencing token.
 
-A lease is made per call, not per message: `lease(100)` writes one row that names its hundred messages and one row in
-the expiry index. Acking deletes message rows and nothing else, until the last message of the call is settled and both
-rows go with it. So after a crash the messages of a lease row that still exist are the ones that are leased. What leaves
-a lease alive (nack, release, a split by extend) is taken out of its row in the same batch.
+A lease covers a call, not a message: `lease(100)` writes one row that names its 100 messages and one row in the expiry
+index. An ack deletes only message rows. Both lease rows are deleted with the last message of the call. So after a
+crash, the leased messages of a lease row are those that still exist. Messages that leave a lease alive (nack, release,
+a split by extend) are removed from its row in the same batch.
 
     lease call row   | layout u8 | expires ns u64 | leased ns u64 | consumer bytes u16 | consumer | messages
       layout 1       per message: lp(sub-queue) | enqueued ns u64 | id (16) | ...
-      layout 2       lp(sub-queue) | enqueued ns u64 | id (16) ... |     of messages that came in one call
+      layout 2       lp(sub-queue) | enqueued ns u64 | id (16) ... |     messages published in one call
 
-Tokens fence: they grow with every lease, over restarts too, because the high bits are a boot number that is raised
-durably before the first lease. An answer with a token that is not alive, or for a message it does not hold, is refused
-whole and touches nothing.
+Tokens fence: they grow with every lease, also over restarts. Their high bits are a boot number that is raised durably
+before the first lease. A request with a token that is not live, or for a message that the lease does not hold, is
+rejected as a whole and changes nothing.
 
     token   | boot u24 | count u40 |
 
-The plane keeps all expiries of a boot in one heap. What earlier boots left is on disk in the same order and is read in
-pages as its time comes, so opening costs nothing per lease.
+`LeaseExpiry` keeps all expiries of a boot in one heap. Leases of earlier boots are on disk in the same order and are
+read in pages when they are due, so opening costs nothing per lease.
 
-A lease whose expiry is FOREVER is a hold: it ends with its consumer and is in memory only. No row is written for it, so
-after a crash its messages are simply ready.
+A lease with the expiry FOREVER is consumer-bound: it ends with its consumer and exists in memory only. It has no rows,
+so after a crash its messages are ready.
 """
 
 from __future__ import annotations
@@ -40,33 +40,26 @@ from basaltmq.queues.ready.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import (
-    decode_lease_call_key,
-    lease_call_expiry_key_of,
-    lease_call_key_of,
-    lease_call_prefix,
-    lp,
-    prefix_range,
-    take_lp,
-)
+from basaltmq.store.keys.parts import lp, prefix_range, take_lp
+from basaltmq.store.keys.queues import decode_lease_key, lease_expiry_key_of, lease_key_of, lease_prefix
 
 LAYOUT: Final = 1
-LAYOUT_ALIKE: Final = 2
+LAYOUT_SAME_PLACE: Final = 2
 
 FOREVER: Final = (1 << 64) - 1
-"""The expiry of a lease that lasts as long as its consumer."""
+"""The expiry of a consumer-bound lease."""
 
 LEASE_MAX: Final = 10_000
-"""Messages of one call: its row stays under half a megabyte and its failure is one batch."""
+"""Messages of one call: keeps its row below 0.5 MB and its failure in one batch."""
 
 LEASED_MAX: Final = 1_000_000
-"""Messages leased in one queue: about 350 bytes of memory each, which is what bounds them."""
+"""Leased messages of one queue. Each takes about 350 bytes of memory."""
 
 BOOTS_SKIPPED: Final = 1 << 16
-"""Boot numbers skipped when the last one is lost, so that no token is given out twice."""
+"""Boot numbers skipped when the last one is lost, so that no token is issued twice."""
 
-UNLISTED_MAX: Final = 64
-"""Calls whose messages are looked for by where the first and the last of them are, one call after the other."""
+UNINDEXED_MAX: Final = 64
+"""Calls that are searched one after the other by their first and last key, before their messages are indexed."""
 
 _BOOT_BITS: Final = 24
 TOKEN_COUNT_BITS: Final = 40
@@ -80,7 +73,7 @@ _ID_BYTES: Final = 16
 def check_visibility(visibility_ms: int) -> None:
     if type(visibility_ms) is not int or not 0 <= visibility_ms <= DURATION_MS_MAX:
         raise InvalidArgumentError(
-            f"a lease lasts 0 ms (as long as its consumer) to {DURATION_MS_MAX} ms, not {visibility_ms!r:.80}"
+            f"a lease lasts 0 (until its consumer ends) to {DURATION_MS_MAX} ms, got {visibility_ms!r:.80}"
         )
 
 
@@ -98,15 +91,15 @@ class Tokens:
 
     @classmethod
     def open(cls, store: Store, suspects: Suspects) -> Tokens:
-        """Raise the boot number, durably."""
+        """Raise the boot number durably."""
         raw = store.get(Family.VERSION, BOOT_ROW)
         last = 0 if raw is None else _BOOT.unpack(raw)[0] if len(raw) == _BOOT.size else 1 << _BOOT_BITS
         if last >> _BOOT_BITS:
             last = _last_boot(store) + BOOTS_SKIPPED
-            suspects.note(Family.VERSION, BOOT_ROW, raw, f"the boot number of leases is damaged; it goes on at {last}")
+            suspects.note(Family.VERSION, BOOT_ROW, raw, f"the boot number of leases is damaged; continuing at {last}")
         boot = last + 1
         if boot >> _BOOT_BITS:
-            raise StorageError(f"the store was opened {boot} times; its lease tokens are used up: move to a new store")
+            raise StorageError(f"lease tokens are used up: the store was opened {boot} times; move to a new store")
         batch = Batch()
         batch.put(Family.VERSION, BOOT_ROW, _BOOT.pack(boot))
         store.write(batch)
@@ -122,20 +115,20 @@ class Tokens:
 
 
 def _last_boot(store: Store) -> int:
-    """The last boot that a lease on disk tells of."""
+    """Return the highest boot number in the lease keys on disk."""
     boot = 0
-    for key, _ in store.scan(Family.LEASE_CALLS):
+    for key, _ in store.scan(Family.LEASES):
         try:
-            boot = max(boot, decode_lease_call_key(key)[1] >> TOKEN_COUNT_BITS)
+            boot = max(boot, decode_lease_key(key)[1] >> TOKEN_COUNT_BITS)
         except CorruptionError:
             continue
     return min(boot, (1 << _BOOT_BITS) - 2 * BOOTS_SKIPPED)
 
 
 class LeaseCall:
-    """The messages of one lease call that are not settled.
+    """The unsettled messages of one lease call.
 
-    They are columns as long as all of them are answered for together, and entries by id from there on.
+    They are kept in columns until a request concerns only some of them; then they become entries by id.
     """
 
     __slots__ = ("_entries", "consumer", "expires_ns", "ids", "leased_ns", "plain", "token")
@@ -150,7 +143,7 @@ class LeaseCall:
         plain: Plain | None = None,
         ids: list[bytes] | None = None,
     ) -> None:
-        """`plain` with the ids of its messages, and no entries; or entries alone."""
+        """Takes either `plain` with the ids of its messages, or entries."""
         self.token = token
         self.consumer = consumer
         self.leased_ns = leased_ns
@@ -175,23 +168,23 @@ class LeaseCall:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left of it."""
+        """Whether all its messages are settled."""
         return self.plain is None and not self._entries
 
     @property
-    def is_hold(self) -> bool:
+    def is_consumer_bound(self) -> bool:
         return self.expires_ns == FOREVER
 
 
 def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
-    """The row of a call; `queue_bytes` is the length of lp(queue), which its keys begin with."""
+    """Encode the row of a call. `queue_bytes` is the length of lp(queue), the prefix of all keys."""
     consumer = lp(call.consumer)[2:]
     plain = call.plain
     if plain is not None:
         head = plain.keys[0][:-_ID_BYTES]
-        # They are in order: what the first and the last have in common, all have.
+        # Keys are sorted: a prefix of the first and the last key is a prefix of all.
         if plain.keys[-1].startswith(head):
-            alike = _HEAD.pack(LAYOUT_ALIKE, call.expires_ns, call.leased_ns, len(consumer))
+            alike = _HEAD.pack(LAYOUT_SAME_PLACE, call.expires_ns, call.leased_ns, len(consumer))
             return b"".join((alike, consumer, head[queue_bytes:], plain.id_bytes()))
     parts = [_HEAD.pack(LAYOUT, call.expires_ns, call.leased_ns, len(consumer)), consumer]
     if plain is not None:
@@ -205,21 +198,23 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
 
 
 def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, list[bytes]]:
-    """A call without its entries, and the keys of its messages."""
+    """Return a call without its entries, and the keys of its messages."""
     prefix = lp(queue)
     try:
         layout, expires_ns, leased_ns, consumer_bytes = _HEAD.unpack_from(row)
         at = _HEAD.size + consumer_bytes
         consumer = row[_HEAD.size : at].decode()
-        if layout not in (LAYOUT, LAYOUT_ALIKE):
+        if layout not in (LAYOUT, LAYOUT_SAME_PLACE):
             raise ValueError
-        message_keys = _alike(prefix, row, at) if layout == LAYOUT_ALIKE else _one_by_one(prefix, row, at)
+        message_keys = (
+            _decode_keys_of_place(prefix, row, at) if layout == LAYOUT_SAME_PLACE else _decode_keys(prefix, row, at)
+        )
     except (struct_error, ValueError, CorruptionError):
         raise CorruptionError(f"lease {token} of queue {queue!r} is damaged ({len(row)} bytes)") from None
     return LeaseCall(token, consumer, leased_ns, expires_ns, {}), message_keys
 
 
-def _one_by_one(prefix: bytes, row: bytes, at: int) -> list[bytes]:
+def _decode_keys(prefix: bytes, row: bytes, at: int) -> list[bytes]:
     message_keys: list[bytes] = []
     while at < len(row):
         end = take_lp(row, at)[1] + _PLACE_BYTES
@@ -230,7 +225,7 @@ def _one_by_one(prefix: bytes, row: bytes, at: int) -> list[bytes]:
     return message_keys
 
 
-def _alike(prefix: bytes, row: bytes, at: int) -> list[bytes]:
+def _decode_keys_of_place(prefix: bytes, row: bytes, at: int) -> list[bytes]:
     begin = take_lp(row, at)[1] + _PLACE_BYTES - _ID_BYTES
     if begin >= len(row) or (len(row) - begin) % _ID_BYTES:
         raise ValueError
@@ -239,35 +234,35 @@ def _alike(prefix: bytes, row: bytes, at: int) -> list[bytes]:
 
 
 class Leases:
-    """The leases of one queue. Changes rows in the batch it is handed, and its own memory at once."""
+    """The leases of one queue. Adds rows to the given batch, and changes its own memory at once."""
 
     __slots__ = (
         "_by_id",
         "_by_token",
         "_count",
-        "_leaving",
         "_prefix",
         "_queue",
-        "_unlisted",
+        "_settling",
+        "_unindexed",
         "returned_ns",
         "size_bytes",
     )
 
     def __init__(self, queue: str, returned_ns: int = 0) -> None:
         self._queue = queue
-        self._prefix = lease_call_prefix(queue)
+        self._prefix = lease_prefix(queue)
         self._by_token: dict[int, LeaseCall] = {}
         self._by_id: dict[bytes, LeaseCall] = {}
-        """The messages of all calls but the unlisted ones."""
-        self._unlisted: dict[int, LeaseCall] = {}
-        """Calls that are columns and, as a rule, are settled as such before anybody asks for one of their messages."""
-        self._leaving: list[Collection[bytes]] = []
-        """Messages that the change that is open has settled: their rows are there until it is written."""
+        """Leased messages by id, without those of unindexed calls."""
+        self._unindexed: dict[int, LeaseCall] = {}
+        """Calls in columns. Most of them are settled as a whole before anyone looks up one of their messages."""
+        self._settling: list[Collection[bytes]] = []
+        """Messages settled by the open change. Their rows exist until it is written."""
         self._count = 0
         self.size_bytes = 0
-        """Bodies of all leased messages."""
+        """Bytes of the bodies of all leased messages."""
         self.returned_ns = returned_ns
-        """Messages up to this place may have been leased before; of the others it is known."""
+        """Messages up to this enqueue time may have been leased before. For later messages it is known."""
 
     @classmethod
     def load(
@@ -279,19 +274,19 @@ class Leases:
         last_ns: int = 0,
         is_orphan: Callable[[LeaseCall], bool] = lambda call: False,
     ) -> Leases:
-        """The leases that rows tell of, with those of their messages that still exist.
+        """Read the leases of a queue from disk, with those of their messages that still exist.
 
-        The messages of a lease whose row cannot be read, or that nobody can end (`is_orphan`), are ready; from there
-        every message up to the place `last_ns` may have been leased before.
+        If a lease row is unreadable or orphaned (`is_orphan`), its messages are ready. Then every message up to the
+        enqueue time `last_ns` counts as possibly leased before.
         """
         leases = cls(queue, returned_ns)
-        for key, row in store.scan(Family.LEASE_CALLS, *prefix_range(lease_call_prefix(queue))):
+        for key, row in store.scan(Family.LEASES, *prefix_range(lease_prefix(queue))):
             try:
-                call, message_keys = decode_lease_call(queue, decode_lease_call_key(key)[1], row)
+                call, message_keys = decode_lease_call(queue, decode_lease_key(key)[1], row)
                 if is_orphan(call):
-                    raise CorruptionError(f"the branch of lease {call.token} of queue {queue!r} is not known")
+                    raise CorruptionError(f"lease {call.token} of queue {queue!r} belongs to an unknown branch")
             except CorruptionError as error:
-                suspects.note(Family.LEASE_CALLS, key, row, str(error))
+                suspects.note(Family.LEASES, key, row, str(error))
                 leases.returned_ns = max(leases.returned_ns, last_ns)
                 continue
             found = store.get_many(Family.MESSAGES, message_keys)
@@ -310,65 +305,61 @@ class Leases:
         return leases
 
     def __len__(self) -> int:
-        """Messages leased."""
+        """Number of leased messages."""
         return self._count
 
     def calls(self) -> list[LeaseCall]:
         return list(self._by_token.values())
 
-    def _list_all(self) -> None:
-        """Have every message that is leased in the index."""
-        for call in self._unlisted.values():
+    def _index_all(self) -> None:
+        """Index the messages of all calls by id."""
+        for call in self._unindexed.values():
             self._by_id.update(dict.fromkeys(call.entries if call.plain is None else call.ids, call))
-        self._unlisted.clear()
+        self._unindexed.clear()
 
     def has_key(self, key: bytes) -> bool:
-        if self._unlisted:
-            self._list_all()
-        return key[-16:] in self._by_id or any(key[-16:] in ids for ids in self._leaving)
+        if self._unindexed:
+            self._index_all()
+        return key[-16:] in self._by_id or any(key[-16:] in ids for ids in self._settling)
 
     def leave(self, change: Change, ids: Collection[bytes]) -> None:
-        """Messages are taken out of their leases in this change. Whoever reads the queue's rows before it is written
-        must not take them for ready: they are done, or come back with the change."""
-        if not self._leaving:
-            change.after(self._leaving.clear)
-            change.undo(self._leaving.clear)
-        self._leaving.append(ids)
+        """Note messages that this change removes from their leases. Readers of the queue's rows must not treat them as
+        ready before the change is written."""
+        if not self._settling:
+            change.after(self._settling.clear)
+            change.undo(self._settling.clear)
+        self._settling.append(ids)
 
-    def held_among(self, keys: Sequence[bytes]) -> list[int]:
-        """Which of the messages with these keys, which ascend, are leased."""
-        if self._unlisted and keys:
+    def leased_among(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the indexes of the leased messages among these keys, which are in ascending order."""
+        if self._unindexed and keys:
             first, last = keys[0], keys[-1]
-            for call in self._unlisted.values():
+            for call in self._unindexed.values():
                 if call.plain is None or (call.plain.keys[0] <= last and call.plain.keys[-1] >= first):
-                    self._list_all()
+                    self._index_all()
                     break
         held: Collection[bytes] = self._by_id
-        if self._leaving:
-            held = {*held, *chain.from_iterable(self._leaving)}
+        if self._settling:
+            held = {*held, *chain.from_iterable(self._settling)}
         return [number for number, key in enumerate(keys) if key[-16:] in held] if held else []
 
     def paged_out(self, entry: Entry) -> None:
-        """A message that came back leaves memory; from here on its place says that it may have come back."""
+        """Note that a returned message leaves memory. From now on its enqueue time marks it as possibly redelivered."""
         self.returned_ns = max(self.returned_ns, int.from_bytes(entry.key[-24:-16], "big"))
 
     def has_memory_only(self) -> bool:
-        """True if something of the leases is on no disk: holds, and transient messages."""
+        """Whether some lease state is not on disk: consumer-bound leases, or transient messages."""
         calls = self._by_token.values()
-        return any(call.is_hold for call in calls) or any(
+        return any(call.is_consumer_bound for call in calls) or any(
             e.flags & TRANSIENT for call in calls if call.plain is None for e in call.entries.values()
         )
 
     def forget_holds(self) -> None:
-        """Memory is about to be lost: what is held comes back."""
+        """Note the messages of consumer-bound leases as returned, because memory is about to be dropped."""
         for call in self._by_token.values():
-            if call.is_hold:
+            if call.is_consumer_bound:
                 for entry in call.entries.values():
                     self.paged_out(entry)
-
-    def call_of(self, message_id: bytes) -> LeaseCall | None:
-        self._list_all()
-        return self._by_id.get(message_id)
 
     def room(self) -> int:
         return LEASED_MAX - self._count
@@ -380,10 +371,10 @@ class Leases:
         return found
 
     def add(self, batch: Batch, call: LeaseCall) -> None:
-        """Begin a lease."""
+        """Start a lease."""
         count = len(call.entries) if call.plain is None else len(call.plain)
         if count > LEASE_MAX:
-            raise LimitExceededError(f"a lease of {count} messages: at most {LEASE_MAX} in one call")
+            raise LimitExceededError(f"a lease of {count} messages exceeds the limit of {LEASE_MAX} per call")
         if call.plain is None:
             self.restore(call, call.entries)
         else:
@@ -391,16 +382,16 @@ class Leases:
         self._write(batch, call)
 
     def restore_plain(self, call: LeaseCall, plain: Plain, ids: list[bytes]) -> None:
-        """The same as `restore`, for all messages of a call as columns."""
+        """Like `restore`, for all messages of a call in columns."""
         call.plain, call.ids = plain, ids
-        self._by_token[call.token] = self._unlisted[call.token] = call
-        if len(self._unlisted) > UNLISTED_MAX:
-            self._list_all()
+        self._by_token[call.token] = self._unindexed[call.token] = call
+        if len(self._unindexed) > UNINDEXED_MAX:
+            self._index_all()
         self._count += len(ids)
         self.size_bytes += plain.size_bytes
 
     def restore(self, call: LeaseCall, entries: dict[bytes, Entry]) -> None:
-        """Hold messages under a call in memory, as when their removal was not written."""
+        """Put messages under a call in memory, for example when their removal was not written."""
         if call.entries is not entries:
             call.entries.update(entries)
         self._by_token[call.token] = call
@@ -409,37 +400,38 @@ class Leases:
         self.size_bytes += sum([e.size_bytes for e in entries.values()])
 
     def take_plain(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, Plain, list[bytes]] | None:
-        """All messages of a live lease with their ids, if it has them as columns and `ids`, if any, are just those."""
+        """Take all messages of a live lease with their ids. Return None if they are not in columns or `ids` names other
+        messages."""
         call = self.require(token)
         plain, all_ids = call.plain, call.ids
         if plain is None or (ids is not None and list(ids) != all_ids):
             return None
         call.entries = {}
-        if self._unlisted.pop(token, None) is None:
-            self._unlist(all_ids)
+        if self._unindexed.pop(token, None) is None:
+            self._unindex(all_ids)
         self._count -= len(all_ids)
         self.size_bytes -= plain.size_bytes
         del self._by_token[token]
         return call, plain, all_ids
 
     def forget(self, call: LeaseCall) -> None:
-        """Drop a call from memory, as when it was not written."""
+        """Drop a call from memory, for example when it was not written."""
         self._by_token.pop(call.token, None)
-        self._lose_entries(call.entries)
+        self._remove_entries(call.entries)
 
     def require(self, token: int) -> LeaseCall:
         call = self._by_token.get(token)
         if call is None:
             raise StaleLeaseError(
-                f"lease {token} of queue {self._queue!r} is over: it expired, or all its messages are settled; "
-                "lease again, and extend in time"
+                f"lease {token} of queue {self._queue!r} has ended: it expired, or all its messages are settled; "
+                "lease the messages again, and extend leases before they expire"
             )
         return call
 
     def take(self, token: int, ids: Sequence[bytes] | None) -> tuple[LeaseCall, dict[bytes, Entry]]:
-        """Take messages (all by default) out of a live lease, in memory; refused whole if one is not in it."""
+        """Remove messages (all by default) from a live lease in memory. Raise, and remove none, if one is not in it."""
         call = self.require(token)
-        self._list_all()
+        self._index_all()
         if ids is None:
             taken = call.entries
             call.entries = {}
@@ -450,63 +442,63 @@ class Leases:
                 entry = held.get(message_id)
                 if entry is None or message_id in taken:
                     raise StaleLeaseError(
-                        f"message {message_id.hex()} is not held by lease {token} of queue {self._queue!r}: it was "
-                        "settled before, or belongs to another lease"
+                        f"message {message_id.hex()} is not in lease {token} of queue {self._queue!r}: it was "
+                        "already settled, or belongs to another lease"
                     )
                 taken[message_id] = entry
             for message_id in taken:
                 del held[message_id]
-        self._lose_entries(taken)
+        self._remove_entries(taken)
         if not call.entries:
             del self._by_token[token]
         return call, taken
 
-    def _lose_entries(self, entries: dict[bytes, Entry]) -> None:
-        self._list_all()
-        self._unlist(entries)
+    def _remove_entries(self, entries: dict[bytes, Entry]) -> None:
+        self._index_all()
+        self._unindex(entries)
         self._count -= len(entries)
         self.size_bytes -= sum([e.size_bytes for e in entries.values()])
 
-    def _unlist(self, ids: Iterable[bytes]) -> None:
+    def _unindex(self, ids: Iterable[bytes]) -> None:
         by_id = self._by_id
         for message_id in ids:
             del by_id[message_id]
 
     def settled(self, batch: Batch, call: LeaseCall, *, rewrite: bool) -> None:
-        """Write what `take` left. `rewrite` if what was taken goes on living as a message of this queue."""
-        if call.is_hold:
+        """Write the lease rows after `take`. Set `rewrite` if the removed messages continue to exist in this queue."""
+        if call.is_consumer_bound:
             return
         if call.is_settled:
-            batch.delete(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
+            batch.delete(Family.LEASES, lease_key_of(self._prefix, call.token))
+            batch.delete(Family.LEASE_EXPIRY, lease_expiry_key_of(call.expires_ns, self._prefix, call.token))
         elif rewrite:
-            batch.put(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token), self._encode(call))
+            batch.put(Family.LEASES, lease_key_of(self._prefix, call.token), self._encode(call))
 
     def cancel(self, change: Change, call: LeaseCall) -> None:
-        """A call that began and ended in one change leaves no rows."""
-        if call.is_hold:
+        """Remove the rows of a call that started and ended in one change."""
+        if call.is_consumer_bound:
             return
-        change.cancel(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
-        change.cancel(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
+        change.cancel(Family.LEASES, lease_key_of(self._prefix, call.token))
+        change.cancel(Family.LEASE_EXPIRY, lease_expiry_key_of(call.expires_ns, self._prefix, call.token))
 
     def move_expiry(self, batch: Batch, call: LeaseCall, expires_ns: int) -> None:
-        if not call.is_hold:
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
+        if not call.is_consumer_bound:
+            batch.delete(Family.LEASE_EXPIRY, lease_expiry_key_of(call.expires_ns, self._prefix, call.token))
             if expires_ns == FOREVER:
-                batch.delete(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token))
+                batch.delete(Family.LEASES, lease_key_of(self._prefix, call.token))
         call.expires_ns = expires_ns
         self._write(batch, call)
 
     def _write(self, batch: Batch, call: LeaseCall) -> None:
-        if call.is_hold:
+        if call.is_consumer_bound:
             return
-        batch.put(Family.LEASE_CALLS, lease_call_key_of(self._prefix, call.token), self._encode(call))
-        batch.put(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token), b"")
+        batch.put(Family.LEASES, lease_key_of(self._prefix, call.token), self._encode(call))
+        batch.put(Family.LEASE_EXPIRY, lease_expiry_key_of(call.expires_ns, self._prefix, call.token), b"")
 
     def _encode(self, call: LeaseCall) -> bytes:
         return encode_lease_call(call, len(self._prefix))
 
     def delete_expiry(self, batch: Batch, call: LeaseCall) -> None:
-        """The row of a call in the expiry index goes; the call's own row is somebody else's matter."""
-        if not call.is_hold:
-            batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key_of(call.expires_ns, self._prefix, call.token))
+        """Delete the call's row in the expiry index only."""
+        if not call.is_consumer_bound:
+            batch.delete(Family.LEASE_EXPIRY, lease_expiry_key_of(call.expires_ns, self._prefix, call.token))

@@ -1,21 +1,20 @@
-"""Where messages go that could not be consumed: to the queue's dead-letter queue, with their history (SPEC C9, E7).
+"""Dead-letters messages: moves them to the queue's dead-letter queue with their history (SPEC C9, E7).
 
-A message's history is in its header `x-death`, one record per (queue, reason), the latest first, as JSON text:
+The header `x-death` holds a message's history as JSON text, one record per (queue, reason), latest first:
 
     [{"queue": ..., "reason": ..., "count": n, "first_ms": ..., "last_ms": ..., "attempts": n}, ...]
 
-so that scripts, people and wire protocols read it like any other header. `x-first-death-queue` names the queue that a
-redrive returns it to.
+Scripts, operators and wire protocols read it like any other header. `x-first-death-queue` names the queue that a
+redrive returns the message to.
 
-A cycle (A's dead letters expire in B, whose dead letters go to A) would turn for ever: a message that comes to a queue
-where it died before is dropped and counted, unless somebody rejected it or its attempts failed on the way round, which
-is a worker's decision and not the machine's.
+Cycles (A's dead letters expire in B, whose dead letters go to A) would never end. So a message that returns to a queue
+where it died before is dropped and counted. Exception: a consumer rejected it, or its attempts failed, since then.
 
-A layer above may route dead letters itself (an exchange with its bindings): it names the queues and the properties each
-message goes on with, and keeps its own history in them. All of that is in the batch in which the message dies. The
-first copy keeps the message's id, others have their own; a body apart is shared between them.
+A layer above may route dead letters (an exchange with bindings). It names the target queues and the new properties, and
+keeps its own history in them. All of that is in the batch in which the message dies. The first copy keeps the message's
+id, the others get new ids, and all share a body stored apart.
 
-A message keeps its id and its body; it gets a place at the end of the other queue, that queue's TTL and no attempts.
+A message keeps its id and body. It goes to the end of the other queue, with that queue's TTL and no attempts.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ FIRST_QUEUE: Final = "x-first-death-queue"
 LAST_ERROR: Final = "x-last-error"
 
 HISTORY_MAX: Final = 32
-"""Records of one message's history; the oldest go."""
+"""Records of one message's history. The oldest are dropped."""
 
 _MS: Final = 1_000_000
-_WORKERS: Final = (REJECTED, ATTEMPTS)
+_CONSUMER_REASONS: Final = (REJECTED, ATTEMPTS)
 
 DeadLetterRouter: TypeAlias = Callable[[QueueConfig, Message, str], "tuple[Sequence[str], bytes] | None"]
-"""(queue, message, reason) to the names of the queues a dead letter goes to (none: it is dropped; names without a queue
-are left out) and its properties from there on; None: to the queue's own dead-letter queue."""
+"""Maps (queue, message, reason) to the target queue names and the new properties. Names of missing queues are ignored,
+and without a target the message is dropped. None: use the queue's own dead-letter queue."""
 
 
 class Death(msgspec.Struct, omit_defaults=True):
-    """How often a message died of one reason in one queue."""
+    """How often a message died for one reason in one queue."""
 
     queue: str
     reason: str
@@ -71,7 +70,7 @@ _DEATHS: Final = json_decoder(list[Death])
 
 
 def history_of(message: Message) -> list[Death]:
-    """A message's history, the latest first. A header a publisher filled with something else is no history."""
+    """Return a message's history, latest first. A header that is not a valid history counts as none."""
     text = message.headers.get(HISTORY)
     if text is None:
         return []
@@ -82,7 +81,7 @@ def history_of(message: Message) -> list[Death]:
 
 
 def record(message: Message, queue: str, reason: str, now_ms: int) -> list[Death]:
-    """Write a death into a message's headers."""
+    """Add a death to a message's headers, and return the history."""
     deaths = history_of(message)
     death = next((d for d in deaths if d.queue == queue and d.reason == reason), None)
     if death is None:
@@ -100,63 +99,64 @@ def record(message: Message, queue: str, reason: str, now_ms: int) -> list[Death
 
 
 def is_cycle(deaths: Sequence[Death], target: str) -> bool:
-    """True if the message died in `target` before, and no worker had a hand in anything since."""
+    """Whether the message died in `target` before, and no consumer rejected or failed it since."""
     for death in deaths:
-        if death.reason in _WORKERS:
+        if death.reason in _CONSUMER_REASONS:
             return False
         if death.queue == target:
             return True
     return False
 
 
-def bury(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *, waiting: bool = False) -> None:
-    """Messages are dead: to the dead-letter queue with them, or gone for good.
+def dead_letter(queue: Queue, change: Change, entries: Sequence[Entry], reason: str, *, waiting: bool = False) -> None:
+    """Move dead messages to the dead-letter queue, or drop them if there is none.
 
-    They were taken off the queue, or still are somewhere in it (`waiting`). Their rows are in memory.
+    They were taken off the queue, or are still in it (`waiting`). Their rows are in memory.
     """
     queue.touch(change)
     if queue.shared.route_dead is not None:
-        entries = _bury_routed(queue, change, entries, reason, waiting, queue.shared.route_dead)
+        entries = _dead_letter_routed(queue, change, entries, reason, waiting, queue.shared.route_dead)
     name = queue.config.dead_letter_queue
     if name is None and reason == ATTEMPTS and queue.config.parks_failed:
-        name = parked_in(queue.name)
+        name = default_dead_letter_queue(queue.name)
     moving: list[tuple[Entry, Message]] = []
-    gone: list[Entry] = []
+    dropped: list[Entry] = []
     for entry in entries:
         if name is None:
             queue.stats.dropped += 1
-            gone.append(entry)
+            dropped.append(entry)
             continue
         message = queue.open(entry)
         if is_cycle(record(message, queue.name, reason, change.now_ns // _MS), name):
             queue.stats.cycles += 1
             queue.stats.dropped += 1
-            gone.append(entry)
+            dropped.append(entry)
         else:
             queue.stats.dead_lettered += 1
             moving.append((entry, message))
-    _tell(queue, change, reason, [entry for entry, _ in moving], gone)
-    _drop(queue, change, gone, waiting)
+    _record_events(queue, change, reason, [entry for entry, _ in moving], dropped)
+    _drop(queue, change, dropped, waiting)
     if moving:
         assert name is not None
         _leave(queue, change, [entry for entry, _ in moving], waiting)
         target = queue.shared.find(change, name)
-        target.admit(change, settle_in(target, change, moving))
+        target.admit(change, relocate(target, change, moving))
         _check_limits(change, target)
 
 
-def parked_in(queue: str) -> str | None:
-    """The queue that takes what a queue without a dead-letter queue gave up; None if its name would be too long."""
+def default_dead_letter_queue(queue: str) -> str | None:
+    """Return the dead-letter queue of a queue that configures none; None if the name is too long or `queue` is one
+    itself."""
     name = queue + DEAD_LETTERS
     return name if len(name.encode()) <= QUEUE_NAME_BYTES_MAX and not queue.endswith(DEAD_LETTERS) else None
 
 
-def _bury_routed(
+def _dead_letter_routed(
     queue: Queue, change: Change, entries: Sequence[Entry], reason: str, waiting: bool, route: DeadLetterRouter
 ) -> list[Entry]:
-    """Let the layer above say where dead letters go; those it has no opinion on."""
+    """Route dead letters with `route`, and return those that it leaves to the queue's own dead-letter queue."""
     own: list[Entry] = []
-    gone: list[Entry] = []
+    dropped: list[Entry] = []
     moving: list[tuple[Entry, Message, list[Queue]]] = []
     bodies = queue.bodies(change, [entry for entry in entries if entry.flags & APART])
     for entry in entries:
@@ -175,23 +175,23 @@ def _bury_routed(
             moving.append((entry, message, targets))
         else:
             queue.stats.dropped += 1
-            gone.append(entry)
+            dropped.append(entry)
     leaving = [entry for entry, _, _ in moving]
-    _tell(queue, change, reason, leaving, gone)
-    _drop(queue, change, gone, waiting)
+    _record_events(queue, change, reason, leaving, dropped)
+    _drop(queue, change, dropped, waiting)
     _leave(queue, change, leaving, waiting)
     arriving: dict[Queue, list[tuple[Entry, Message]]] = {}
     for entry, message, targets in moving:
         for target, copy in zip(targets, _copies(queue, change, entry, message, len(targets)), strict=True):
             arriving.setdefault(target, []).append(copy)
     for target, copies in arriving.items():
-        target.admit(change, settle_in(target, change, copies))
+        target.admit(change, relocate(target, change, copies))
         _check_limits(change, target)
     return own
 
 
 def _copies(queue: Queue, change: Change, entry: Entry, message: Message, count: int) -> list[tuple[Entry, Message]]:
-    """So many messages of one, the first of which is itself."""
+    """Return `count` messages: the original, and copies with new ids."""
     if count == 1:
         return [(entry, message)]
     copies = [message]
@@ -211,21 +211,23 @@ def _check_limits(change: Change, target: Queue) -> None:
     change.after(lambda: target.shared.check_limits(target.name))
 
 
-def _drop(queue: Queue, change: Change, gone: list[Entry], waiting: bool) -> None:
-    if not gone:
+def _drop(queue: Queue, change: Change, dropped: list[Entry], waiting: bool) -> None:
+    if not dropped:
         return
     if waiting:
-        queue.remove(change, gone, keep_bodies=False)
+        queue.remove(change, dropped, keep_bodies=False)
     else:
-        queue.delete(change, gone)
+        queue.delete(change, dropped)
 
 
-def _tell(queue: Queue, change: Change, reason: str, moving: Sequence[Entry], gone: Sequence[Entry]) -> None:
+def _record_events(
+    queue: Queue, change: Change, reason: str, moving: Sequence[Entry], dropped: Sequence[Entry]
+) -> None:
     note = queue.shared.events.note
     if reason == EXPIRED:
-        note(change, Kind.EXPIRED, queue, [*moving, *gone], tried=True)
+        note(change, Kind.EXPIRED, queue, [*moving, *dropped], tried=True)
     note(change, Kind.DEAD_LETTERED, queue, moving, tried=True)
-    note(change, Kind.DROPPED, queue, gone, tried=True)
+    note(change, Kind.DROPPED, queue, dropped, tried=True)
 
 
 def _leave(queue: Queue, change: Change, entries: list[Entry], waiting: bool) -> None:
@@ -235,8 +237,8 @@ def _leave(queue: Queue, change: Change, entries: list[Entry], waiting: bool) ->
         queue.leave(change, entries)
 
 
-def settle_in(target: Queue, change: Change, moving: Sequence[tuple[Entry, Message]]) -> list[Entry]:
-    """Entries, at the end of this queue, of messages that left another one. The caller admits or delays them."""
+def relocate(target: Queue, change: Change, moving: Sequence[tuple[Entry, Message]]) -> list[Entry]:
+    """Return entries at the end of `target` for messages that left another queue. The caller admits or delays them."""
     target.touch(change)
     ttl_ms = target.config.ttl_ms
     entries: list[Entry] = []

@@ -1,11 +1,11 @@
-"""One message for a publisher's id within a window, over restarts.
+"""Deduplication: one message per publisher id within a time window, also over restarts.
 
     dedup          | lp(queue) | lp(publisher's id) |                    ->  | expires ns u64 | message id (16) |
     dedup expiry   | lp(queue) | expires ns u64 | lp(publisher's id) |   ->  nothing
 
-Both rows are in the batch of the message, so either all of it happened or nothing. The window counts from the first
-publish and outlives the message: a repeat after the ack is still a repeat. Ids leave in batches when their time has
-come (timers.py), at a granularity of `timers.DEDUP_NS`; an id past its window that has not been swept is not a repeat.
+Both rows are in the message's batch. The window starts with the first publish and outlives the message: a repeat after
+the ack is still a repeat. A timer (timers.py) deletes expired ids in batches, with a granularity of `timers.DEDUP_NS`.
+An expired id that is not deleted yet does not match.
 """
 
 from __future__ import annotations
@@ -20,26 +20,21 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.lifecycle import timers
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import (
-    decode_dedup_expiry_key,
-    dedup_expiry_key,
-    dedup_expiry_prefix,
-    dedup_key,
-    prefix_range,
-)
+from basaltmq.store.keys.parts import prefix_range
+from basaltmq.store.keys.queues import decode_dedup_expiry_key, dedup_expiry_key, dedup_expiry_prefix, dedup_key
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 SWEEP_MAX: Final = 5000
-"""Ids swept in one batch."""
+"""Ids deleted per batch."""
 
 _MS: Final = 1_000_000
 _ROW: Final = Struct(">Q16s")
 
 
 def known(queue: Queue, change: Change, drafts: Sequence[Draft | bytes]) -> dict[int, bytes]:
-    """Index of each draft that repeats an earlier publish, in the window or in the call, with that message's id."""
+    """Map the index of each draft that repeats an earlier publish to the id of that message."""
     named = [(i, d.dedup_id) for i, d in enumerate(drafts) if isinstance(d, Draft) and d.dedup_id]
     if not named:
         return {}
@@ -56,16 +51,16 @@ def known(queue: Queue, change: Change, drafts: Sequence[Draft | bytes]) -> dict
 
 
 def _read(queue: Queue, key: bytes, row: bytes) -> tuple[int, bytes]:
-    """When an id leaves its window, and its message; an id whose row cannot be read has left it."""
+    """Return the expiry of an id and its message. An unreadable row counts as expired."""
     if len(row) != _ROW.size:
-        queue.shared.quarantine.note(Family.DEDUP, key, row, f"a deduplication row has {len(row)} bytes")
+        queue.shared.quarantine.note(Family.DEDUP, key, row, f"the row has {len(row)} bytes, not {_ROW.size}")
         return 0, b""
     expires_ns, message_id = _ROW.unpack(row)
     return expires_ns, message_id
 
 
 def within(drafts: Sequence[Draft | bytes]) -> dict[int, int]:
-    """Index of each draft that repeats one earlier in the same call, with that one's index."""
+    """Map the index of each draft that repeats an earlier draft of the same call to the index of that draft."""
     first: dict[bytes, int] = {}
     repeats: dict[int, int] = {}
     for index, draft in enumerate(drafts):
@@ -79,7 +74,7 @@ def within(drafts: Sequence[Draft | bytes]) -> dict[int, int]:
 def remember(
     queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: Sequence[bytes], repeats: set[int]
 ) -> None:
-    """Keep the ids of drafts that became messages."""
+    """Write the ids of drafts that became messages."""
     window_ms = queue.config.dedup_window_ms
     assert window_ms is not None
     expires_ns = change.now_ns + window_ms * _MS
@@ -92,7 +87,7 @@ def remember(
 
 
 def sweep(queue: Queue, change: Change) -> bool:
-    """Forget ids that left their window; True if there are more."""
+    """Delete expired ids. Return whether there are more."""
     start, _ = prefix_range(dedup_expiry_prefix(queue.name))
     end = start + (change.now_ns + 1).to_bytes(8, "big")
     page = list(islice(queue.shared.store.scan(Family.DEDUP_EXPIRY, start, end), SWEEP_MAX))

@@ -1,10 +1,10 @@
-"""Messages that are not ready before a time: scheduled ones, and failed ones that wait for their next attempt.
+"""Delayed messages: scheduled ones, and failed ones that wait for their next attempt.
 
     delayed   | lp(queue) | due ns u64 | lp(sub-queue) | enqueued ns u64 | id (16) |  ->  the message's row
 
-A delayed message has left `messages` and comes back to the same key, so it returns to its original place in the queue.
-Each way is one batch. A timer (timers.py) says when to look; due messages come back in batches of `RETURN_MAX`, so that
-a million due at once do not stop the rest. A message that expired meanwhile goes the way of the expired.
+A delayed message leaves `messages` and later returns to the same key, so it keeps its position in the queue. Each
+direction is one batch. A timer (timers.py) triggers the return in batches of `RETURN_MAX`, so that a million due
+messages do not block other work. Messages that expired in the meantime take the path of expired messages.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from basaltmq.queues.lifecycle.ttl import expire
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, SPILLED, TRANSIENT, Entry
 from basaltmq.store.families import Family
+from basaltmq.store.keys.parts import prefix_range
 from basaltmq.store.keys.queues import (
     decode_timed_message_key,
     message_of,
-    prefix_range,
     timed_message_bound,
     timed_message_prefix,
     timed_of,
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 RETURN_MAX: Final = 1000
-"""Messages that come back in one batch: about ten milliseconds of work."""
+"""Messages returned per batch: about 10 ms of work."""
 
 
 def delay(queue: Queue, change: Change, entries: Sequence[tuple[Entry, int]]) -> None:
-    """Keep messages, which are in no other place of the queue, until their due times. Their rows are in memory."""
+    """Store messages until their due times. They are nowhere else in the queue, and their rows are in memory."""
     queue.touch(change)
     stats = queue.stats
     earliest_ns = min(due_ns for _, due_ns in entries)
     for entry, due_ns in entries:
         change.batch.put(Family.DELAYED, timed_of(entry.key, due_ns), entry.row)
-        # A message that waits on disk is a persistent one from there on.
+        # A delayed message is on disk, so it becomes persistent.
         entry.flags &= ~(TRANSIENT | SPILLED)
         queue.shared.timers.set(change, due_ns, timers.DELAYED, queue.name)
         stats.delayed += 1
         stats.delayed_bytes += entry.size_bytes
         stats.apart += bool(entry.flags & APART)
-    change.after(lambda: _look_again(queue, earliest_ns))
+    change.after(lambda: _lower_cursor(queue, earliest_ns))
 
 
-def _look_again(queue: Queue, due_ns: int) -> None:
+def _lower_cursor(queue: Queue, due_ns: int) -> None:
     queue.delayed_from = min(queue.delayed_from, timed_message_bound(queue.name, due_ns))
 
 
 def return_due(queue: Queue, change: Change) -> bool:
-    """Bring due messages back; True if more are due."""
+    """Return due messages to the queue. Return whether more are due."""
     now_ns = change.now_ns
     start = max(queue.delayed_from, timed_message_bound(queue.name, 0))
     end = timed_message_bound(queue.name, now_ns + 1)
@@ -66,8 +66,8 @@ def return_due(queue: Queue, change: Change) -> bool:
         queue.delayed_from = end
         return False
     queue.touch(change)
-    # Rows of a queue of this name that was deleted may still be there.
-    grave = queue.shared.reclaim.floor_ns(queue.name).to_bytes(8, "big")
+    # Rows of a deleted queue with the same name may still exist.
+    floor = queue.shared.reclaim.floor_ns(queue.name).to_bytes(8, "big")
     entries: list[Entry] = []
     dead: list[Entry] = []
     for key, row in found:
@@ -75,21 +75,22 @@ def return_due(queue: Queue, change: Change) -> bool:
         if entry is None:
             continue
         change.batch.delete(Family.DELAYED, key)
-        if key[-24:-16] < grave:
+        if key[-24:-16] < floor:
             dead.append(entry)
             continue
         entries.append(entry)
         uncount(queue, entry)
     reclaim.release(queue.shared.content, change, dead)
-    # Behind the last of them, not at its time: a million of one moment would be skipped again for each piece.
+    # Continue after the last key, not at its time. Otherwise each batch would skip the rows already returned of that
+    # time.
     after = found[-1][0] + b"\0"
-    change.after(lambda: _looked(queue, after))
-    _come_back(queue, change, entries)
+    change.after(lambda: _set_cursor(queue, after))
+    _return(queue, change, entries)
     return len(found) == RETURN_MAX
 
 
 def _read(queue: Queue, key: bytes, row: bytes) -> Entry | None:
-    """The entry of a delayed message; None if it cannot be read, and then it is noted for the quarantine."""
+    """Return the entry of a delayed message; None if unreadable, which is noted for the quarantine."""
     try:
         decode_timed_message_key(key)
         return rows.read_entry(message_of(key)[0], row)
@@ -98,11 +99,11 @@ def _read(queue: Queue, key: bytes, row: bytes) -> Entry | None:
         return None
 
 
-def _looked(queue: Queue, after: bytes) -> None:
+def _set_cursor(queue: Queue, after: bytes) -> None:
     queue.delayed_from = after
 
 
-def _come_back(queue: Queue, change: Change, entries: list[Entry]) -> None:
+def _return(queue: Queue, change: Change, entries: list[Entry]) -> None:
     entries.sort(key=lambda e: e.key)
     expired = [e for e in entries if e.expires_ns and e.expires_ns <= change.now_ns]
     queue.admit(change, [e for e in entries if not e.expires_ns or e.expires_ns > change.now_ns])
@@ -118,7 +119,7 @@ def uncount(queue: Queue, entry: Entry) -> None:
 
 
 def delayed(queue: Queue, count: int, after: bytes = b"") -> list[tuple[int, Entry]]:
-    """Delayed messages with their due times, by due time, from behind the delayed key `after`."""
+    """Return up to `count` delayed messages with their due times, in due order, after the delayed key `after`."""
     start, end = prefix_range(timed_message_prefix(queue.name))
     found = islice(queue.shared.store.scan(Family.DELAYED, max(start, after + b"\0"), end), count)
     return [(message_of(key)[1], entry) for key, row in found if (entry := _read(queue, key, row)) is not None]

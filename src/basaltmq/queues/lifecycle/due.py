@@ -1,8 +1,8 @@
-"""What is due: leases that ran out, timers, tokens that came, queues over their limits. A bounded piece per call.
+"""Runs due work in bounded steps: expired leases, timers, arrived throttle tokens, queues over their limits.
 
-Time is the caller's: `run(now_ns)` does what is due and says when to call again; `on_deadline` tells that the next
-deadline moved closer. What fails stays due; what is due in a queue that is down, or that cannot be read, is put off for
-`PUT_OFF_NS`, and everything else goes on.
+The caller provides the time: `run(now_ns)` does due work and returns when to call again. `on_deadline` is called when
+the next deadline moves closer. Failed work stays due. Due work of a queue that is down or unreadable is retried after
+`RETRY_NS`, and other work continues.
 """
 
 from __future__ import annotations
@@ -16,44 +16,42 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.change import Change
-from basaltmq.queues.change_runner import Changes
-from basaltmq.queues.lifecycle import dedup, delays, limits, timers
-from basaltmq.queues.lifecycle import ttl as expiry
+from basaltmq.queues.change_runner import ChangeRunner
+from basaltmq.queues.lifecycle import dedup, delays, limits, timers, ttl
 from basaltmq.queues.lifecycle.failures import expire_lease
 from basaltmq.queues.lifecycle.timers import Timer
 from basaltmq.queues.loaded_queues import LoadedQueues
-from basaltmq.queues.queue import MS, Shared
+from basaltmq.queues.queue import MS, PlaneContext
 from basaltmq.queues.waiters import Waiters
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lease_call_expiry_key
+from basaltmq.store.keys.queues import lease_expiry_key
 
 DUE_MAX: Final = 64
-"""Leases and timers served by one `run`; each is a batch of its own."""
+"""Leases and timers served by one `run`. Each is one batch."""
 
 DUE_ROWS: Final = 2000
-"""Rows after which a `run` leaves the rest to the next one: a thousand messages that come back, some ten milliseconds
-in which nobody else has the plane."""
+"""Rows after which a `run` stops: 1,000 returned messages, about 10 ms in which the plane is blocked."""
 
 DUE_S: Final = 0.01
-"""Time after which a `run` leaves the rest to the next one. Rows of dead letters take ten times as long as others."""
+"""Seconds after which a `run` stops. Rows of dead letters take ten times as long as others."""
 
 FOLLOW_UP_MAX: Final = 2
-"""Batches of one operation that bring other queues back to their limits; the rest waits for `run`."""
+"""Batches per operation that trim other queues to their limits. The rest waits for `run`."""
 
 
-PUT_OFF_NS: Final = 1_000_000_000
-"""Before something is tried again that is due in a queue which is down or cannot be read."""
+RETRY_NS: Final = 1_000_000_000
+"""Delay before due work is retried in a queue that is down or unreadable."""
 
 _log: Final = logging.getLogger("basaltmq")
 
 
 class Due:
-    """The plane's time-keeping."""
+    """The due work of a plane."""
 
     def __init__(
         self,
-        shared: Shared,
-        changes: Changes,
+        shared: PlaneContext,
+        changes: ChangeRunner,
         loaded: LoadedQueues,
         waiters: Waiters,
         *,
@@ -70,17 +68,17 @@ class Due:
         self._wake = wake
         self._delete = delete
         self._on_deadline = on_deadline
-        self._promised_ns: int | None = None
+        self._announced_ns: int | None = None
         self._over_limit: dict[str, None] = {}
 
     def note_over_limit(self, name: str) -> None:
-        """A queue got messages that its limits were not asked about."""
+        """Note a queue that received messages without a check of its limits."""
         queue = self._loaded.peek(name)
         if queue is None or queue.config.length_max is not None or queue.config.bytes_max is not None:
             self._over_limit[name] = None
 
     def run(self, now_ns: int) -> int | None:
-        """Do a bounded piece of what is due; when to come again, None: never."""
+        """Do a bounded part of the due work. Return when to call again, None if nothing is scheduled."""
         until_s = self._timer_s() + DUE_S
         self.bring_back_to_limits()
         if self._shared.timers.rearm is not None:
@@ -95,33 +93,33 @@ class Due:
             try:
                 rows += self._expire_lease(now_ns, expires_ns, name, token)
             except (QueueFailedError, CorruptionError) as error:
-                _log.error("a lease of queue %r is ended later: %s", name, error)
-                self._shared.lease_expiry.add(now_ns + PUT_OFF_NS, name, token)
+                _log.error("expiring a lease of queue %r failed, retrying in 1 s: %s", name, error)
+                self._shared.lease_expiry.add(now_ns + RETRY_NS, name, token)
             except BaseException:
                 self._shared.lease_expiry.add(expires_ns, name, token)
                 raise
             served += 1
-        # Timers have a turn however many leases there are.
+        # Timers get their share, however many leases are due.
         rows = 0
         for timer in self._shared.timers.due(now_ns, DUE_MAX):
             try:
                 rows += self._serve(now_ns, timer)
             except (QueueFailedError, CorruptionError) as error:
-                _log.error("what is due in queue %r is put off: %s", timer.queue, error)
-                rows += self._changes.do(partial(self._put_off, timer), now_ns)
+                _log.error("due work of queue %r failed, retrying in 1 s: %s", timer.queue, error)
+                rows += self._changes.do(partial(self._postpone, timer), now_ns)
             if rows >= DUE_ROWS or self._timer_s() >= until_s:
                 break
         if self._shared.reclaim.is_pending:
             self._changes.do(self._shared.reclaim.step, now_ns)
         self._wake_for_tokens(now_ns)
-        self._promised_ns = self.deadline_ns()
-        return self._promised_ns
+        self._announced_ns = self.deadline_ns()
+        return self._announced_ns
 
     def deadline_ns(self) -> int | None:
-        """When something is due next."""
+        """Return when work is due next."""
         if self._over_limit or self._shared.reclaim.is_pending or self._shared.timers.rearm is not None:
             return 0
-        # Asked with every change: leases and timers, as a rule, are all there is.
+        # Called with every change, so check leases and timers first: usually there is nothing else.
         first = self._shared.lease_expiry.deadline_ns()
         timer = self._shared.timers.deadline_ns()
         if first is None or (timer is not None and timer < first):
@@ -133,40 +131,40 @@ class Due:
         return first
 
     def tell_deadline(self) -> None:
-        """Call `on_deadline` if something is due earlier than promised."""
+        """Call `on_deadline` if work is due earlier than announced."""
         if self._on_deadline is not None:
             deadline = self.deadline_ns()
-            if deadline is not None and (self._promised_ns is None or deadline < self._promised_ns):
-                self._promised_ns = deadline
+            if deadline is not None and (self._announced_ns is None or deadline < self._announced_ns):
+                self._announced_ns = deadline
                 self._on_deadline()
 
     def bring_back_to_limits(self) -> None:
-        """Let queues that drop their head drop what came in unasked."""
+        """Trim drop-head queues that received messages without a check of their limits."""
         for _ in range(FOLLOW_UP_MAX):
             if not self._over_limit or self._changes.is_open:
                 break
             name = next(iter(self._over_limit))
             is_over = False
             with suppress(QueueNotFoundError, QueueFailedError):
-                # A queue that is gone or down is not brought back; the next message asks again.
-                _, is_over = self._changes.run(partial(self._bring_back, name))
+                # Skip a deleted or failed queue. Its next message triggers another check.
+                _, is_over = self._changes.run(partial(self._trim, name))
             if not is_over:
                 self._over_limit.pop(name, None)
 
-    def _bring_back(self, name: str, change: Change) -> bool:
+    def _trim(self, name: str, change: Change) -> bool:
         queue = self._loaded.require(name)
         change.at = name
-        return limits.bring_back(queue, change)
+        return limits.trim(queue, change)
 
     def _token_queues(self) -> list[str]:
-        """Queues of which somebody wants to know when a token comes."""
+        """Return the queues for which a consumer waits or listens for tokens."""
         waited_at = self._waiters.queues()
         if not self._waiters.has_listeners or not self._shared.parked:
             return waited_at
         return waited_at + [name for name in self._shared.parked if name not in self._waiters]
 
     def _token_ns(self, name: str) -> int | None:
-        """When a token comes that a message of the queue waits for."""
+        """Return when the next token arrives that a message of the queue waits for."""
         queue = self._loaded.peek(name)
         return None if queue is None or queue.throttling is None else queue.throttling.next_wake_ns()
 
@@ -174,16 +172,16 @@ class Due:
         for name in self._token_queues():
             at_ns = self._token_ns(name)
             if at_ns is None or at_ns <= now_ns:
-                # Told once: whoever tries a lease and leaves something parked is told again.
+                # Notify once: a lease attempt that leaves messages parked registers the queue again.
                 self._shared.parked.pop(name, None)
             if at_ns is not None and at_ns <= now_ns:
                 self._wake(name)
 
     def _expire_lease(self, now_ns: int, expires_ns: int, name: str, token: int) -> int:
-        """End a lease; how many rows that took."""
+        """Expire a lease, and return the number of rows written."""
 
-        def forget(change: Change) -> int:
-            change.batch.delete(Family.LEASE_CALL_EXPIRY, lease_call_expiry_key(expires_ns, name, token))
+        def delete_index_row(change: Change) -> int:
+            change.batch.delete(Family.LEASE_EXPIRY, lease_expiry_key(expires_ns, name, token))
             return 1
 
         def end(change: Change) -> int:
@@ -192,16 +190,16 @@ class Due:
             return len(change.batch)
 
         if self._loaded.config(name) is None:
-            return self._changes.do(forget, now_ns)
+            return self._changes.do(delete_index_row, now_ns)
         queue = self._loaded.require(name)
         try:
             queue.leases.require(token)
         except StaleLeaseError:
-            return self._changes.do(forget, now_ns)
+            return self._changes.do(delete_index_row, now_ns)
         return self._changes.do(end, now_ns)
 
     def _serve(self, now_ns: int, timer: Timer) -> int:
-        """Do what a timer stands for; how many rows that took."""
+        """Do the work of a timer, and return the number of rows written."""
 
         def serve(change: Change) -> int:
             more = False
@@ -215,9 +213,9 @@ class Due:
             self._delete(timer.queue)
         return self._changes.do(serve, now_ns)
 
-    def _put_off(self, timer: Timer, change: Change) -> int:
+    def _postpone(self, timer: Timer, change: Change) -> int:
         self._shared.timers.clear(change, timer)
-        self._shared.timers.set(change, change.now_ns + PUT_OFF_NS, timer.kind, timer.queue)
+        self._shared.timers.set(change, change.now_ns + RETRY_NS, timer.kind, timer.queue)
         return len(change.batch)
 
     def _fire(self, change: Change, timer: Timer) -> bool:
@@ -226,7 +224,7 @@ class Due:
         if timer.kind == timers.DELAYED:
             return delays.return_due(queue, change)
         if timer.kind == timers.EXPIRY:
-            return expiry.expire_due(queue, change)
+            return ttl.expire_due(queue, change)
         if timer.kind == timers.DEDUP:
             return dedup.sweep(queue, change)
         if timer.kind == timers.UNUSED and queue.config.expires_ms is not None:

@@ -1,8 +1,8 @@
-"""What happens to a message that was delivered and not done (SPEC C8, P5).
+"""Handles failed deliveries (SPEC C8, P5).
 
-A nack and the expiry of a lease take this same path: the attempt is counted, the queue's on_failure script asked, the
-limit of attempts is honoured, and the message is retried in its place, retried after a delay, or dead-lettered. What
-was counted is in the row before anybody can lease the message again.
+A nack and an expired lease take the same path. The attempt is counted, the on_failure script runs, and the attempt
+limit applies. Then the message is retried in its position, retried after a delay, or dead-lettered. The new count is in
+the row before the message can be leased again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from basaltmq.queues.change import Change
 from basaltmq.queues.events.event import Kind
-from basaltmq.queues.lifecycle.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, bury
+from basaltmq.queues.lifecycle.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, dead_letter
 from basaltmq.queues.lifecycle.delays import delay
 from basaltmq.queues.lifecycle.ttl import expire
 from basaltmq.queues.ready import rows
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 ERROR_BYTES_MAX: Final = 1024
-"""Of a consumer's error text, kept in a header; enough for a message and a line."""
+"""Bytes of a consumer's error text that are kept in a header."""
 
 LEASE_EXPIRED: Final = "the lease expired"
 
@@ -41,14 +41,14 @@ def fail(
     delay_ms: int = 0,
     reject: bool = False,
 ) -> None:
-    """Messages that left their lease have failed. `reject`: do not try again, whatever limits and scripts say."""
+    """Fail messages that left their lease. With `reject` they are dead-lettered regardless of limits and scripts."""
     queue.touch(change)
     entries = queue.load_rows(entries, change)
-    as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
-    change.undo(lambda: _restore(as_they_were))
+    before = [(entry, entry.row, entry.flags) for entry in entries]
+    change.undo(lambda: _restore(before))
     queue.stats.failed += len(entries)
     dead: list[Entry] = []
-    worn_out: list[Entry] = []
+    exhausted: list[Entry] = []
     later: list[tuple[Entry, int]] = []
     retried: list[Entry] = []
     expired: list[Entry] = []
@@ -70,7 +70,7 @@ def fail(
         if reject or is_dead:
             dead.append(entry)
         elif message.attempts >= attempts_max or message.attempts + rows.returns_of(entry.row) > limit:
-            worn_out.append(entry)
+            exhausted.append(entry)
         elif entry.expires_ns and entry.expires_ns <= change.now_ns:
             expired.append(entry)
         elif wait_ms > 0:
@@ -78,9 +78,9 @@ def fail(
         else:
             retried.append(entry)
     if dead:
-        bury(queue, change, dead, REJECTED)
-    if worn_out:
-        bury(queue, change, worn_out, ATTEMPTS)
+        dead_letter(queue, change, dead, REJECTED)
+    if exhausted:
+        dead_letter(queue, change, exhausted, ATTEMPTS)
     if expired:
         expire(queue, change, expired)
     if later:
@@ -94,24 +94,24 @@ def fail(
 
 
 def count_returns(queue: Queue, change: Change, entries: list[Entry], limit: int) -> list[Entry]:
-    """Messages come back without having failed; those that may do so once more, with the count in their rows."""
+    """Count a return without a failure in each row. Return the messages below the limit, and dead-letter the others."""
     entries = queue.load_rows(entries, change)
-    as_they_were = [(entry, entry.row, entry.flags) for entry in entries]
-    change.undo(lambda: _restore(as_they_were))
+    before = [(entry, entry.row, entry.flags) for entry in entries]
+    change.undo(lambda: _restore(before))
     staying: list[Entry] = []
-    worn_out: list[Entry] = []
+    exhausted: list[Entry] = []
     for entry in entries:
         entry.row = rows.count_return(entry.row)
         came_back = rows.returns_of(entry.row) + rows.attempts_of(entry.row)
-        (worn_out if came_back > limit else staying).append(entry)
-    if worn_out:
-        bury(queue, change, worn_out, ATTEMPTS)
+        (exhausted if came_back > limit else staying).append(entry)
+    if exhausted:
+        dead_letter(queue, change, exhausted, ATTEMPTS)
     _put_changed(change, staying)
     return staying
 
 
 def _put_changed(change: Change, entries: Sequence[Entry]) -> None:
-    """Write rows that have changed; what was paged out for want of memory is in memory again."""
+    """Write changed rows. Rows that were spilled to disk are in memory again."""
     for entry in entries:
         entry.flags |= RETURNED
         if entry.flags & SPILLED:
@@ -127,7 +127,7 @@ def _restore(entries: Sequence[tuple[Entry, bytes, int]]) -> None:
 
 
 def expire_lease(queue: Queue, change: Change, token: int) -> int:
-    """A lease ran out: its messages failed."""
+    """Fail the messages of an expired lease, and return their number."""
     entries = queue.take(change, token, None)
     fail(queue, change, entries, LEASE_EXPIRED)
     return len(entries)

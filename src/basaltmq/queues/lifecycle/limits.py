@@ -1,9 +1,9 @@
-"""How much a queue may hold, and what happens beyond it (SPEC E7).
+"""Queue length limits and overflow policies (SPEC E7).
 
-Limits are about messages that are ready. `drop-head` lets the oldest go (to the dead-letter queue, if there is one) to
-make room; `reject-publish` refuses the call whole; `reject-publish-dlx` refuses it and dead-letters its messages. What
-comes from elsewhere (dead letters, delays, moves) is never refused: nobody is there to be told. A queue that drops its
-head is brought back to its limits right after.
+Limits apply to ready messages. `drop-head` drops the oldest messages (to the dead-letter queue, if there is one).
+`reject-publish` rejects the whole call. `reject-publish-dlx` rejects it and dead-letters its messages. Messages from
+other sources (dead letters, delays, moves) are never rejected, because no publisher waits for an answer. A `drop-head`
+queue is trimmed to its limits right after.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.errors import QueueFullError
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Overflow
-from basaltmq.queues.lifecycle.dead_letters import LENGTH, bury
+from basaltmq.queues.lifecycle.dead_letters import LENGTH, dead_letter
 from basaltmq.queues.ready.backing import Entry
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 DROP_MAX: Final = 200
-"""Messages dropped in one batch when a queue is brought back to its limits: 2 ms of work, 20 ms if an exchange
-dead-letters them."""
+"""Messages dropped per batch when a queue is trimmed: 2 ms of work, 20 ms if an exchange dead-letters them."""
 
 
 def let_in(
@@ -32,9 +31,10 @@ def let_in(
     promised: bool = False,
     turned_away: set[bytes] | None = None,
 ) -> list[Entry]:
-    """Make room for messages that come in, or refuse them (not those that were promised); those that stay.
+    """Make room for incoming messages or reject them, and return those that stay.
 
-    With `turned_away` each message that there is no room for is refused alone, and its id told there.
+    Messages that were `promised` are not rejected. With `turned_away`, each message without room is rejected alone, and
+    its id is added there.
     """
     count = len(queue) + len(entries)
     size_bytes = queue.ready_bytes() + sum(e.size_bytes for e in entries)
@@ -51,12 +51,12 @@ def let_in(
         raise refusal
     change.refusal = refusal
     queue.count(entries, 1)
-    bury(queue, change, entries, LENGTH)
+    dead_letter(queue, change, entries, LENGTH)
     return []
 
 
 def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: set[bytes]) -> list[Entry]:
-    """Let in what there is room for, in its order."""
+    """Return the messages that there is room for, in order; reject the others."""
     count, size_bytes = len(queue), queue.ready_bytes()
     staying: list[Entry] = []
     refused: list[Entry] = []
@@ -72,25 +72,26 @@ def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: 
         queue.unmake(change, refused)
     else:
         queue.count(refused, 1)
-        bury(queue, change, refused, LENGTH)
+        dead_letter(queue, change, refused, LENGTH)
     return staying
 
 
 def require_room(queue: Queue, count: int, size_bytes: int) -> None:
-    """Refuse messages before they are made, if the queue would not let so many in; dropping its head is no refusal."""
+    """Raise QueueFullError if the queue would reject so many messages. A drop-head queue never rejects."""
     is_over = _is_over(queue, len(queue) + count, queue.ready_bytes() + size_bytes)
     if is_over and queue.config.overflow is not Overflow.DROP_HEAD:
         raise _refusal(queue)
 
 
 def _refusal(queue: Queue) -> QueueFullError:
+    length_max, bytes_max = _limit_text(queue.config.length_max), _limit_text(queue.config.bytes_max)
     return QueueFullError(
-        f"queue {queue.name!r} is full: {len(queue)} messages of {queue.ready_bytes()} bytes are ready, its limits are "
-        f"{_shown(queue.config.length_max)} messages and {_shown(queue.config.bytes_max)} bytes; consume, or raise them"
+        f"queue {queue.name!r} is full: {len(queue)} messages with {queue.ready_bytes()} bytes are ready, the limits "
+        f"are {length_max} messages and {bytes_max} bytes; consume messages or raise the limits"
     )
 
 
-def _shown(limit: int | None) -> str:
+def _limit_text(limit: int | None) -> str:
     return "any number of" if limit is None else str(limit)
 
 
@@ -100,7 +101,7 @@ def _is_over(queue: Queue, count: int, size_bytes: int) -> bool:
 
 
 def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: list[Entry]) -> list[Entry]:
-    """Drop from the head, then from what comes in, until the limits hold."""
+    """Drop from the head, then from the incoming messages, until the limits hold."""
     queue.settle_down(change.now_ns)
     dropped: list[Entry] = []
     while _is_over(queue, count, size_bytes):
@@ -113,9 +114,9 @@ def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: l
         size_bytes -= sum(e.size_bytes for e in fetched)
     if dropped:
         change.undo(lambda: queue.backing.put_back(dropped))
-        bury(queue, change, dropped, LENGTH)
+        dead_letter(queue, change, dropped, LENGTH)
     if count > len(incoming) and _is_over(queue, count, size_bytes):
-        # The head came earlier in this same change and can be dropped when that is written.
+        # The head was enqueued in this same change, and can be dropped only after that is written.
         change.after(lambda: queue.shared.check_limits(queue.name))
         return incoming
     first = 0
@@ -125,12 +126,12 @@ def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: l
         first += 1
     if first:
         queue.count(incoming[:first], 1)
-        bury(queue, change, incoming[:first], LENGTH)
+        dead_letter(queue, change, incoming[:first], LENGTH)
     return incoming[first:]
 
 
-def bring_back(queue: Queue, change: Change) -> bool:
-    """Bring a queue that drops its head back to its limits; True if it is not there yet."""
+def trim(queue: Queue, change: Change) -> bool:
+    """Trim a drop-head queue to its limits. Return whether it still exceeds them."""
     if queue.config.overflow is not Overflow.DROP_HEAD or not _is_over(queue, len(queue), queue.ready_bytes()):
         return False
     queue.settle_down(change.now_ns)
@@ -146,5 +147,5 @@ def bring_back(queue: Queue, change: Change) -> bool:
     if not dropped:
         return False
     change.undo(lambda: queue.backing.put_back(dropped))
-    bury(queue, change, dropped, LENGTH)
+    dead_letter(queue, change, dropped, LENGTH)
     return _is_over(queue, count, size_bytes)

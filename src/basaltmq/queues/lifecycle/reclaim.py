@@ -1,13 +1,13 @@
-"""Rows of deleted queues that are still to be taken away (SPEC C13, promises P8, P10).
+"""Reclaims the rows of deleted queues in the background (SPEC C13, promises P8, P10).
 
-Deleting a queue is one batch. Where no message has its body apart, ranges take everything and nothing is left to do.
-Bodies apart are found row by row, and there may be millions: then the batch leaves a tombstone instead,
+Deleting a queue is one batch. If no message has its body stored apart, DeleteRange removes everything. Bodies stored
+apart must be found row by row, and there may be millions. In that case the batch writes a tombstone:
 
     deleted queue   | queue name |  ->  | floor ns u64 |
 
-which says that every message of this name with a place below the floor is dead. A queue that is made again under the
-name begins at the floor (QueueStats.floor_ns): it starts empty and never sees them. The rows go page by page, between
-other work and after a restart too; the tombstone goes with the last of them.
+Every message of this queue name enqueued before the floor is dead. A new queue with the same name starts at the floor
+(QueueStats.floor_ns), so it is empty and never sees those messages. The rows are deleted page by page, between other
+work and after restarts. The tombstone goes with the last of them.
 """
 
 from __future__ import annotations
@@ -25,52 +25,53 @@ from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, Entry
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import decode_deleted_queue_key, deleted_queue_key, lp, message_of, prefix_range
+from basaltmq.store.keys.parts import lp, prefix_range
+from basaltmq.store.keys.queues import decode_deleted_queue_key, deleted_queue_key, message_of
 
 PAGE: Final = 500
-"""Rows taken away in one batch: a few milliseconds of work."""
+"""Rows deleted per batch: a few milliseconds of work."""
 
 _FLOOR: Final = Struct(">Q")
 _PLACE_BYTES: Final = 24
 
 
 class Reclaim:
-    """Takes the rows of deleted queues away. Not thread-safe: the plane's lock is around every call."""
+    """Deletes the rows of deleted queues. Not thread-safe: the plane's lock protects every call."""
 
     def __init__(self, store: Store, content: Content, quarantine: Quarantine, last_ns: Callable[[], int]) -> None:
-        """`last_ns` is the last place that was given out."""
+        """`last_ns` returns the last enqueue time assigned."""
         self._last_ns = last_ns
         self._store = store
         self._quarantine = quarantine
         self._content = content
         self._after: dict[tuple[str, Family], bytes] = {}
         self.is_pending = next(iter(store.scan(Family.DELETED_QUEUES)), None) is not None
-        """Whether there is something to do."""
+        """Whether there are rows to reclaim."""
 
     def floor_ns(self, queue: str) -> int:
-        """The place below which rows of this name are dead; 0 if there are none."""
+        """Return the enqueue time below which rows of this name are dead; 0 without a tombstone."""
         row = self._store.get(Family.DELETED_QUEUES, deleted_queue_key(queue)) if self.is_pending else None
         if row is None:
             return 0
         try:
             return _decode(queue, row)
         except CorruptionError as error:
-            # Rows of the deleted queue stay hidden below the floor of its successor, and are not reclaimed.
+            # The floor of the new queue still hides the rows of the deleted one, but they are not reclaimed.
             self._quarantine.note(Family.DELETED_QUEUES, deleted_queue_key(queue), row, str(error))
             return 0
 
-    def bury(self, change: Change, queue: str, floor_ns: int) -> None:
-        """Every message of this name with a place below the floor is dead."""
+    def mark_deleted(self, change: Change, queue: str, floor_ns: int) -> None:
+        """Write a tombstone: messages of this name enqueued before the floor are dead."""
         change.batch.put(Family.DELETED_QUEUES, deleted_queue_key(queue), _FLOOR.pack(floor_ns))
-        change.after(lambda: self._begin(queue))
+        change.after(lambda: self._restart(queue))
 
-    def _begin(self, queue: str) -> None:
+    def _restart(self, queue: str) -> None:
         self.is_pending = True
         for family in (Family.MESSAGES, Family.DELAYED):
             self._after.pop((queue, family), None)
 
     def step(self, change: Change) -> None:
-        """Take a page of rows away."""
+        """Delete a page of rows."""
         first = next(iter(self._store.scan(Family.DELETED_QUEUES)), None)
         if first is None:
             self.is_pending = False
@@ -79,23 +80,28 @@ class Reclaim:
             queue = decode_deleted_queue_key(first[0])
             floor_ns = _decode(queue, first[1])
         except CorruptionError as error:
-            self._quarantine.note(Family.DELETED_QUEUES, *first, str(error), replacement=self._floor_again(first[0]))
+            self._quarantine.note(
+                Family.DELETED_QUEUES, *first, str(error), replacement=self._rebuild_tombstone(first[0])
+            )
             return
         for family in (Family.MESSAGES, Family.DELAYED):
             if self._page(change, queue, family, floor_ns):
                 return
         change.batch.delete(Family.DELETED_QUEUES, first[0])
-        change.after(lambda: self._begin(queue))
+        change.after(lambda: self._restart(queue))
 
-    def _floor_again(self, key: bytes) -> bytes | None:
-        """The tombstone of a queue whose own cannot be read. Without a queue of the name, all that is left of it is
-        dead; if there is one, it is not known which rows are, and they stay."""
+    def _rebuild_tombstone(self, key: bytes) -> bytes | None:
+        """Return a replacement for an unreadable tombstone.
+
+        Without a queue of this name, all its rows are dead. If there is one, it is unknown which rows are dead, and
+        they stay.
+        """
         if self._store.get(Family.QUEUES, key) is not None:
             return None
         return _FLOOR.pack(self._last_ns() + 1)
 
     def _page(self, change: Change, queue: str, family: Family, floor_ns: int) -> bool:
-        """Take a page of a family away; False if there is none."""
+        """Delete a page of a family. Return False if there is none."""
         start, end = prefix_range(lp(queue))
         start = max(start, self._after.get((queue, family), b""))
         page = list(islice(self._store.scan(family, start, end), PAGE))
@@ -112,7 +118,7 @@ class Reclaim:
                     keys.append(key)
                     dead.append(entry)
             elif family is Family.MESSAGES:
-                # Within a sub-queue the living come behind the dead: on to the next one.
+                # Within a sub-queue, live rows follow dead rows: skip to the next sub-queue.
                 following = prefix_range(key[:-_PLACE_BYTES])[1]
                 assert following is not None, "a length-prefixed name is never all 0xff"
                 after = following
@@ -123,23 +129,23 @@ class Reclaim:
             for key in keys:
                 change.batch.delete(family, key)
         release(self._content, change, dead)
-        change.after(lambda: self._looked(queue, family, after))
+        change.after(lambda: self._set_cursor(queue, family, after))
         return True
 
     def _read(self, family: Family, key: bytes, row: bytes) -> Entry | None:
-        """The entry of a dead message; None if it cannot be read, and then it is noted for the quarantine."""
+        """Return the entry of a dead message; None if unreadable, which is noted for the quarantine."""
         try:
             return rows.read_entry(message_of(key)[0] if family is Family.DELAYED else key, row)
         except CorruptionError as error:
             self._quarantine.note(family, key, row, str(error), is_counted=False)
             return None
 
-    def _looked(self, queue: str, family: Family, after: bytes) -> None:
+    def _set_cursor(self, queue: str, family: Family, after: bytes) -> None:
         self._after[queue, family] = after
 
 
 def release(content: Content, change: Change, dead: list[Entry]) -> None:
-    """The bodies of dead messages go, as far as nobody else has them."""
+    """Release the bodies of dead messages. Shared bodies stay while other messages use them."""
     content.release(change, [(rows.body_of(e.row), e.key[-16:], e.flags) for e in dead if e.flags & APART])
 
 
@@ -148,7 +154,7 @@ def encode_floor(floor_ns: int) -> bytes:
 
 
 def floors(store: Reader) -> dict[str, int]:
-    """By name of a deleted queue: the place below which its rows are dead."""
+    """Map each deleted queue name to the enqueue time below which its rows are dead."""
     return {
         queue: _decode(queue, row)
         for key, row in store.scan(Family.DELETED_QUEUES)

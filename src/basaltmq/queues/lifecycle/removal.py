@@ -1,8 +1,8 @@
-"""Emptying and deleting queues (SPEC C13, P10).
+"""Purges and deletes queues (SPEC C13, P10).
 
-What has no bodies apart goes by ranges, whatever its size, in one batch. Bodies apart are found row by row. So a queue
-that has some is purged page by page, each of which leaves a queue that is right; and deleted at once, with the rows of
-its messages left to reclaim.py.
+Without bodies stored apart, one batch of range deletes removes everything, whatever the size. Bodies stored apart must
+be found row by row. So a queue with such bodies is purged page by page, and is consistent after each page. Deleting it
+takes one batch and leaves its message rows to reclaim.py.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.leases.table import LeaseCall
 from basaltmq.queues.ready.backing import TIMED
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp, prefix_range, queue_key, queue_stats_key, timed_of
+from basaltmq.store.keys.parts import lp, prefix_range
+from basaltmq.store.keys.queues import queue_key, queue_stats_key, timed_of
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 PAGE: Final = 1000
-"""Messages taken row by row in one batch."""
+"""Messages deleted row by row per batch."""
 
 RANGES_MAX: Final = 1000
-"""Ranges in one batch: every leased message parts one in two, and every range deleted costs later reads a little."""
+"""Ranges per batch. Each leased message splits a range in two, and each range tombstone slows later reads a little."""
 
 EXPIRIES_MAX: Final = 10_000
-"""Rows of the lease expiry deleted with a queue. Those of more leases go when their time comes: they lead nowhere."""
+"""Lease expiry rows deleted with a queue. The rows of further leases are deleted when they are due."""
 
 BY_QUEUE: Final = (
     Family.MESSAGES,
     Family.TRANSIENT,
-    Family.LEASE_CALLS,
+    Family.LEASES,
     Family.DELAYED,
     Family.MESSAGE_EXPIRY,
     Family.DEDUP,
     Family.DEDUP_EXPIRY,
 )
-"""Families whose keys begin with lp(queue)."""
+"""Families whose keys start with lp(queue)."""
 
 
 def purge(queue: Queue, change: Change, until_ns: int | None) -> tuple[int, bool]:
-    """Delete what is ready, or a page of it; how many, and whether that was all.
+    """Delete all ready messages, or a page of them. Return how many, and whether that was all.
 
-    With `until_ns` only messages up to that place, page by page; None is for the first page, which may be everything.
+    With `until_ns`, delete only messages enqueued until then, page by page. None is for the first page, which may
+    delete everything.
     """
     queue.touch(change)
     queue.settle_down(change.now_ns)
@@ -69,22 +71,22 @@ def _purge_ranges(queue: Queue, change: Change) -> None:
         for entry in leased:
             if entry.flags & TIMED:
                 change.batch.put(Family.MESSAGE_EXPIRY, timed_of(entry.key, entry.expires_ns), b"")
-    # Otherwise index rows of delayed messages are among them; those of purged ones go when their time comes.
+    # Otherwise the range contains index rows of delayed messages. Index rows of purged messages are deleted when due.
     queue.stats.messages = len(leased)
     queue.stats.size_bytes = sum(e.size_bytes for e in leased)
     change.after(queue.backing.purge)
 
 
 def delete_queue(queue: Queue, change: Change) -> None:
-    """A queue is gone, for everyone and in one batch. What has bodies apart is left to be reclaimed."""
+    """Delete a queue in one batch. Messages with bodies stored apart are left to reclaim.py."""
     calls = queue.leases.calls()
     for call in calls[:EXPIRIES_MAX]:
         queue.leases.delete_expiry(change.batch, call)
     change.after(lambda: _forget_leases(queue, calls))
     by_row = (Family.MESSAGES, Family.DELAYED) if queue.stats.apart else ()
     if by_row:
-        queue.shared.reclaim.bury(change, queue.name, queue.shared.places.next(change))
-    # A queue that never had a message has no rows in these; ranges that delete nothing would still slow reads down.
+        queue.shared.reclaim.mark_deleted(change, queue.name, queue.shared.places.next(change))
+    # A queue without messages has no rows here, and empty range deletes would still slow down reads.
     for family in BY_QUEUE if queue.stats.enqueued or calls else ():
         if family not in by_row:
             change.batch.delete_range(family, *_range(queue))

@@ -1,15 +1,15 @@
-"""Durable deadlines of all queues in one order: who has to be looked at when.
+"""Durable timers of all queues, in due order.
 
     timer   | due ns u64 | kind (1) | lp(queue) |  ->  nothing
 
-A timer says that something of a kind may be due in a queue; what it is, the queue's own rows say (delayed, expiry,
-dedup). So a timer may fire for nothing, two of one moment are one row, and the timers of a deleted queue run into the
-void. In memory there is the next deadline and nothing else: a hundred thousand idle queues cost no timers.
+A timer marks that something of a kind may be due in a queue. The queue's own rows (delayed, expiry, dedup) define what
+is due. So a timer may fire for nothing, and timers of a deleted queue have no effect. Timers with the same time, kind
+and queue are one row. Only the next deadline is in memory, so 100,000 idle queues cost no memory for timers.
 
-Times are rounded up to a millisecond, so that the calls of one millisecond share a row.
+Times are rounded up to a millisecond, so that calls of the same millisecond share a row.
 
-A key that cannot be read is noted for the quarantine. What it stood for is not known, so `Rearm` goes through the rows
-that timers stand for and sets the timers again. One that is there already is the same row.
+An unreadable key is noted for the quarantine. Its meaning is unknown, so `Rearm` scans the rows that need timers and
+sets their timers again. A timer that already exists is the same row.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import decode_timer_key, take_lp, timer_bound, timer_key
+from basaltmq.store.keys.parts import take_lp
+from basaltmq.store.keys.queues import decode_timer_key, timer_bound, timer_key
 
 DELAYED: Final = b"d"
-"""Delayed messages come due."""
+"""Delayed messages are due."""
 EXPIRY: Final = b"e"
 """Messages expire."""
 UNUSED: Final = b"u"
 """A queue may have been unused for too long."""
 DEDUP: Final = b"p"
-"""Publishers' ids leave their window."""
+"""Deduplication ids expire."""
 
 ROUND_NS: Final = 1_000_000
 
 DEDUP_NS: Final = 1_000_000_000
-"""Ids leave at most a second late: one timer a second and queue instead of one per publish."""
+"""Ids expire up to one second late: one timer per second and queue, instead of one per publish."""
 
 REARM_PAGE: Final = 1000
-"""Rows looked at in one change when timers are set again: a few milliseconds of work."""
+"""Rows scanned per change when timers are set again: a few milliseconds of work."""
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """One row."""
+    """A timer row."""
 
     due_ns: int
     kind: bytes
@@ -62,8 +63,8 @@ class Timers:
         self._from_ns = 0
         self._deadline_ns: int | None = None
         self.rearm: Rearm | None = None
-        """What is left to do after a timer was lost."""
-        self._look()
+        """Work left after a timer was lost; None if there is none."""
+        self._find_first()
 
     def set(self, change: Change, due_ns: int, kind: bytes, queue: str) -> None:
         due_ns += -due_ns % ROUND_NS
@@ -77,26 +78,26 @@ class Timers:
         return self._deadline_ns
 
     def due(self, now_ns: int, count_max: int) -> list[Timer]:
-        """Up to `count_max` timers that are due. They stay until `clear`; ask again to go on."""
+        """Return up to `count_max` due timers. They stay until `clear`."""
         if self._deadline_ns is None or self._deadline_ns > now_ns:
             return []
         found = list(islice(self._timers(timer_bound(now_ns + 1)), count_max))
         if not found:
-            self._look()
+            self._find_first()
         return found
 
     def clear(self, change: Change, timer: Timer) -> None:
-        """What the timer stood for is done."""
+        """Delete a timer that was served."""
         change.batch.delete(Family.TIMERS, timer_key(timer.due_ns, timer.kind, timer.queue))
-        change.after(self._look)
+        change.after(self._find_first)
 
     def _lower(self, due_ns: int) -> None:
         self._from_ns = min(self._from_ns, due_ns)
         if self._deadline_ns is None or due_ns < self._deadline_ns:
             self._deadline_ns = due_ns
 
-    def _look(self) -> None:
-        """Find the first timer; everything before it is done, and not scanned again."""
+    def _find_first(self) -> None:
+        """Find the first timer. Earlier keys are not scanned again."""
         first = next(self._timers(None), None)
         if first is None:
             self._deadline_ns = None
@@ -104,7 +105,7 @@ class Timers:
             self._deadline_ns = self._from_ns = first.due_ns
 
     def _timers(self, end: bytes | None) -> Iterator[Timer]:
-        """Timers from the first one on that is not done."""
+        """Yield the timers from the first one on."""
         for key, row in self._store.scan(Family.TIMERS, timer_bound(self._from_ns), end):
             try:
                 yield Timer(*decode_timer_key(key))
@@ -115,7 +116,7 @@ class Timers:
 
 
 class Rearm:
-    """Sets the timers of delayed messages, of expiries and of deduplication ids again, a page per change."""
+    """Sets the timers of delayed messages, expiries and deduplication ids again, a page per change."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -123,7 +124,7 @@ class Rearm:
         self._after = b""
 
     def step(self, timers: Timers, change: Change) -> None:
-        """Do a page; the last one ends it."""
+        """Process a page."""
         family, kind = self._families[0]
         page = list(islice(self._store.scan(family, self._after), REARM_PAGE))
         for key, _ in page:
@@ -132,12 +133,12 @@ class Rearm:
                 due_ns = int.from_bytes(key[at : at + 8], "big")
                 timers.set(change, due_ns + -due_ns % (DEDUP_NS if kind == DEDUP else ROUND_NS), kind, queue.decode())
             except (CorruptionError, UnicodeDecodeError):
-                # Whoever reads the row takes a note of it.
+                # The regular reader of the row notes it for the quarantine.
                 continue
         is_done = len(page) < REARM_PAGE
-        change.after(lambda: self._did(timers, b"" if is_done else page[-1][0] + b"\0", is_done))
+        change.after(lambda: self._advance(timers, b"" if is_done else page[-1][0] + b"\0", is_done))
 
-    def _did(self, timers: Timers, after: bytes, is_done: bool) -> None:
+    def _advance(self, timers: Timers, after: bytes, is_done: bool) -> None:
         self._after = after
         if is_done:
             del self._families[0]

@@ -1,7 +1,4 @@
-"""What backing queues share, one and those made of several: taking messages away for good.
-
-Each says how messages are found and returned; deleting them is the same for all, and is undone by returning them.
-"""
+"""Methods that all backing queues share."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from basaltmq.queues.change import Change
 from basaltmq.queues.ready.backing import Entry
-from basaltmq.queues.ready.row_changes import delete_rows
+from basaltmq.queues.ready.row_changes import cancel_rows, delete_rows, put_rows
 
 
-class Proxy(ABC):
-    """The deleting half of a `BackingQueue`."""
+class BackingQueueBase(ABC):
+    """Implements part of `BackingQueue` on top of fetch, put_back and head."""
 
     __slots__ = ()
 
@@ -26,6 +23,21 @@ class Proxy(ABC):
 
     @abstractmethod
     def put_back(self, entries: Sequence[Entry]) -> None: ...
+
+    @abstractmethod
+    def head(self) -> Entry | None: ...
+
+    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
+        put_rows(change, entries)
+
+    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
+        cancel_rows(change, entries)
+
+    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
+        change.after(lambda: self.put_back(entries))
+
+    def is_empty(self) -> bool:
+        return self.head() is None
 
     def ack(self, change: Change, entries: Sequence[Entry]) -> None:
         delete_rows(change, entries)

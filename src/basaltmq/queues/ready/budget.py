@@ -1,4 +1,4 @@
-"""How much memory queues may take for messages: each of them, and all of a plane together."""
+"""Memory limits for messages, per queue and per plane."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class PagingLimits:
     """How much of one queue is in memory."""
 
     resident_max: int = 8192
-    """Messages: enough for the busiest consumer between two reads, small enough that thousands of queues fit."""
+    """Messages: enough for the busiest consumer between two reads, few enough that thousands of queues fit."""
     resident_bytes_max: int = 4 * MIB
-    """A queue shorter than this is served from memory."""
+    """A smaller queue is served from memory."""
     read_ahead: int = 1023
-    """Rows per scan: its own cost is spread thin, the loop is held for a few milliseconds, and a store that reads in
-    chunks of 1, 2, 4 .. 256 rows reads none in vain."""
+    """Rows per scan. Amortizes the cost of a scan and blocks the event loop for a few milliseconds. A store that reads
+    in chunks of 1, 2, 4 .. 256 rows reads no row too many."""
     read_ahead_bytes: int = MIB
 
 
 class MemoryBudget:
-    """One limit for the windows of all queues of a plane, with an account for each of them."""
+    """One memory limit for all queues of a plane, with an account per queue."""
 
     __slots__ = ("_parent", "limit_bytes", "used_bytes")
 
@@ -32,7 +32,7 @@ class MemoryBudget:
         self._parent = parent
 
     def account(self) -> MemoryBudget:
-        """A part of this budget that says how much of it one queue uses."""
+        """Return a sub-account that counts what one queue uses."""
         return MemoryBudget(self.limit_bytes, self)
 
     def charge(self, size_bytes: int) -> None:
@@ -41,5 +41,5 @@ class MemoryBudget:
             self._parent.charge(size_bytes)
 
     def room_bytes(self) -> int:
-        """What is left of the whole; negative when it is overdrawn."""
+        """Bytes left of the whole budget; negative when overdrawn."""
         return self.limit_bytes - self.used_bytes if self._parent is None else self._parent.room_bytes()

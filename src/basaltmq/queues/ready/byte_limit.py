@@ -1,8 +1,8 @@
-"""How much of what was fetched one call hands out.
+"""Limits how many bytes one lease call delivers.
 
-A lease is for a number of messages, and bodies kept apart are read when they are handed out: a thousand of a mebibyte
-each would have all of them in memory at once. So a call hands out those that fit into a number of bytes, and the first
-in any case; whoever says nothing has those of `LEASE_BYTES_MAX`.
+Bodies stored apart are read when they are delivered: 1,000 bodies of 1 MiB would all be in memory at once. So a call
+delivers the first message, and further messages while they fit into a number of bytes. The default is
+`LEASE_BYTES_MAX`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.ready.backing import BackingQueue, Entry
 
 LEASE_BYTES_MAX: Final = 64 << 20
-"""Bodies of one lease: what a single message may have, so that a lease of many takes no more memory than one of one."""
+"""Bytes of bodies per lease: the size of the largest message, so that many messages take no more memory than one."""
 
 
 def lease_bytes(asked: int | None) -> int:
-    """What a call may hand out at most."""
+    """Return the byte limit of a call."""
     if asked is None:
         return LEASE_BYTES_MAX
     if type(asked) is not int or asked < 0:
-        raise InvalidArgumentError(f"a lease is for 0 bytes or more of bodies, not {asked!r:.80}")
+        raise InvalidArgumentError(f"the byte limit of a lease must be 0 or more, got {asked!r:.80}")
     return min(asked, LEASE_BYTES_MAX)
 
 
 def fit(backing: BackingQueue, fetched: list[Entry], room_bytes: int, *, is_first: bool) -> tuple[list[Entry], int]:
-    """Those of the fetched messages that fit, and the room left behind them: none if some did not.
+    """Return the fetched messages that fit, and the bytes left: 0 if some did not fit.
 
-    The others go back to their places. With `is_first` the first of them fits whatever its size.
+    The others go back to their places. With `is_first`, the first message fits whatever its size.
     """
     all_bytes = sum([entry.size_bytes for entry in fetched])
     if all_bytes < room_bytes:
@@ -42,13 +42,13 @@ def fit(backing: BackingQueue, fetched: list[Entry], room_bytes: int, *, is_firs
 
 
 class Room:
-    """The same one by one: what is left for the bodies of a call. The first fits whatever its size."""
+    """The same limit, applied one message at a time. The first fits whatever its size."""
 
     __slots__ = ("_is_first", "left_bytes")
 
     def __init__(self, left_bytes: int | None) -> None:
         self.left_bytes = left_bytes
-        """None: nobody asks. 0: there is none, or something did not fit."""
+        """None: unlimited. 0: nothing left, or a message did not fit."""
         self._is_first = True
 
     def fits(self, entry: Entry) -> bool:

@@ -1,11 +1,10 @@
 """A backing queue that is fair between the fairness keys of its messages (SPEC C10).
 
-One `PagingQueue` per fairness key that has something ready, and a scheduler (fairness.py) that says whose turn it is. A
-key that runs empty is forgotten, so memory follows the keys that have messages, not those there ever were. With one
-key it costs one comparison per message.
+It has one `PagingQueue` per fairness key with ready messages, and a `FairScheduler` that picks the next key. An empty
+key is removed, so memory use depends on keys with messages only. A queue with one key pays one comparison per message.
 
-Which keys have messages on disk is found when the queue is first read after it was loaded: one pass that jumps from
-key to key. The weight of a key is that of the message that came last.
+The keys on disk are found on the first read after loading, in one pass that seeks from key to key. A key has the weight
+of its latest message.
 """
 
 from __future__ import annotations
@@ -22,56 +21,57 @@ from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
 from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.ready import on_disk
 from basaltmq.queues.ready.backing import Entry, Info, Leased
-from basaltmq.queues.ready.base import Proxy
+from basaltmq.queues.ready.base import BackingQueueBase
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.fair_scheduler import FairScheduler
 from basaltmq.queues.ready.paging_queue import PagingQueue
 from basaltmq.queues.ready.plain import Plain
-from basaltmq.queues.ready.row_changes import cancel_rows, delete_rows, put_rows
+from basaltmq.queues.ready.row_changes import delete_rows, put_rows
 from basaltmq.queues.ready.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp, message_prefix, prefix_range, take_lp
+from basaltmq.store.keys.parts import lp, prefix_range, take_lp
+from basaltmq.store.keys.queues import message_prefix
 from basaltmq.store.ranges import Piece, Range, Row, read_ranges
 
 _PLACE_BYTES: Final = 24
-"""Enqueue time and id: what a message's key has behind its sub-queue."""
+"""Enqueue time and id: the end of a message's key."""
 
 _STRIDE: Final = 8
-"""Rows of one sub-queue that are stepped over before it is cheaper to seek to the next one."""
+"""Rows of one sub-queue read before seeking to the next sub-queue is cheaper."""
 
 MANY_KEYS: Final = 4096
-"""Keys from which on they are served in runs: with so many a turn is far away for everyone, and what a turn costs (a
-read from disk, if memory has no room for all of them) is shared by the messages of a run."""
+"""Keys above which each turn serves a run of messages. With so many keys each turn is far away anyway. A run shares the
+cost of a turn: a disk read, if memory cannot hold all keys."""
 
 FEW_KEYS_SHARE: Final = 8
-"""Once in runs, keys are served so until an eighth of `MANY_KEYS` is left: those behind them are on disk as before."""
+"""Runs stop at `MANY_KEYS` divided by this. Until then the remaining keys are still on disk."""
 
 RUN: Final = 8
-"""Messages of a run, times the weight; shares are as exact as before, over spans that are longer by this factor."""
+"""Messages per run, times the weight. Shares stay exact, over spans that are longer by this factor."""
 
 AHEAD_KEYS: Final = 1024
-"""Sub-queues read for at once, when they are on disk. Their rows are neighbours there if their turns are, and a pass
-with one iterator costs a fifth of a scan for each."""
+"""Sub-queues read in one pass when they are on disk. Sub-queues with adjacent turns have adjacent rows, and a pass with
+one iterator costs a fifth of one scan each."""
 
 AHEAD_BYTES: Final = 4 << 20
-"""What such a pass reads at most, where the budget has room for it; what a queue may read ahead, where it has not."""
+"""Most bytes read by such a pass, if the budget has room. Otherwise the limit is the queue's read-ahead."""
 
 SUB_QUEUES_MAX: Final = 1 << 18
-"""Sub-queues that have messages: about 0.6 KiB of memory each, messages apart, so 160 MiB for a queue at most."""
+"""Non-empty sub-queues of a queue. Each takes about 0.6 KiB of memory without messages, so 160 MiB at most."""
 
 _FLOOR_SUBS_MAX: Final = 64
-"""Sub-queues asked for their first message to know the queue's; with more it is not worth the while."""
+"""Most sub-queues checked to find the queue's first message. Above that the floor is unknown."""
 
 
 def sub_queues_on_disk(
     store: Store, queue: str, suspects: Suspects, floor: bytes = b"", *, spilled: bool = False
 ) -> Iterator[tuple[str, bytes]]:
-    """Sub-queues that have a row at or above the place `floor`, each with one of them; with `spilled` those of
-    transient messages too, which may be named a second time.
+    """Yield each sub-queue that has a row enqueued at or after `floor`, with one such row.
 
-    The usual sub-queue is looked at from the floor on: below it there may be millions of tombstones. A row whose key
-    names no sub-queue is noted and left out.
+    With `spilled`, include transient messages; a sub-queue may then appear twice. The default sub-queue is read from
+    the floor on, because there may be millions of tombstones below it. A row whose key has no valid sub-queue is noted
+    for the quarantine and skipped.
     """
     yield from _sub_queues_of(store, suspects, Family.MESSAGES, queue, floor)
     if spilled:
@@ -84,13 +84,13 @@ def _sub_queues_of(
     prefix, end = prefix_range(message_prefix(queue))
     assert end is not None, "a length-prefixed name is never all 0xff"
     head = len(prefix)
-    # The prefix alone is no message: the count of transient ones is there.
+    # The bare prefix is the key of the transient counts, not of a message.
     start = prefix + b"\0"
     if not floor:
         yield from _sub_queues(store, suspects, family, head, start, end, floor)
         return
     usual = prefix_of(queue, FAIRNESS_KEY_DEFAULT)
-    behind = _above(usual)
+    behind = on_disk.end_of(usual)
     yield from _sub_queues(store, suspects, family, head, start, usual, floor)
     yield from _sub_queues(store, suspects, family, head, usual + floor, behind, floor)
     yield from _sub_queues(store, suspects, family, head, behind, end, floor)
@@ -115,7 +115,7 @@ def _sub_queues(
             try:
                 sub = _sub_of(key, head)
             except (CorruptionError, UnicodeDecodeError):
-                suspects.note(family, key, row, f"its key of {len(key)} bytes names no sub-queue")
+                suspects.note(family, key, row, f"the key of {len(key)} bytes has no valid sub-queue")
                 continue
             current, stepped = key[:-_PLACE_BYTES], 0
             found = key[-_PLACE_BYTES:-16] >= floor
@@ -123,35 +123,29 @@ def _sub_queues(
                 yield sub, row
         else:
             return
-        # Past the rows below the floor first, if that is all that was seen of it.
-        start = _above(current) if found or start == current + floor else current + floor
+        # If only rows below the floor were seen, seek to the floor first.
+        start = on_disk.end_of(current) if found or start == current + floor else current + floor
 
 
 def _sub_of(key: bytes, head: int) -> str:
-    """The sub-queue in a key of a queue whose keys have it at `head`."""
+    """Return the sub-queue in a key. `head` is its offset."""
     sub, at = take_lp(key, head)
     if at + _PLACE_BYTES != len(key):
-        raise CorruptionError(f"the key of a message has {len(key)} bytes, not {at + _PLACE_BYTES}")
+        raise CorruptionError(f"a message key has {len(key)} bytes, not {at + _PLACE_BYTES}")
     return sub.decode()
 
 
-def _above(prefix: bytes) -> bytes:
-    following = prefix_range(prefix)[1]
-    assert following is not None, "a length-prefixed name is never all 0xff"
-    return following
-
-
-class FairQueue(Proxy):
-    """Messages of several fairness keys, taken by weighted turns."""
+class FairQueue(BackingQueueBase):
+    """Messages of several fairness keys, served in weighted turns."""
 
     __slots__ = (
         "_blocked",
         "_budget",
         "_discover",
         "_floor",
-        "_head",
         "_leased",
         "_limits",
+        "_name_at",
         "_order",
         "_queue",
         "_run",
@@ -175,20 +169,20 @@ class FairQueue(Proxy):
         *,
         spilled: bool = False,
     ) -> None:
-        """`discover` tells the sub-queues on disk when first asked; None if there are none. Nothing is below
-        `floor`. `spilled`: transient messages are on disk."""
+        """`discover` yields the sub-queues on disk, on first use; None if there are none. No message is below `floor`.
+        `spilled`: transient messages are on disk."""
         self._floor = floor
         self._spilled = spilled
         self._store = store
         self._queue = queue
-        self._head = len(lp(queue)) + 2
+        self._name_at = len(lp(queue)) + 2
         self._budget = budget
         self._limits = limits
         self._leased = leased
         self._suspects = suspects
         self._subs: dict[str, PagingQueue] = {}
         self._order: list[bytes] | None = None
-        """Sub-queues as their keys are ordered, gone ones among them; None if there are others, or nobody asked."""
+        """Names of the sub-queues in key order, which may include removed ones. None if it must be sorted again."""
         self._scheduler = FairScheduler()
         self._run = 1
         self._blocked: set[str] = set()
@@ -198,48 +192,41 @@ class FairQueue(Proxy):
         put_rows(change, entries)
         change.after(lambda: self.append(entries, sub))
 
-    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
-        put_rows(change, entries)
-
-    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
-        cancel_rows(change, entries)
-
-    def append(self, entries: Sequence[Entry], sub: str | None = None) -> None:
+    def append(self, entries: Sequence[Entry], sub: str | None = None, weight: int | None = None) -> None:
         groups = self._by_sub(entries) if sub is None or not entries else [(sub, entries)]
         self._choose_run()
         for name, group in groups:
-            weight = 1 if isinstance(group, Plain) else weight_of(group[-1].row)
-            self._sub(name).append(group)
-            self._scheduler.ready(name, weight)
+            wanted = weight
+            if wanted is None:
+                wanted = 1 if isinstance(group, Plain) else weight_of(group[-1].row)
+            self._sub_queue(name).append(group)
+            self._scheduler.ready(name, wanted)
             if name in self._blocked:
                 self._scheduler.block(name)
 
     def put_back(self, entries: Sequence[Entry]) -> None:
         for sub, group in self._by_sub(entries):
-            self._sub(sub).put_back(group)
+            self._sub_queue(sub).put_back(group)
             self._scheduler.ready(sub)
             if sub in self._blocked:
                 self._scheduler.block(sub)
-
-    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
-        change.after(lambda: self.put_back(entries))
 
     def _by_sub(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Sequence[Entry]]]:
         if not entries:
             return []
         prefix = entries[0].key[:-_PLACE_BYTES]
         if not [e for e in entries if not e.key.startswith(prefix)]:
-            return [(prefix[self._head :].decode(), entries)]
+            return [(prefix[self._name_at :].decode(), entries)]
         ordered = sorted(entries, key=attrgetter("key"))
         return [
-            (prefix[self._head :].decode(), list(group))
+            (prefix[self._name_at :].decode(), list(group))
             for prefix, group in groupby(ordered, lambda e: e.key[:-_PLACE_BYTES])
         ]
 
-    def _sub(self, sub: str) -> PagingQueue:
+    def _sub_queue(self, sub: str) -> PagingQueue:
         found = self._subs.get(sub)
         if found is None:
-            # Before the sub-queues on disk are known, this one may have messages there.
+            # Until discovery, this sub-queue may have messages on disk.
             found = self._subs[sub] = self._make(sub, known_empty=self._discover is None)
         return found
 
@@ -258,8 +245,8 @@ class FairQueue(Proxy):
             spilled=self._spilled,
         )
 
-    def _known(self) -> None:
-        """Learn which sub-queues are on disk. If reading fails, it is tried again with the next call."""
+    def _ensure_discovered(self) -> None:
+        """Find the sub-queues on disk. If reading fails, the next call tries again."""
         if self._discover is None:
             return
         found = [(sub, weight_of(row)) for sub, row in self._discover()]
@@ -268,19 +255,19 @@ class FairQueue(Proxy):
             self.add_sub(sub, weight)
 
     def add_sub(self, sub: str, weight: int) -> None:
-        """A sub-queue is on disk."""
+        """Add a sub-queue that is on disk."""
         if sub not in self._subs:
             self._subs[sub] = self._make(sub, known_empty=False)
             self._choose_run()
             self._scheduler.ready(sub, weight)
 
     def fetch(self, count: int) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         if len(self._subs) == 1 and not self._blocked:
             sub, only = next(iter(self._subs.items()))
             taken = only.fetch(count)
             if len(taken) < count:
-                self._lose(sub)
+                self._remove_sub_queue(sub)
             return taken
         taken = []
         subs = self._subs
@@ -300,17 +287,17 @@ class FairQueue(Proxy):
         return taken
 
     def fetch_plain(self, count: int) -> Plain | None:
-        self._known()
+        self._ensure_discovered()
         if len(self._subs) != 1 or self._blocked:
             return None
         sub, only = next(iter(self._subs.items()))
         taken = only.fetch_plain(count)
         if taken is not None and len(taken) < count:
-            self._lose(sub)
+            self._remove_sub_queue(sub)
         return taken
 
     def _choose_run(self) -> int:
-        """Serve many keys in runs."""
+        """Set the length of runs from the number of keys, and return it."""
         count = len(self._subs)
         run = RUN if count > MANY_KEYS else 1 if count <= MANY_KEYS // FEW_KEYS_SHARE else self._run
         if run != self._run:
@@ -319,7 +306,7 @@ class FairQueue(Proxy):
         return run
 
     def _read_ahead(self, turns: list[tuple[str, int]]) -> None:
-        """Read for many sub-queues whose turns are next, if one of those that have theirs is on disk."""
+        """If a sub-queue of these turns must be read from disk, read the next turns of many sub-queues in one pass."""
         subs = self._subs
         paged = [turn for turn in turns if subs[turn[0]].cursor is not None]
         due = {sub: place for sub, most in paged if (place := subs[sub].to_read(most)) is not None}
@@ -329,12 +316,12 @@ class FairQueue(Proxy):
         for sub, most in self._scheduler.upcoming(AHEAD_KEYS):
             if sub not in places and (place := subs[sub].to_read(most)) is not None:
                 places[sub] = place
-        # What a pass has no room for is read when it is its turn. For some of it, it is.
+        # Sub-queues that did not fit are read with their turn. Repeat for those whose turn is now.
         while places:
             places = {sub: due[sub] for sub in self._read_for(places) if sub in due}
 
     def _read_for(self, places: dict[str, Range]) -> list[str]:
-        """Read from disk for sub-queues in one pass; those that were left out for want of room."""
+        """Read for sub-queues in one pass. Return those that were left out for lack of room."""
         wanted = sorted((place, sub) for sub, place in places.items())
         bytes_max = min(AHEAD_BYTES, max(1, self._limits.read_ahead_bytes, self._budget.room_bytes()))
         found = read_ranges(self._store, Family.MESSAGES, [place for place, _ in wanted], bytes_max)
@@ -348,9 +335,10 @@ class FairQueue(Proxy):
         return [sub for _, sub in wanted[len(found) :]]
 
     def _read(self, subs: list[str], found: list[list[Row] | None]) -> list[list[Entry]]:
-        """By sub-queue, the messages of rows that are not leased; rows that cannot be read are noted and left out."""
+        """Return, per sub-queue, the messages that are not leased. Unreadable rows are noted for the quarantine and
+        skipped."""
         rows = [row for each in found if each for row in each]
-        held = set(self._leased.held_among([key for key, _ in rows]))
+        held = set(self._leased.leased_among([key for key, _ in rows]))
         try:
             entries: list[Entry] | None = read_entries(rows)
         except CorruptionError:
@@ -359,7 +347,7 @@ class FairQueue(Proxy):
         at = 0
         for sub, each in zip(subs, found, strict=False):
             begin, at = at, at + len(each or ())
-            key_bytes = self._head + len(sub.encode()) + _PLACE_BYTES
+            key_bytes = self._name_at + len(sub.encode()) + _PLACE_BYTES
             if each is None:
                 read.append([])
             elif entries is None or [key for key, _ in each if len(key) != key_bytes]:
@@ -373,12 +361,12 @@ class FairQueue(Proxy):
                 read.append(entries[begin:at])
         return read
 
-    def _lose(self, sub: str) -> None:
+    def _remove_sub_queue(self, sub: str) -> None:
         del self._subs[sub]
         self._scheduler.idle(sub)
 
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         taken: list[Entry] = []
         for name in list(self._subs) if sub is None else [sub]:
             if len(taken) == count_max:
@@ -387,7 +375,7 @@ class FairQueue(Proxy):
             if queue is not None:
                 taken += queue.fetchwhile(holds, count_max - len(taken))
                 if queue.is_empty():
-                    self._lose(name)
+                    self._remove_sub_queue(name)
         return taken
 
     def remove(self, change: Change, entries: Sequence[Entry]) -> None:
@@ -401,7 +389,7 @@ class FairQueue(Proxy):
                 queue.forget(group)
 
     def purge(self) -> None:
-        # There may be a hundred thousand of them, and everybody waits: they are let go as they are.
+        # There may be 100,000 sub-queues, so drop them without purging each.
         self._budget.charge(-sum([queue.resident_bytes() for queue in self._subs.values()]))
         self._subs.clear()
         self._scheduler.clear()
@@ -422,16 +410,13 @@ class FairQueue(Proxy):
             queue.shrink()
 
     def head(self) -> Entry | None:
-        self._known()
+        self._ensure_discovered()
         for sub, queue in list(self._subs.items()):
             found = queue.head()
             if found is not None:
                 return found
-            self._lose(sub)
+            self._remove_sub_queue(sub)
         return None
-
-    def is_empty(self) -> bool:
-        return self.head() is None
 
     def floor(self) -> bytes | None:
         if self._discover is not None or len(self._subs) > _FLOOR_SUBS_MAX:
@@ -446,16 +431,16 @@ class FairQueue(Proxy):
         return sum(queue.resident_len() for queue in self._subs.values())
 
     def is_duplicate(self, key: bytes) -> bool:
-        self._known()
-        queue = self._subs.get(key[self._head : -_PLACE_BYTES].decode())
+        self._ensure_discovered()
+        queue = self._subs.get(key[self._name_at : -_PLACE_BYTES].decode())
         return queue is not None and queue.is_duplicate(key)
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         if self._order is None:
             self._order = sorted(map(lp, self._subs))
-        # The last one below the place is the one it is in, if that is still there.
-        at = max(0, bisect_left(self._order, after[self._head - 2 :]) - 1) if after else 0
+        # The last sub-queue below the key contains it, if it still exists.
+        at = max(0, bisect_left(self._order, after[self._name_at - 2 :]) - 1) if after else 0
         found: list[Entry] = []
         while at < len(self._order) and len(found) < count:
             queue = self._subs.get(self._order[at][2:].decode())
@@ -465,13 +450,13 @@ class FairQueue(Proxy):
         return found
 
     def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:
-        """Sub-queues that have messages, each with its weight and its deficit."""
-        self._known()
+        """Return the non-empty sub-queues, each with its weight and deficit."""
+        self._ensure_discovered()
         scheduler = self._scheduler
         return [(sub, queue, scheduler.weight(sub) or 1, scheduler.deficit(sub)) for sub, queue in self._subs.items()]
 
     def has_room_for(self, entries: Sequence[Entry]) -> bool:
-        self._known()
+        self._ensure_discovered()
         if len(self._subs) + len(entries) <= SUB_QUEUES_MAX:
             return True
         unknown = {sub for sub, _ in self._by_sub(entries)} - self._subs.keys()

@@ -1,8 +1,7 @@
-"""What a sub-queue has on disk: the rows of persistent messages, and of transient ones that memory had no room for.
+"""Reads the messages of a sub-queue from disk: persistent ones, and transient ones spilled for lack of memory.
 
-The two are families of their own and in one order here. As a rule there are only persistent ones, and those are read in
-bulk. What of them is leased, and where reading goes on, is paging.py's. A row that cannot be read is noted for the
-quarantine and left out.
+The two have separate families, merged here in key order. Usually there are only persistent ones, which are read in
+bulk. `PagingQueue` keeps the cursor. Unreadable rows are noted for the quarantine and skipped.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from basaltmq.queues.ready.plain import SMALL
 from basaltmq.queues.ready.rows import fault_of, read_entries, read_plain
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import prefix_range
+from basaltmq.store.keys.parts import prefix_range
 from basaltmq.store.ranges import Piece, Row, read_pieces
 
 READ_CHUNK: Final = 32
-"""Rows read between two looks at their size. A row is at most 2 MiB (headers and properties)."""
+"""Rows read between two checks of their size. A row has at most 2 MiB (headers and properties)."""
 
 _PLACE_BYTES: Final = 24
-"""Enqueue time and id: what a message's key has behind its sub-queue."""
+"""Enqueue time and id: the end of a message's key."""
 
 
 def scan(store: Store, prefix: bytes, start: bytes, *, spilled: bool) -> Iterator[Row]:
-    """Rows from `start` to the end of the sub-queue."""
+    """Yield the rows from `start` to the end of the sub-queue."""
     end = end_of(prefix)
     kept = store.scan(Family.MESSAGES, start, end)
     return merge(kept, store.scan(Family.TRANSIENT, start, end)) if spilled else kept
 
 
 def entries(store: Store, rows: list[Row], suspects: Suspects, *, spilled: bool) -> list[Entry]:
-    """Entries of rows; which of them are spilled ones is asked only where there are some."""
+    """Return the entries of rows. Looks up which are spilled only if `spilled` is set."""
 
     def damaged(key: bytes, row: bytes, reason: str) -> None:
         is_spilled = spilled and store.get(Family.TRANSIENT, key) is not None
@@ -61,15 +60,15 @@ def read(
     columns: bool = False,
     spilled: bool = False,
 ) -> Sequence[Entry]:
-    """The messages of a piece that are not leased, as columns if that is wanted and possible."""
+    """Return the messages of a piece that are not leased, as columns if requested and possible."""
     keys, rows, sizes = piece
-    left_out = set(leased.held_among(keys))
+    left_out = set(leased.leased_among(keys))
     key_bytes = len(prefix) + _PLACE_BYTES
     if {*map(len, keys)} != {key_bytes}:
         left_out |= {number for number, key in enumerate(keys) if len(key) != key_bytes}
         for key, row in zip(keys, rows, strict=True):
             if len(key) != key_bytes:
-                suspects.note(Family.MESSAGES, key, row, f"its key has {len(key)} bytes, not {key_bytes}")
+                suspects.note(Family.MESSAGES, key, row, f"the key has {len(key)} bytes, not {key_bytes}")
     if left_out:
         chosen = [number for number in range(len(keys)) if number not in left_out]
         keys, rows, sizes = [keys[n] for n in chosen], [rows[n] for n in chosen], [sizes[n] for n in chosen]
@@ -83,7 +82,7 @@ def read(
 
 
 def row_of(store: Store, entry: Entry, suspects: Suspects) -> bytes | None:
-    """The row of a message that lost it to the disk; None if it cannot be read."""
+    """Read the row of a message that is not in memory; None if it is unreadable."""
     family = Family.TRANSIENT if entry.flags & SPILLED else Family.MESSAGES
     row = store.get(family, entry.key)
     fault = fault_of(entry.key, row)
@@ -96,9 +95,9 @@ def row_of(store: Store, entry: Entry, suspects: Suspects) -> bytes | None:
 def pieces(
     store: Store, prefix: bytes, start: bytes, count_max: int, bytes_max: int, wanted: int, *, spilled: bool
 ) -> tuple[list[Piece], bool]:
-    """Rows from `start` on, at least one if there are any, and whether there may be more.
+    """Read rows from `start`, at least one if any exists. Return them, and whether there may be more.
 
-    They are in pieces as long as what is `wanted`, where that is some.
+    If `wanted` is large enough, each piece has that many rows.
     """
     if not spilled:
         count_max = min(count_max, max(wanted, bytes_max // ENTRY_OVERHEAD_BYTES))
@@ -117,7 +116,7 @@ def pieces(
 
 
 def end_of(prefix: bytes) -> bytes:
-    """The key behind the last a sub-queue can have."""
+    """Return the key after the last possible key with this prefix."""
     end = prefix_range(prefix)[1]
     assert end is not None, "a length-prefixed name is never all 0xff"
     return end

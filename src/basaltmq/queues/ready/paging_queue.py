@@ -1,14 +1,14 @@
-"""The main backing queue: a window of the head in memory, the rest on disk. The idea is told in backing.py.
+"""The main backing queue: a window of the head in memory, the rest on disk. backing.py explains the design.
 
-    returned (heap)   messages that came back, by key
-    window (list)     the head, in key order; everything up to the cursor that is ready
-    stretch           the same as columns (plain.py), while nobody needs entries; it or the window is empty
-    cursor            first key that is on disk only; None while the window reaches to the queue's end
-    gone              keys deleted while they sit in the window or the heap; skipped when they come up
+    returned (heap)   returned messages, by key
+    window (list)     the head, in key order: all ready messages up to the cursor
+    columns           the same as `Plain` columns, while no entries are needed; either this or the window is empty
+    cursor            first key that is only on disk; None while the window reaches the end of the queue
+    deleted           keys deleted while in the window or the heap; skipped when they reach the front
 
-Reading ahead fetches up to `read_ahead` rows in one scan that begins at the cursor. Publishing appends to what memory
-has while that reaches to the end and there is room. There may be a hundred thousand of these in a queue of as many
-fairness keys, so an empty one is small: a list is, a deque is not.
+Read-ahead reads up to `read_ahead` rows in one scan from the cursor. Publishing appends to memory while memory reaches
+the end of the queue and has room. A queue may have 100,000 fairness keys with one object of this class each, so an
+empty one must be small: a list is, a deque is not.
 """
 
 from __future__ import annotations
@@ -23,40 +23,46 @@ from basaltmq.errors import StoreStalledError
 from basaltmq.queues.change import Change
 from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.ready import on_disk
-from basaltmq.queues.ready.backing import ENTRY_OVERHEAD_BYTES, RETURNED, SPILLED, TRANSIENT, Entry, Info, Leased
-from basaltmq.queues.ready.base import Proxy
+from basaltmq.queues.ready.backing import (
+    ENTRY_OVERHEAD_BYTES,
+    RETURNED,
+    SPILLED,
+    TRANSIENT,
+    Entry,
+    Info,
+    Leased,
+)
+from basaltmq.queues.ready.base import BackingQueueBase
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
-from basaltmq.queues.ready.plain import Plain, Stretch
-from basaltmq.queues.ready.row_changes import cancel_rows, delete_rows, put_rows
+from basaltmq.queues.ready.plain import ColumnQueue, Plain
+from basaltmq.queues.ready.row_changes import delete_rows, put_rows
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.ranges import Range, Row
 
-__all__ = ["RESIDENT_BYTES_MIN", "MemoryBudget", "PagingLimits", "PagingQueue"]
-
 RESIDENT_BYTES_MIN: Final = 16 * 1024
-"""What a queue may keep when all queues together are over their budget, so that none of them reads row by row."""
+"""What a queue may keep when the total budget is exceeded, so that no queue reads row by row."""
 
-NOTHING: Final[frozenset[bytes]] = frozenset()
+_NONE_DELETED: Final[frozenset[bytes]] = frozenset()
 
 SPILL_WAIT_MS: Final = 0
-"""A transient message that cannot be paged at once stays in memory: the publisher is not made to wait for it."""
+"""A transient message that cannot be spilled at once stays in memory, so the publisher does not wait."""
 
 
-class PagingQueue(Proxy):
+class PagingQueue(BackingQueueBase):
     """The messages of one sub-queue, in key order."""
 
     __slots__ = (
         "_bytes",
-        "_gone",
+        "_columns",
+        "_deleted",
         "_has_spilled",
         "_leased",
         "_limits",
         "_prefix",
         "_returned",
         "_store",
-        "_stretch",
         "_suspects",
         "_window",
         "budget",
@@ -76,7 +82,8 @@ class PagingQueue(Proxy):
         head: bytes | None = None,
         spilled: bool = False,
     ) -> None:
-        """`head`: a key at or below the first message, where reading begins. `spilled`: transient ones are on disk."""
+        """`head`: a key at or below the first message, where reading starts. `spilled`: transient messages are on
+        disk."""
         self._suspects = suspects
         self._store = store
         self._prefix = prefix
@@ -84,11 +91,11 @@ class PagingQueue(Proxy):
         self._limits = limits
         self._leased = leased
         self._window: list[Entry] = []
-        self._stretch: Stretch | None = None
+        self._columns: ColumnQueue | None = None
         self._returned: list[tuple[bytes, Entry]] = []
-        self._gone: set[bytes] | frozenset[bytes] = NOTHING
+        self._deleted: set[bytes] | frozenset[bytes] = _NONE_DELETED
         self.cursor: bytes | None = None if known_empty else head or prefix
-        """The first key that is on disk only; None if memory has all."""
+        """The first key that is only on disk; None if memory has all messages."""
         self._bytes = 0
         self._has_spilled = spilled
 
@@ -96,16 +103,10 @@ class PagingQueue(Proxy):
         put_rows(change, entries)
         change.after(lambda: self.append(entries))
 
-    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
-        put_rows(change, entries)
-
-    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
-        cancel_rows(change, entries)
-
     def fetch(self, count: int) -> list[Entry]:
         taken: list[Entry] = []
         while len(taken) < count:
-            if self._returned or self._gone:
+            if self._returned or self._deleted:
                 entry = self._pop()
                 if entry is not None:
                     taken.append(entry)
@@ -113,48 +114,48 @@ class PagingQueue(Proxy):
             elif self._window:
                 taken += self._take(count - len(taken))
                 continue
-            elif self._stretch is not None:
-                taken += self._take_columns(self._stretch, count - len(taken)).entries()
+            elif self._columns is not None:
+                taken += self._take_columns(self._columns, count - len(taken)).entries()
                 continue
             if not self._read_ahead(count - len(taken)):
                 break
         return taken
 
     def fetch_plain(self, count: int) -> Plain | None:
-        """The same as columns; None, and nothing is taken, if memory has entries or has to be asked in their order."""
+        """Like `fetch`, as columns. Return None and take nothing if memory has entries or returned messages."""
         while True:
-            if self._returned or self._gone or self._window:
+            if self._returned or self._deleted or self._window:
                 return None
-            stretch = self._stretch
-            if stretch is not None and (self.cursor is None or len(stretch) >= count):
-                return self._take_columns(stretch, count)
-            if stretch is None:
-                if not self._read_ahead(count, in_calls=True):
+            columns = self._columns
+            if columns is not None and (self.cursor is None or len(columns) >= count):
+                return self._take_columns(columns, count)
+            if columns is None:
+                if not self._read_ahead(count, whole_calls=True):
                     return None
             else:
-                # What is missing of this call, and no more: the next reading begins where a call does.
-                self._take_rest(count - len(stretch))
+                # Read only what this call lacks, so that the next read starts at a call boundary.
+                self._read_missing(count - len(columns))
 
-    def _take_rest(self, wanted: int) -> None:
-        """Read what a call is short of."""
-        assert self.cursor is not None, "there is more on disk"
-        self._read_on(self.cursor, wanted, self._limits.read_ahead_bytes, wanted)
+    def _read_missing(self, wanted: int) -> None:
+        """Read the messages that a call lacks."""
+        assert self.cursor is not None, "the caller checked that there is more on disk"
+        self._read_from(self.cursor, wanted, self._limits.read_ahead_bytes, wanted)
 
-    def _take_columns(self, stretch: Stretch, count: int) -> Plain:
-        taken = stretch.take(count)
-        if not len(stretch):
-            self._stretch = None
+    def _take_columns(self, columns: ColumnQueue, count: int) -> Plain:
+        taken = columns.take(count)
+        if not len(columns):
+            self._columns = None
         self._charge(-taken.row_bytes - ENTRY_OVERHEAD_BYTES * len(taken.keys))
         return taken
 
-    def _unfold(self) -> None:
-        """Have what waits in memory as entries."""
-        if self._stretch is not None:
-            self._window = self._stretch.take(len(self._stretch)).entries()
-            self._stretch = None
+    def _make_entries(self) -> None:
+        """Convert the columns in memory to entries."""
+        if self._columns is not None:
+            self._window = self._columns.take(len(self._columns)).entries()
+            self._columns = None
 
     def _take(self, count: int) -> list[Entry]:
-        """Up to `count` from the window, when nothing else is in memory."""
+        """Take up to `count` from the window. Nothing else is in memory."""
         window = self._window
         taken = window[:count]
         del window[:count]
@@ -162,8 +163,8 @@ class PagingQueue(Proxy):
         return taken
 
     def _pop(self) -> Entry | None:
-        """The first message in memory, if nothing on disk comes before it."""
-        self._unfold()
+        """Take the first message in memory, if nothing on disk comes before it."""
+        self._make_entries()
         while self._returned or self._window:
             returned, window, cursor = self._returned, self._window, self.cursor
             if returned and (not window or returned[0][0] < window[0].key):
@@ -173,97 +174,95 @@ class PagingQueue(Proxy):
             else:
                 entry = window.pop(0)
             self._charge(-entry.cost_bytes())
-            if entry.key in self._gone:
-                self._gone -= {entry.key}
+            if entry.key in self._deleted:
+                self._deleted -= {entry.key}
                 continue
-            if self._has_row(entry):
+            if self._load_row(entry):
                 return entry
         return None
 
-    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
-        change.after(lambda: self.put_back(entries))
-
     def put_back(self, entries: Sequence[Entry]) -> None:
-        self._place(entries)
-        self._limit()
+        self._insert(entries)
+        self._enforce_limits()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Place what was published: behind the last one as a rule, for an append each. Keys of one call ascend."""
+        """Add published messages, usually after the last one. Keys of one call ascend."""
         if self._is_backlog(entries):
-            # They are on disk, and are read when it is their turn.
+            # They are on disk and are read later.
             return
         if self.cursor is None and isinstance(entries, Plain):
             if self._is_full(entries):
                 self.cursor = entries.keys[0]
                 return
             if self._append_columns(entries):
-                self._limit()
+                self._enforce_limits()
                 return
-        self._unfold()
+        self._make_entries()
         window = self._window
         if self.cursor is None and entries and (not window or window[-1].key < entries[0].key):
             window.extend(entries)
             self._charge(sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries))
         else:
-            self._place(entries)
-        self._limit()
+            self._insert(entries)
+        self._enforce_limits()
 
     def _is_full(self, plain: Plain) -> bool:
-        """Whether what was published is better left to the disk: memory has as much as it may, and all before it."""
-        stretch, limits = self._stretch, self._limits
-        if stretch is None or plain.flags or self._returned or stretch.last() >= plain.keys[0]:
+        """Whether published messages are left to the disk, because memory is full and all of it comes before them."""
+        columns, limits = self._columns, self._limits
+        if columns is None or plain.flags or self._returned or columns.last() >= plain.keys[0]:
             return False
         return (
             self._bytes + plain.row_bytes + ENTRY_OVERHEAD_BYTES * len(plain.keys) > limits.resident_bytes_max
-            or len(stretch) + len(plain.keys) > limits.resident_max
+            or len(columns) + len(plain.keys) > limits.resident_max
         )
 
     def _append_columns(self, plain: Plain) -> bool:
-        """Add what was published behind the stretch, or begin one; False if it takes entries."""
+        """Append published messages to the columns. Return False if entries are needed."""
         if self._window or plain.flags or plain.expires_ns or not plain.keys:
             return False
-        stretch = self._stretch
-        if stretch is None:
-            stretch = self._stretch = Stretch()
-        elif stretch.last() >= plain.keys[0]:
+        columns = self._columns
+        if columns is None:
+            columns = self._columns = ColumnQueue()
+        elif columns.last() >= plain.keys[0]:
             return False
-        stretch.add(plain)
+        columns.add(plain)
         self._charge(plain.row_bytes + ENTRY_OVERHEAD_BYTES * len(plain.keys))
         return True
 
     def _is_backlog(self, entries: Sequence[Entry]) -> bool:
-        """Persistent messages that nobody had, behind the cursor, in order."""
+        """Whether these are persistent, never delivered messages above the cursor, in order."""
         if self.cursor is None or not entries:
             return False
         if isinstance(entries, Plain):
             return not entries.flags and entries.keys[0] >= self.cursor
         return entries[0].key >= self.cursor and not [e for e in entries if e.flags]
 
-    def _limit(self) -> None:
+    def _enforce_limits(self) -> None:
         limits = self._limits
-        if self._bytes > limits.resident_bytes_max or self._held() > limits.resident_max:
+        if self._bytes > limits.resident_bytes_max or self._count_in_memory() > limits.resident_max:
             self._shrink(limits.resident_max // 2, limits.resident_bytes_max // 2)
         elif self.budget.room_bytes() < 0 and self._bytes > self._share_bytes():
             self._shrink(limits.resident_max, self._share_bytes())
 
-    def _held(self) -> int:
-        """Messages in memory, gone ones among them."""
-        return len(self._window) + len(self._returned) + (0 if self._stretch is None else len(self._stretch))
+    def _count_in_memory(self) -> int:
+        """Messages in memory, including deleted ones."""
+        return len(self._window) + len(self._returned) + (0 if self._columns is None else len(self._columns))
 
     def _share_bytes(self) -> int:
-        """What may stay in memory when the budget is overdrawn: the queue's minimum, less what its other parts have."""
+        """Bytes that may stay in memory when the budget is overdrawn: the queue's minimum, less what its other
+        sub-queues use."""
         return max(0, RESIDENT_BYTES_MIN - (self.budget.used_bytes - self._bytes))
 
-    def _place(self, entries: Sequence[Entry]) -> None:
-        """Put every entry where its key says."""
-        self._unfold()
-        homeless: list[Entry] = []
+    def _insert(self, entries: Sequence[Entry]) -> None:
+        """Put each entry at the place of its key."""
+        self._make_entries()
+        unspilled: list[Entry] = []
         for entry in entries:
             if entry.flags & SPILLED:
                 self._has_spilled = True
             if self.cursor is not None and entry.key >= self.cursor:
                 if entry.flags & TRANSIENT and not entry.flags & SPILLED:
-                    homeless.append(entry)
+                    unspilled.append(entry)
                 elif entry.flags & RETURNED:
                     self._leased.paged_out(entry)
                 continue
@@ -272,8 +271,8 @@ class PagingQueue(Proxy):
             else:
                 heappush(self._returned, (entry.key, entry))
             self._charge(entry.cost_bytes())
-        if homeless and not self._spill(homeless):
-            for entry in homeless:
+        if unspilled and not self._spill(unspilled):
+            for entry in unspilled:
                 heappush(self._returned, (entry.key, entry))
                 self._charge(entry.cost_bytes())
 
@@ -284,25 +283,25 @@ class PagingQueue(Proxy):
     def forget(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if self.cursor is None or entry.key < self.cursor or self._in_heap(entry):
-                self._gone |= {entry.key}
+                self._deleted |= {entry.key}
 
     def _in_heap(self, entry: Entry) -> bool:
-        """A transient message above the cursor is on disk, or in the heap when the disk did not take it."""
+        """Whether a message above the cursor is in the heap: a transient one that could not be spilled."""
         return bool(entry.flags & TRANSIENT) and not entry.flags & SPILLED
 
     def purge(self) -> None:
         self._charge(-self._bytes)
         self._window.clear()
-        self._stretch = None
+        self._columns = None
         self._returned.clear()
-        self._gone = NOTHING
+        self._deleted = _NONE_DELETED
         self.cursor = None
 
     def block(self, sub: str) -> None:
-        raise AssertionError("a queue of one sub-queue is blocked by not asking it")
+        raise AssertionError("FairQueue blocks sub-queues")
 
     def unblock(self, sub: str) -> None:
-        raise AssertionError("a queue of one sub-queue is blocked by not asking it")
+        raise AssertionError("FairQueue blocks sub-queues")
 
     def shrink(self) -> None:
         self._shrink(0, 0)
@@ -315,7 +314,7 @@ class PagingQueue(Proxy):
                 break
             found = self.fetch(1)
             if found and found[0].key != head.key and not holds(found[0]):
-                # The row of the head could not be read, and this is the next one.
+                # The row of the head was unreadable, and this is the next message.
                 self.put_back(found)
                 break
             taken += found
@@ -323,7 +322,7 @@ class PagingQueue(Proxy):
 
     def head(self) -> Entry | None:
         while True:
-            self._unfold()
+            self._make_entries()
             returned, window, cursor = self._returned, self._window, self.cursor
             if returned and (not window or returned[0][0] < window[0].key):
                 entry, blocked = returned[0][1], cursor is not None and returned[0][0] >= cursor
@@ -334,30 +333,33 @@ class PagingQueue(Proxy):
             if blocked or entry is None:
                 if not self._read_ahead(1):
                     return None
-            elif entry.key in self._gone:
-                self._drop_first_gone()
+            elif entry.key in self._deleted:
+                self._drop_deleted_head()
             else:
                 return entry
 
-    def _drop_first_gone(self) -> None:
-        """The first in memory is gone; popping it takes the next one along, which goes back."""
+    def _drop_deleted_head(self) -> None:
+        """Remove the deleted message at the front. `_pop` also takes the next one, which goes back."""
         following = self._pop()
         if following is not None:
-            self._place([following])
+            self._insert([following])
 
     def take_turn(self, most: int, taken: list[Entry]) -> tuple[int, int, bool]:
-        """Fetch up to `most` to the end of `taken`: how many, what they cost in memory, for the caller to charge, and
-        whether there is more. A queue of many fairness keys spends its time here: the common case makes no call."""
-        if self._stretch is not None:
-            self._unfold()
+        """Fetch up to `most` messages into `taken`. Return how many, their memory cost for the caller to charge, and
+        whether there are more.
+
+        Queues with many fairness keys spend their time here, so the common case makes no calls.
+        """
+        if self._columns is not None:
+            self._make_entries()
         window = self._window
         count = len(window)
-        if self._returned or self._gone or (count < most and self.cursor is not None) or not count:
+        if self._returned or self._deleted or (count < most and self.cursor is not None) or not count:
             found = self.fetch(most)
             taken += found
             return len(found), 0, len(found) == most and self.head() is not None
         if count <= most and self.cursor is None:
-            # All there is, at the cost of all there is.
+            # Take everything, at the recorded total cost.
             taken += window
             cost_bytes, self._window, self._bytes = self._bytes, [], 0
             return count, cost_bytes, False
@@ -374,71 +376,69 @@ class PagingQueue(Proxy):
         return most, cost_bytes, bool(window) or (self.cursor is not None and self.head() is not None)
 
     def to_read(self, most: int) -> Range | None:
-        """What of the disk is to be read for a turn of `most`; None if memory has it, or not in this way.
+        """Return the range to read from disk for a turn of `most`; None if memory has it, or transient messages were
+        spilled.
 
-        One row more than the turn takes, which says whether there are more.
+        The range has one row more than the turn needs, to tell whether there are more.
         """
         if self.cursor is None or self._has_spilled:
             return None
-        self._unfold()
+        self._make_entries()
         if len(self._window) > most:
             return None
         return self.cursor, on_disk.end_of(self._prefix), most + 1 - len(self._window)
 
     def take_in(self, entries: list[Entry], cursor: bytes | None) -> int:
-        """Somebody read on for this queue, from the cursor to another one: these, without what is leased. What they
-        cost in memory, for the caller to charge."""
+        """Add messages that the caller read from the cursor up to a new cursor, without leased ones. Return their
+        memory cost for the caller to charge."""
         self.cursor = cursor
         self._window += entries
         cost_bytes = sum([len(e.row) for e in entries]) + ENTRY_OVERHEAD_BYTES * len(entries)
         self._bytes += cost_bytes
         return cost_bytes
 
-    def is_empty(self) -> bool:
-        return self.head() is None
-
     def floor(self) -> bytes | None:
         at = len(self._prefix)
         firsts = [entry.key for entry in self._window[:1]] + [key for key, _ in self._returned[:1]]
-        if self._stretch is not None:
-            firsts.append(self._stretch.first())
+        if self._columns is not None:
+            firsts.append(self._columns.first())
         if self.cursor is not None:
             firsts.append(self.cursor)
         return min((key[at : at + 8] for key in firsts), default=None)
 
     def forget_returned(self) -> None:
-        # What came back is never in the stretch.
+        # Returned messages are never in the columns.
         for entry in [*self._window, *[entry for _, entry in self._returned]]:
             if entry.flags & RETURNED:
                 self._leased.paged_out(entry)
 
     def resident_len(self) -> int:
-        return self._held() - len(self._gone)
+        return self._count_in_memory() - len(self._deleted)
 
     def resident_bytes(self) -> int:
         return self._bytes
 
     def pending(self, count_max: int) -> int:
-        """Messages that wait; those on disk are looked for until `count_max` is reached."""
-        here = {e.key for e in self._in_memory()} - self._gone
+        """Return the number of waiting messages. Those on disk are counted until `count_max` is reached."""
+        here = {e.key for e in self._in_memory()} - self._deleted
         count = len(here)
         if self.cursor is not None:
             for key, _ in self._rows(self.cursor):
                 if count >= count_max:
                     break
-                if key not in here and key not in self._gone and not self._leased.has_key(key):
+                if key not in here and key not in self._deleted and not self._leased.has_key(key):
                     count += 1
         return count
 
     def is_duplicate(self, key: bytes) -> bool:
-        if key in self._gone or self._leased.has_key(key):
+        if key in self._deleted or self._leased.has_key(key):
             return False
         if any(e.key == key for e in self._in_memory() if e.flags & TRANSIENT):
             return True
         return any(self._store.get(family, key) is not None for family in (Family.MESSAGES, Family.TRANSIENT))
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
-        here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._gone}
+        here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._deleted}
         if self.cursor is not None:
             below = sum(key < self.cursor for key in here)
             for row in self._rows(max(self.cursor, after + b"\0")):
@@ -448,7 +448,7 @@ class PagingQueue(Proxy):
                     here[row[0]] = found[0]
                     below += 1
         shown = [here[key] for key in sorted(here)[:count]]
-        return [e for e in (e if e.row else msgspec.structs.replace(e) for e in shown) if self._has_row(e)]
+        return [e for e in (e if e.row else msgspec.structs.replace(e) for e in shown) if self._load_row(e)]
 
     def has_room_for(self, entries: Sequence[Entry]) -> bool:
         return True
@@ -457,7 +457,7 @@ class PagingQueue(Proxy):
         return Info(self.resident_len(), self._bytes, self.cursor is not None, self._has_spilled)
 
     def _in_memory(self) -> Iterator[Entry]:
-        self._unfold()
+        self._make_entries()
         yield from self._window
         for _, entry in self._returned:
             yield entry
@@ -472,24 +472,25 @@ class PagingQueue(Proxy):
     def _entries(self, rows: list[Row]) -> list[Entry]:
         return on_disk.entries(self._store, rows, self._suspects, spilled=self._has_spilled)
 
-    def _read_ahead(self, wanted: int, *, in_calls: bool = False) -> bool:
-        """Fill the window from disk; False if there is nothing more. `in_calls`: so many are wanted by each call."""
+    def _read_ahead(self, wanted: int, *, whole_calls: bool = False) -> bool:
+        """Fill the window from disk. Return False if there is nothing more. `whole_calls`: read a multiple of
+        `wanted`."""
         if self.cursor is None:
             return False
         limits = self._limits
         count_max = min(max(limits.read_ahead, wanted), limits.resident_max)
-        if in_calls and wanted < count_max:
+        if whole_calls and wanted < count_max:
             count_max -= count_max % wanted
         bytes_max = min(limits.read_ahead_bytes, max(1, self._share_bytes(), self.budget.room_bytes()))
         cursor: bytes | None = self.cursor
         while cursor is not None:
-            if self._read_on(cursor, count_max, bytes_max, wanted):
+            if self._read_from(cursor, count_max, bytes_max, wanted):
                 return True
             cursor = self.cursor
         return bool(self._returned)
 
-    def _read_on(self, start: bytes, count_max: int, bytes_max: int, wanted: int) -> bool:
-        """Add rows behind what is in memory; False if none of them is ready. If reading fails nothing has changed."""
+    def _read_from(self, start: bytes, count_max: int, bytes_max: int, wanted: int) -> bool:
+        """Add rows after those in memory. Return False if none of them is ready. If reading fails, nothing changes."""
         store, prefix, spilled = self._store, self._prefix, self._has_spilled
         pieces, more = on_disk.pieces(store, prefix, start, count_max, bytes_max, wanted, spilled=spilled)
         how = {"columns": not self._window, "spilled": spilled}
@@ -497,19 +498,19 @@ class PagingQueue(Proxy):
         self.cursor = pieces[-1].keys[-1] + b"\0" if more else None
         for entries in read:
             if entries and not (isinstance(entries, Plain) and self._append_columns(entries)):
-                self._unfold()
+                self._make_entries()
                 self.budget.charge(self.take_in([*entries], self.cursor))
         return any(map(len, read))
 
-    def _has_row(self, entry: Entry) -> bool:
-        """Have the row of a message in memory that may have come back without it; False if it cannot be read."""
+    def _load_row(self, entry: Entry) -> bool:
+        """Load the row of a message that was returned without it. Return False if it is unreadable."""
         if not entry.row:
             entry.row = on_disk.row_of(self._store, entry, self._suspects) or b""
         return bool(entry.row)
 
     def _shrink(self, count: int, size_bytes: int) -> None:
-        """Leave the end of what is in memory to the disk until so much is left."""
-        self._unfold()
+        """Drop messages from the end of memory until at most `count` messages and `size_bytes` are left."""
+        self._make_entries()
         window = self._window
         dropped: list[Entry] = []
         while window and (self._bytes > size_bytes or len(window) + len(self._returned) > count):
@@ -518,11 +519,11 @@ class PagingQueue(Proxy):
             dropped.append(entry)
         if self._bytes > size_bytes or len(self._returned) > count:
             dropped += self._shrink_returned(count, size_bytes)
-        dropped = [e for e in dropped if not self._took_gone(e)]
+        dropped = [e for e in dropped if not self._was_deleted(e)]
         if not dropped:
             return
-        homeless = [e for e in dropped if e.flags & (TRANSIENT | SPILLED) == TRANSIENT]
-        if homeless and not self._spill(homeless):
+        unspilled = [e for e in dropped if e.flags & (TRANSIENT | SPILLED) == TRANSIENT]
+        if unspilled and not self._spill(unspilled):
             for entry in dropped:
                 heappush(self._returned, (entry.key, entry))
                 self._charge(entry.cost_bytes())
@@ -535,7 +536,7 @@ class PagingQueue(Proxy):
             self._lower_cursor(lowest)
 
     def _shrink_returned(self, count: int, size_bytes: int) -> list[Entry]:
-        """Take from the upper end of the heap until so much is left."""
+        """Drop messages from the upper end of the heap until the limits hold."""
         kept = sorted(self._returned)
         dropped: list[Entry] = []
         while kept and (self._bytes > size_bytes or len(kept) > count):
@@ -546,35 +547,35 @@ class PagingQueue(Proxy):
         return dropped
 
     def _lower_cursor(self, cursor: bytes) -> None:
-        """Everything at or above `cursor` is read from disk from here on; what memory has of it is let go."""
+        """Move the cursor down, and drop from memory what is at or above it."""
         self.cursor = cursor
         while self._window and self._window[-1].key >= cursor:
             entry = self._window.pop()
             self._charge(-entry.cost_bytes())
-            self._gone -= {entry.key}
+            self._deleted -= {entry.key}
             if entry.flags & RETURNED:
                 self._leased.paged_out(entry)
-            assert not entry.flags & TRANSIENT or entry.flags & SPILLED, "the window is let go from its end"
+            assert not entry.flags & TRANSIENT or entry.flags & SPILLED, "the window shrinks from its end"
         staying: list[tuple[bytes, Entry]] = []
         for key, entry in self._returned:
             if key < cursor or entry.flags & (TRANSIENT | SPILLED) == TRANSIENT:
                 staying.append((key, entry))
             else:
                 self._charge(-entry.cost_bytes())
-                self._gone -= {key}
+                self._deleted -= {key}
                 if entry.flags & RETURNED:
                     self._leased.paged_out(entry)
         self._returned = staying
         heapify(self._returned)
 
-    def _took_gone(self, entry: Entry) -> bool:
-        if entry.key in self._gone:
-            self._gone -= {entry.key}
+    def _was_deleted(self, entry: Entry) -> bool:
+        if entry.key in self._deleted:
+            self._deleted -= {entry.key}
             return True
         return False
 
     def _spill(self, entries: Sequence[Entry]) -> bool:
-        """Write transient messages to disk without the log. False if the store does not take them just then."""
+        """Write transient messages to disk without the WAL. Return False if the store is stalled."""
         batch = Batch()
         for entry in entries:
             batch.put(Family.TRANSIENT, entry.key, entry.row)

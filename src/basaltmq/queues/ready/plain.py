@@ -1,10 +1,9 @@
-"""Messages that are nothing but their payloads: columns of keys, rows and sizes, entries only when asked for.
+"""Messages in columns: `Plain` (keys, rows, sizes) instead of one `Entry` object per message.
 
-What is published, read ahead, leased and acked by the hundred is looked at one by one by nobody, as a rule: an object
-for each, and a pass over them for each thing that is usually not there (a flag, an expiry), would be most of what it
-costs. So these columns go from hand to hand (making.py, paging.py, lending.py), and entries are made by whoever wants
-some: a heap they return to, a limit, a script, an answer for a part of a lease. To them this is the sequence of entries
-it stands for.
+Hundreds of messages are published, read ahead, leased and acked together, and usually nothing looks at a single one. An
+object per message, and a loop per rarely used feature (a flag, an expiry), would be most of the cost. So columns pass
+through entry_builder.py, paging_queue.py and granting.py. Code that needs single messages (a heap of returned messages,
+limits, scripts, an ack for part of a lease) uses `Plain` as a sequence of entries.
 """
 
 from __future__ import annotations
@@ -16,20 +15,19 @@ from typing import Final, overload
 from basaltmq.queues.ready.backing import Entry
 
 SMALL: Final = 64
-"""Columns shorter than this are put together while they wait: an object for each call of one message would cost more
-than the message."""
+"""Shorter columns are merged while they wait: an object per one-message call would cost more than the message."""
 
 LARGE: Final = 1024
-"""Longer columns are cut while they wait."""
+"""Longer columns are split while they wait."""
 
 
 class Plain(Sequence[Entry]):
-    """Entries that have their flags and their expiry in common, in key order. The columns are never changed."""
+    """Entries with common flags and expiry, in key order. The columns never change."""
 
     __slots__ = (
         "_entries",
         "_id_bytes",
-        "_less",
+        "_overhead",
         "_sizes",
         "expires_ns",
         "flags",
@@ -49,31 +47,32 @@ class Plain(Sequence[Entry]):
         flags: int = 0,
         expires_ns: int = 0,
         *,
-        less: int = 0,
+        overhead: int = 0,
         row_bytes: int | None = None,
     ) -> None:
-        """`sizes` are those of the bodies, each with `less` to be taken off; `row_bytes` of all rows, if it is known.
+        """`sizes` are the sizes of the bodies, plus `overhead` bytes each. `row_bytes` is the total of all rows, if
+        known.
 
-        Without rows (an empty list) they are on disk only.
+        An empty list of rows means that they are only on disk.
         """
         self.keys = keys
         self.rows = rows
         self.flags = flags
         self.expires_ns = expires_ns
         self._sizes = sizes
-        self._less = less
-        self.size_bytes = sum(sizes) - less * len(sizes)
-        """Of all bodies."""
+        self._overhead = overhead
+        self.size_bytes = sum(sizes) - overhead * len(sizes)
+        """Total size of the bodies."""
         self.row_bytes = sum(map(len, rows)) if row_bytes is None else row_bytes
         self.ids: list[bytes] | None = None
-        """Of all messages, where somebody had them."""
+        """Ids of all messages, if already computed."""
         self.has_stayed = False
-        """Whether they have been in memory ever since they were made."""
+        """Whether the messages have been in memory since they were published."""
         self._id_bytes = b""
         self._entries: list[Entry] | None = None
 
     def id_bytes(self) -> bytes:
-        """All ids, one behind the other: what a lease's row and events say of them."""
+        """Return all ids concatenated, as lease rows and events store them."""
         if not self._id_bytes:
             if self.ids is None:
                 self.ids = [key[-16:] for key in self.keys]
@@ -82,36 +81,36 @@ class Plain(Sequence[Entry]):
 
     @property
     def sizes(self) -> list[int]:
-        """Of the bodies, one by one."""
-        if self._less:
-            less = self._less
-            self._sizes = [size - less for size in self._sizes]
-            self._less = 0
+        """Size of each body."""
+        if self._overhead:
+            overhead = self._overhead
+            self._sizes = [size - overhead for size in self._sizes]
+            self._overhead = 0
         return self._sizes
 
     def entries(self) -> list[Entry]:
-        """The entries, the same ones whenever they are asked for."""
+        """Return the entries. Repeated calls return the same objects."""
         if self._entries is None:
             rows = self.rows or repeat(b"")
             self._entries = list(map(Entry, self.keys, rows, self.sizes, repeat(self.flags), repeat(self.expires_ns)))
         return self._entries
 
     def without_rows(self) -> Plain:
-        """The same messages, their rows on disk only."""
-        without = Plain(self.keys, [], self._sizes, self.flags, self.expires_ns, less=self._less, row_bytes=0)
+        """Return the same messages without rows in memory."""
+        without = Plain(self.keys, [], self._sizes, self.flags, self.expires_ns, overhead=self._overhead, row_bytes=0)
         without.ids, without._id_bytes = self.ids, self._id_bytes
         without.has_stayed = self.has_stayed
         return without
 
     def part(self, begin: int, end: int) -> Plain:
-        """Some of them."""
+        """Return the messages from index `begin` to `end`."""
         part = Plain(
             self.keys[begin:end],
             self.rows[begin:end],
             self._sizes[begin:end],
             self.flags,
             self.expires_ns,
-            less=self._less,
+            overhead=self._overhead,
         )
         if self.ids is not None:
             part.ids = self.ids[begin:end]
@@ -134,11 +133,10 @@ class Plain(Sequence[Entry]):
         return iter(self.entries())
 
 
-class Stretch:
-    """Persistent messages in key order that wait in memory: added at the end, taken from the front.
+class ColumnQueue:
+    """FIFO of persistent messages in key order, in memory: added at the end, taken from the front.
 
-    What came in one call and is taken in one is handed over as it came; whatever is taken otherwise is cut and put
-    together.
+    A call's columns that are taken as a whole are returned unchanged. Otherwise columns are split and merged.
     """
 
     __slots__ = ("_at", "_count", "_pieces", "_tail")
@@ -146,10 +144,10 @@ class Stretch:
     def __init__(self) -> None:
         self._pieces: list[Plain] = []
         self._at = 0
-        """What of the first piece is before this was taken."""
+        """Messages taken from the first piece."""
         self._count = 0
         self._tail: Plain | None = None
-        """The last piece, if it is one that small ones are put together in: its columns are nobody else's."""
+        """The last piece, if it is one that merges small columns. Only this object uses its columns."""
 
     def __len__(self) -> int:
         return self._count
@@ -161,11 +159,11 @@ class Stretch:
         return self._pieces[-1].keys[-1]
 
     def add(self, plain: Plain) -> None:
-        """Columns that are not empty, with keys above those there are."""
+        """Add columns. They are not empty, and their keys are greater than all present ones."""
         count = len(plain.keys)
         self._count += count
         if count >= SMALL:
-            # What was taken of a piece stays in memory as long as the rest of it does.
+            # Split large columns: a piece stays in memory until all of it is taken.
             cuts = range(0, count, LARGE)
             self._pieces += [plain] if count <= LARGE else [plain.part(at, at + LARGE) for at in cuts]
             self._tail = None
@@ -186,7 +184,7 @@ class Stretch:
             tail.ids += plain.ids
 
     def take(self, count: int) -> Plain:
-        """The first `count`, or all there are; at least one of each."""
+        """Take the first `count` messages, or all. Both must be at least one."""
         parts: list[Plain] = []
         wanted = min(count, self._count)
         while wanted:

@@ -1,7 +1,7 @@
-"""A backing queue with priorities: one fair queue per priority, the highest that has something is served (SPEC E7).
+"""A backing queue with priorities: one `FairQueue` per priority, highest non-empty level first (SPEC E7).
 
-A message's priority is part of its sub-queue's name (rows.sub_queue), so it is part of its place, and a message that is
-returned goes back to the level it came from. Levels exist from their first message on; there are at most 256.
+A message's priority is part of its sub-queue's name (rows.sub_queue) and so of its key. A returned message goes back to
+its level. Levels are created with their first message; there are at most 256.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Final
 
 from basaltmq.queues.change import Change
 from basaltmq.queues.ready.backing import Entry, Info
-from basaltmq.queues.ready.base import Proxy
+from basaltmq.queues.ready.base import BackingQueueBase
 from basaltmq.queues.ready.fair_queue import FairQueue
 from basaltmq.queues.ready.paging_queue import PagingQueue
 from basaltmq.queues.ready.plain import Plain
-from basaltmq.queues.ready.row_changes import cancel_rows, put_rows
+from basaltmq.queues.ready.row_changes import put_rows
 from basaltmq.queues.ready.rows import split_sub_queue, weight_of
-from basaltmq.store.keys.queues import lp
+from basaltmq.store.keys.parts import lp
 
 _PLACE_BYTES: Final = 24
 
 
-class PriorityQueue(Proxy):
-    """Messages of several priorities, the highest first."""
+class PriorityQueue(BackingQueueBase):
+    """Messages of several priorities, highest first."""
 
-    __slots__ = ("_discover", "_head", "_levels", "_make")
+    __slots__ = ("_discover", "_levels", "_make", "_name_at")
 
     def __init__(
         self,
@@ -34,23 +34,17 @@ class PriorityQueue(Proxy):
         make: Callable[[], FairQueue],
         discover: Callable[[], Iterable[tuple[str, bytes]]] | None = None,
     ) -> None:
-        """`make` makes an empty level; `discover` tells the sub-queues on disk when first asked."""
-        self._head = len(lp(queue)) + 2
+        """`make` creates an empty level. `discover` yields the sub-queues on disk, on first use."""
+        self._name_at = len(lp(queue)) + 2
         self._make = make
         self._discover = discover
         self._levels: dict[int, FairQueue] = {}
 
     def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)
-        change.after(lambda: self._append(entries))
+        change.after(lambda: self.append(entries))
 
-    def publish_delivered(self, change: Change, entries: Sequence[Entry]) -> None:
-        put_rows(change, entries)
-
-    def discard(self, change: Change, entries: Sequence[Entry]) -> None:
-        cancel_rows(change, entries)
-
-    def _append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[Entry], sub: str | None = None, weight: int | None = None) -> None:
         for priority, group in self._by_level(entries):
             self._level(priority).append(group)
 
@@ -58,18 +52,15 @@ class PriorityQueue(Proxy):
         for priority, group in self._by_level(entries):
             self._level(priority).put_back(group)
 
-    def requeue(self, change: Change, entries: Sequence[Entry]) -> None:
-        change.after(lambda: self.put_back(entries))
-
     def _by_level(self, entries: Sequence[Entry]) -> list[tuple[int, list[Entry]]]:
-        self._known()
+        self._ensure_discovered()
         return [
             (priority, list(group))
             for priority, group in groupby(sorted(entries, key=self._priority), key=self._priority)
         ]
 
     def _priority(self, entry: Entry) -> int:
-        return split_sub_queue(entry.key[self._head : -_PLACE_BYTES].decode())[0]
+        return split_sub_queue(entry.key[self._name_at : -_PLACE_BYTES].decode())[0]
 
     def _level(self, priority: int) -> FairQueue:
         level = self._levels.get(priority)
@@ -78,8 +69,8 @@ class PriorityQueue(Proxy):
             self._levels = dict(sorted(self._levels.items(), reverse=True))
         return level
 
-    def _known(self) -> None:
-        """Learn which sub-queues are on disk. If reading fails, it is tried again with the next call."""
+    def _ensure_discovered(self) -> None:
+        """Find the sub-queues on disk. If reading fails, the next call tries again."""
         if self._discover is not None:
             found = [(sub, weight_of(row)) for sub, row in self._discover()]
             self._discover = None
@@ -87,7 +78,7 @@ class PriorityQueue(Proxy):
                 self._level(split_sub_queue(sub)[0]).add_sub(sub, weight)
 
     def fetch(self, count: int) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         taken: list[Entry] = []
         for level in self._levels.values():
             taken += level.fetch(count - len(taken))
@@ -96,11 +87,11 @@ class PriorityQueue(Proxy):
         return taken
 
     def fetch_plain(self, count: int) -> Plain | None:
-        # What is delivered of such a queue says that its key has a priority.
+        # Deliveries of this queue must carry the mark that their key has a priority.
         return None
 
     def fetchwhile(self, holds: Callable[[Entry], bool], count_max: int, sub: str | None = None) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         taken: list[Entry] = []
         for level in self._levels.values():
             if len(taken) == count_max:
@@ -128,11 +119,8 @@ class PriorityQueue(Proxy):
             level.shrink()
 
     def head(self) -> Entry | None:
-        self._known()
+        self._ensure_discovered()
         return next((found for level in self._levels.values() if (found := level.head()) is not None), None)
-
-    def is_empty(self) -> bool:
-        return self.head() is None
 
     def floor(self) -> bytes | None:
         if self._discover is not None:
@@ -147,24 +135,24 @@ class PriorityQueue(Proxy):
         return sum(level.resident_len() for level in self._levels.values())
 
     def is_duplicate(self, key: bytes) -> bool:
-        self._known()
+        self._ensure_discovered()
         return any(level.is_duplicate(key) for level in self._levels.values())
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
-        self._known()
+        self._ensure_discovered()
         found = [entry for level in self._levels.values() for entry in level.browse(after, count)]
         return sorted(found, key=lambda e: e.key)[:count]
 
     def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:
-        """Sub-queues of all levels that have messages, each with its weight and its deficit."""
-        self._known()
+        """Return the non-empty sub-queues of all levels, each with its weight and deficit."""
+        self._ensure_discovered()
         return [each for level in self._levels.values() for each in level.sub_queues()]
 
     def has_room_for(self, entries: Sequence[Entry]) -> bool:
         return all(self._level(priority).has_room_for(group) for priority, group in self._by_level(entries))
 
     def info(self) -> Info:
-        self._known()
+        self._ensure_discovered()
         infos = [level.info() for level in self._levels.values()]
         return Info(
             sum(i.resident for i in infos),

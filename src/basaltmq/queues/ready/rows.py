@@ -1,11 +1,11 @@
-"""Rows as the queue machinery sees them: what it needs often is read in place, the rest stays encoded.
+"""Message rows as the queue code sees them: frequently used fields are read in place, the rest stays encoded.
 
-A row is that of message.py, or the same in an envelope when the machinery has something to remember about it:
+A row has the format of message.py, or the same in an envelope with further state:
 
     | layout 0x80 | flags u8 | body id (16) | body bytes u32 | returns u32 | row, with an empty payload if it is apart |
 
-The flags are those of backing.py (APART, SHARED, TIMED, RETURNED). `returns` is there only if RETURNED is set. The body
-id is zero and the payload in the row unless the body is APART. An envelope is never inside another.
+The flags are those of backing.py (APART, SHARED, TIMED, RETURNED). `returns` exists only with RETURNED. Without APART,
+the body id is zero and the payload is in the row. Envelopes do not nest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from basaltmq.errors import CorruptionError
 from basaltmq.queues.message import HEAD, LAYOUT, Message, are_labels, decode_row
 from basaltmq.queues.ready.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.ready.plain import Plain
-from basaltmq.store.keys.queues import lp
+from basaltmq.store.keys.parts import lp
 
 ENVELOPE: Final = 0x80
 NO_BODY: Final = bytes(16)
@@ -27,11 +27,11 @@ _ENVELOPE: Final = Struct(">BB16sI")
 _SIZE: Final = Struct(">I")
 _SIZES: Final = Struct(">II")
 _LENGTHS: Final = Struct(">II")
-_LOOK: Final = Struct(">BxI12xQIII")
-"""Of the fixed head: layout, attempts, expires ns, bytes of labels, properties and payload."""
+_FIELDS: Final = Struct(">BxI12xQIII")
+"""Fields of the fixed head: layout, attempts, expires ns, bytes of labels, properties and payload."""
 
 _PLAIN: Final = HEAD.pack(LAYOUT, 0, 0, 1, 0, 0, 0, 0, 0)[:-4]
-"""How the row of a message begins that has a payload and nothing else; behind it come its length and itself."""
+"""Start of the row of a message with a payload only. The payload's length and the payload follow."""
 
 _PRIORITY_DIGITS_MAX: Final = 3
 """Priorities are 0 to 255."""
@@ -45,7 +45,7 @@ def wrap(row: bytes, flags: int, body_id: bytes = NO_BODY, body_bytes: int = 0) 
 
 
 def unwrap(row: bytes) -> tuple[bytes, int, bytes, int]:
-    """The row inside, its flags, body id and body bytes; a row without an envelope has none of them."""
+    """Return the inner row, flags, body id and body bytes. A row without an envelope has zero values."""
     if row[:1] != b"\x80":
         return row, 0, NO_BODY, 0
     if (
@@ -63,7 +63,7 @@ def _inner_at(flags: int) -> int:
 
 
 def returns_of(row: bytes) -> int:
-    """How often a message came back without having failed, as far as that is counted."""
+    """Return how often a message was returned without a failure, as far as that is counted."""
     if row[:1] != b"\x80" or not row[1] & RETURNED:
         return 0
     returns: int = _SIZE.unpack_from(row, _ENVELOPE.size)[0]
@@ -71,39 +71,39 @@ def returns_of(row: bytes) -> int:
 
 
 def count_return(row: bytes) -> bytes:
-    """A row that says that its message came back once more."""
+    """Return the row with one more return counted."""
     inner, flags, body_id, body_bytes = unwrap(row)
     returns = _SIZE.pack(min(returns_of(row) + 1, _RETURNS_MAX))
     return _ENVELOPE.pack(ENVELOPE, flags | RETURNED, body_id, body_bytes) + returns + inner
 
 
 def rewrap(row: bytes, inner: bytes) -> bytes:
-    """Another row in the envelope of `row`, if that has one."""
+    """Put `inner` into the envelope of `row`, if it has one."""
     return row[: len(row) - len(unwrap(row)[0])] + inner
 
 
 def read_entry(key: bytes, row: bytes) -> Entry:
-    """The entry of a row on disk; CorruptionError unless every field of the row can be read."""
+    """Return the entry of a row on disk. Raise CorruptionError if any field is invalid."""
     inner, flags, body_id, body_bytes = unwrap(row)
     if len(inner) < HEAD.size or inner[0] != LAYOUT:
-        raise _damaged(key, row, "it is cut" if len(inner) < HEAD.size else f"its layout is {inner[0]}")
-    _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = _LOOK.unpack_from(inner)
+        raise _damaged(key, row, "it is truncated" if len(inner) < HEAD.size else f"its layout is {inner[0]}")
+    _, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes = _FIELDS.unpack_from(inner)
     if HEAD.size + labels_bytes + properties_bytes + payload_bytes != len(inner):
-        raise _damaged(key, row, "its fields do not have its length")
+        raise _damaged(key, row, "the field lengths do not add up")
     if not are_labels(inner[HEAD.size : HEAD.size + labels_bytes]):
-        raise _damaged(key, row, "its headers cannot be read")
+        raise _damaged(key, row, "the headers are invalid")
     if flags & APART:
         if payload_bytes or body_id == NO_BODY:
-            raise _damaged(key, row, "it does not name its body")
+            raise _damaged(key, row, "the reference to its body is invalid")
     elif flags & SHARED:
-        raise _damaged(key, row, "it shares a body that it does not have")
+        raise _damaged(key, row, "it is marked as sharing a body, but has none apart")
     if attempts:
         flags |= RETURNED
     return Entry(key, row, body_bytes if flags & APART else payload_bytes, flags, expires_ns)
 
 
 def fault_of(key: bytes, row: bytes | None) -> str | None:
-    """What is wrong with the row of a message; None if it can be read."""
+    """Return what is wrong with the row of a message; None if it is valid."""
     if row is None:
         return f"the row of message {key[-16:].hex()} is missing"
     try:
@@ -120,10 +120,10 @@ def _damaged(key: bytes, row: bytes, what: str) -> CorruptionError:
 def read_entries(
     found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, bytes, str], None] | None = None
 ) -> list[Entry]:
-    """The entries of rows on disk, the plain ones without a call each.
+    """Return the entries of rows on disk. Plain rows take a fast path.
 
-    `damaged` is called with key, row and reason of each row that cannot be read, and the others are returned. Without
-    it such a row raises CorruptionError.
+    `damaged` is called with key, row and reason of each invalid row, and the others are returned. Without it, an
+    invalid row raises CorruptionError.
     """
     rows = [row for _, row in found]
     if _are_plain(rows, list(map(len, rows))):
@@ -133,17 +133,17 @@ def read_entries(
 
 
 def read_plain(keys: list[bytes], rows: list[bytes], row_sizes: list[int]) -> Plain | None:
-    """Rows on disk as columns, if all of them can be read and there is nothing to say of any but its size."""
+    """Return rows as columns, if all are valid and have no attempts, expiry or envelope; otherwise None."""
     if _are_plain(rows, row_sizes):
-        return Plain(keys, rows, row_sizes, less=HEAD.size, row_bytes=sum(row_sizes))
+        return Plain(keys, rows, row_sizes, overhead=HEAD.size, row_bytes=sum(row_sizes))
     if min(row_sizes) < HEAD.size:
         return None
-    looks = list(map(_LOOK.unpack_from, rows))
+    fields = list(map(_FIELDS.unpack_from, rows))
     head_bytes = HEAD.size
     if [
         layout
         for (layout, attempts, expires_ns, labels_bytes, properties_bytes, payload_bytes), row_bytes in zip(
-            looks, row_sizes, strict=True
+            fields, row_sizes, strict=True
         )
         if labels_bytes + properties_bytes + payload_bytes + head_bytes != row_bytes
         or layout != LAYOUT
@@ -151,22 +151,22 @@ def read_plain(keys: list[bytes], rows: list[bytes], row_sizes: list[int]) -> Pl
         or expires_ns
     ]:
         return None
-    # What differs is decoded once: most of the messages of a publisher have the same headers.
+    # Decode each distinct header block once: most messages of a publisher have the same headers.
     if not all(
-        map(are_labels, {row[head_bytes : head_bytes + look[3]] for row, look in zip(rows, looks, strict=True)})
+        map(are_labels, {row[head_bytes : head_bytes + look[3]] for row, look in zip(rows, fields, strict=True)})
     ):
         return None
-    return Plain(keys, rows, [look[5] for look in looks], row_bytes=sum(row_sizes))
+    return Plain(keys, rows, [look[5] for look in fields], row_bytes=sum(row_sizes))
 
 
 def _are_plain(rows: list[bytes], row_sizes: list[int]) -> bool:
-    """Whether rows are nothing but a payload, each of the length that it says."""
+    """Whether all rows are a payload only, each with the right length."""
     different = set(row_sizes)
     if not different or min(different) < HEAD.size:
         return False
     heads = {size: _PLAIN + _SIZE.pack(size - HEAD.size) for size in different}
     if len(different) == 1:
-        # What begins like the least and like the greatest of them, all of them begin with.
+        # A prefix of both the smallest and the largest row is a prefix of all.
         head = heads[row_sizes[0]]
         return min(rows).startswith(head) and max(rows).startswith(head)
     if not (min(rows).startswith(_PLAIN) and max(rows).startswith(_PLAIN)):
@@ -175,7 +175,7 @@ def _are_plain(rows: list[bytes], row_sizes: list[int]) -> bool:
 
 
 def _read_any(found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, bytes, str], None] | None) -> list[Entry]:
-    look, size = _LOOK.unpack_from, HEAD.size
+    look, size = _FIELDS.unpack_from, HEAD.size
     entries: list[Entry] = []
     append = entries.append
     known = {b""}
@@ -199,19 +199,19 @@ def _read_any(found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, by
 
 
 def body_of(row: bytes) -> bytes:
-    """The id of the body apart; zeros if there is none."""
+    """Return the id of the body stored apart; zeros if there is none."""
     return unwrap(row)[2]
 
 
 def payload_of(row: bytes) -> bytes:
-    """The payload in a row; empty if it is apart."""
+    """Return the payload in a row; empty if it is stored apart."""
     inner = unwrap(row)[0]
     size: int = _SIZE.unpack_from(inner, HEAD.size - _SIZE.size)[0]
     return inner[len(inner) - size :]
 
 
 def properties_of(row: bytes) -> bytes:
-    """A protocol's own encoding of what text cannot say."""
+    """Return the properties: a protocol's own encoding of metadata that text headers cannot express."""
     inner = row if row[0] == LAYOUT else unwrap(row)[0]
     labels_bytes, properties_bytes = _LENGTHS.unpack_from(inner, HEAD.size - _LENGTHS.size - _SIZE.size)
     at = HEAD.size + labels_bytes
@@ -219,13 +219,13 @@ def properties_of(row: bytes) -> bytes:
 
 
 def attempts_of(row: bytes) -> int:
-    """Deliveries that failed."""
+    """Return the number of failed deliveries."""
     attempts: int = HEAD.unpack_from(unwrap(row)[0])[2]
     return attempts
 
 
 def weight_of(row: bytes) -> int:
-    """The weight its fairness key is to have; 1 if the row does not say."""
+    """Return the weight that the row sets for its fairness key; 1 if it sets none."""
     try:
         inner = unwrap(row)[0]
     except CorruptionError:
@@ -239,7 +239,7 @@ def weight_of(row: bytes) -> int:
 def weighted_rows(
     payloads: Sequence[bytes], expires_ns: int, properties: Sequence[bytes], weights: Sequence[int]
 ) -> list[bytes]:
-    """Rows of messages that have a payload, properties and a weight and nothing else."""
+    """Encode rows of messages that have only a payload, properties and a weight."""
     cut = -2 * _SIZE.size
     starts = {weight: HEAD.pack(LAYOUT, 0, 0, weight, 0, expires_ns, 0, 0, 0)[:cut] for weight in set(weights)}
     pack = _SIZES.pack
@@ -255,9 +255,9 @@ def plain_rows(
     properties: Sequence[bytes] | None = None,
     sizes: Sequence[int] | None = None,
 ) -> list[bytes]:
-    """Rows of messages that have a payload and properties and nothing else, at a quarter of the cost of one by one.
+    """Encode rows of messages that have only a payload and properties, at a quarter of the cost of single encoding.
 
-    `sizes` are those of the payloads, where somebody has them.
+    `sizes` are the payload sizes, if known.
     """
     start = HEAD.pack(LAYOUT, 0, 0, 1, 0, expires_ns, 0, 0, 0)[: -_SIZE.size]
     if properties is not None:
@@ -276,7 +276,7 @@ def plain_rows(
 
 
 def open_row(key: bytes, row: bytes, body: bytes | None = None) -> Message:
-    """The message of a row; `body` is its payload if that is apart (empty if it is not given)."""
+    """Decode the message of a row. `body` is the payload if it is stored apart (empty by default)."""
     message = decode_row(key, unwrap(row)[0])
     if body is not None:
         message.payload = body
@@ -284,7 +284,7 @@ def open_row(key: bytes, row: bytes, body: bytes | None = None) -> Message:
 
 
 def throttle_keys_of(key: bytes, row: bytes) -> tuple[str, ...]:
-    """The throttle keys of a row; a row without labels is not taken apart."""
+    """Return the throttle keys of a row. A row without labels is not decoded."""
     inner = unwrap(row)[0]
     if not HEAD.unpack_from(inner)[6]:
         return ()
@@ -292,18 +292,18 @@ def throttle_keys_of(key: bytes, row: bytes) -> tuple[str, ...]:
 
 
 def sub_of(key: bytes, prefix_bytes: int) -> str:
-    """The sub-queue in a message's key; `prefix_bytes` is the length of lp(queue)."""
+    """Return the sub-queue in a message's key. `prefix_bytes` is the length of lp(queue)."""
     return key[prefix_bytes + 2 : -24].decode()
 
 
 def sub_queue(fairness_key: str, priority: int | None) -> str:
-    """The sub-queue a message is kept in: its fairness key, behind its priority where the queue has priorities."""
+    """Return the sub-queue of a message: its fairness key, prefixed by its priority if the queue has priorities."""
     return fairness_key if priority is None else f"{priority:03d}|{fairness_key}"
 
 
 def split_sub_queue(sub: str) -> tuple[int, str]:
-    """Priority and fairness key of a sub-queue of a queue with priorities. A name without a priority has the lowest:
-    the messages there came in while the queue had none, and are served like any other."""
+    """Return priority and fairness key of a sub-queue. A name without a priority has the lowest: its messages were
+    enqueued when the queue had no priorities."""
     digits, bar, fairness_key = sub.partition("|")
     if not bar or not digits.isdecimal() or len(digits) > _PRIORITY_DIGITS_MAX:
         return 0, sub

@@ -1,7 +1,7 @@
-"""What the plane's operators see of damage: rows in quarantine, queues that are down (SPEC A12, P7, P11).
+"""Operators' view of damage: quarantined rows and failed queues (SPEC A12, P7, P11).
 
-Readers note damaged rows (quarantine.py). `settle` moves them in a change of its own, behind the operation that met
-them, and takes them out of the counts of their queues.
+Readers note damaged rows (`Quarantine`). `settle` moves them in a separate change after the operation that found them,
+and subtracts them from the counts of their queues.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.change import Change
-from basaltmq.queues.change_runner import Changes
+from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.loaded_queues import LoadedQueues
-from basaltmq.queues.plane_context import Shared
+from basaltmq.queues.plane_context import PlaneContext
 from basaltmq.queues.quarantine import PENDING_MAX, Record, find_record, records
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART
@@ -25,33 +25,33 @@ from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 
 LIST_MAX: Final = 1000
-"""Records in one answer; a value is up to 2 MiB."""
+"""Records per answer; a value has up to 2 MiB."""
 
 
 class Recount:
-    """What reading all of a queue found: its counts, and rows that cannot be read."""
+    """Result of reading a whole queue: its counts and its unreadable rows."""
 
     def __init__(self) -> None:
         self.stats = QueueStats()
         self.damaged: list[tuple[Family, bytes, bytes | None, str]] = []
 
     def note(self, family: Family, key: bytes, value: bytes | None, reason: str) -> None:
-        # The others are met when they are read.
+        # Rows beyond the limit are found again when they are read.
         if len(self.damaged) < PENDING_MAX:
             self.damaged.append((family, key, value, reason))
 
 
 class Damage:
-    """Quarantine and failed queues of a plane, safe to use from any thread."""
+    """Quarantine and failed queues of a plane. Thread-safe."""
 
-    def __init__(self, store: Store, shared: Shared, changes: Changes, loaded: LoadedQueues) -> None:
+    def __init__(self, store: Store, shared: PlaneContext, changes: ChangeRunner, loaded: LoadedQueues) -> None:
         self._store = store
         self._shared = shared
         self._changes = changes
         self._loaded = loaded
 
     def settle(self) -> None:
-        """Move what was noted to quarantine; what a store that is behind does not take is moved later."""
+        """Move noted rows to quarantine. If the store stalls, they are moved later."""
         quarantine = self._shared.quarantine
         if not quarantine.is_pending or self._changes.is_open:
             return
@@ -59,7 +59,7 @@ class Damage:
         def move(change: Change) -> None:
             for name, loss in quarantine.move(change).items():
                 with suppress(QueueNotFoundError, QueueFailedError):
-                    # A queue that is down is counted anew when it is restarted.
+                    # A failed queue is recounted when it is restarted.
                     queue = self._loaded.require(name)
                     queue.touch(change)
                     queue.stats.lose(loss)
@@ -68,12 +68,12 @@ class Damage:
             self._changes.run(move)
 
     def total(self) -> int:
-        """Rows in quarantine."""
+        """Number of quarantined rows."""
         with self._changes.lock:
             return self._shared.quarantine.total
 
     def records(self, queue: str | None = None, *, after: str = "", count: int = LIST_MAX) -> list[Record]:
-        """Rows in quarantine, of one queue or of all, from behind the id `after`."""
+        """Return quarantined rows, of one queue or of all, starting after the id `after`."""
         with self._changes.lock:
             self._changes.require_open()
             self.settle()
@@ -104,35 +104,35 @@ class Damage:
                 self._shared.content.release(change, [(rows.body_of(row), key[-16:], entry.flags)])
 
     def down(self) -> list[str]:
-        """Queues that failed too often and wait for a restart."""
+        """Queues that failed too often and need a restart."""
         with self._changes.lock:
             return self._loaded.failures.down()
 
     def error_of(self, name: str) -> str | None:
-        """Why a queue is down; None if it is not."""
+        """Return why a queue is down; None if it is not."""
         with self._changes.lock:
             return self._loaded.failures.error_of(name)
 
     def restart(self, name: str) -> None:
-        """Read a queue again from disk, and count it anew. What is in memory only is lost. Durable on return."""
+        """Reload a queue from disk and recount it. State in memory only is lost. Durable on return."""
         self.begin_restart(name)
         self.finish_restart(name, self.count(name))
         self._changes.sync()
 
     def begin_restart(self, name: str) -> None:
-        """Let a queue go; it is down until `finish_restart`."""
+        """Unload a queue; it is down until `finish_restart`."""
         with self._changes.lock:
             self._changes.require_alone("restart")
             self._loaded.take_down(name)
 
     def count(self, name: str) -> Recount:
-        """The counts of a queue that is down, from its rows. Takes as long as reading all of it, and holds no lock."""
+        """Recount a queue that is down from its rows. Reads all of them and holds no lock."""
         found = Recount()
         found.stats = counted(self._store, name, found, self._loaded.counts_on_disk(name))
         return found
 
     def finish_restart(self, name: str, found: Recount) -> None:
-        """Serve a queue again, with these counts and without the rows that could not be read."""
+        """Serve a queue again with these counts, without the unreadable rows."""
         with self._changes.lock:
             self._changes.require_alone("restart")
             for row in found.damaged:

@@ -1,10 +1,10 @@
-"""Queues that an unexpected error hit (P11, for one queue): they fail alone, and the others are served.
+"""Failure isolation of queues (P11): an unexpected error takes down one queue, and the others are served.
 
     loaded ─> (an unexpected error) ─> not in memory ─> (used again) ─> loaded from disk, as after a crash
                                             └─ `FAILURES_MAX` times within `WINDOW_NS` ─> failed ─> (restart) ─> loaded
 
-What was in memory only is lost with a failure: transient messages, and leases that last as long as their consumer. A
-failed queue refuses every operation with QueueFailedError until it is restarted or the plane is opened again.
+A failure loses state in memory only: transient messages, and leases that last as long as their consumer. A failed queue
+raises QueueFailedError for every operation until it is restarted or the plane is reopened.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from basaltmq.errors import QueueFailedError
 
 FAILURES_MAX: Final = 3
-"""Failures within the window after which a queue stays down: reading it again from disk does not help."""
+"""Failures within the window after which a queue stays down, because reloading it does not help."""
 
 WINDOW_NS: Final = 60_000_000_000
 
@@ -23,22 +23,22 @@ _log: Final = logging.getLogger("basaltmq")
 
 
 class Failure(NamedTuple):
-    """What became of a queue."""
+    """The failures of a queue."""
 
     times_ns: tuple[int, ...]
-    """Of its failures within the window."""
+    """Times of its failures within the window."""
     error: str
     is_down: bool
 
 
 class FailedQueues:
-    """Failures by queue. Not thread-safe: the plane's lock is around every call."""
+    """Failures by queue. Not thread-safe: callers hold the plane's lock."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Failure] = {}
 
     def add(self, name: str, error: BaseException, now_ns: int) -> QueueFailedError:
-        """An unexpected error hit a queue; what its callers are told."""
+        """Record an unexpected error of a queue. Return the error for callers."""
         before = self._by_name.get(name)
         recent = () if before is None else tuple(at_ns for at_ns in before.times_ns if at_ns > now_ns - WINDOW_NS)
         text = f"{type(error).__name__}: {error}"[:500]
@@ -46,10 +46,10 @@ class FailedQueues:
         _log.error("queue %r failed and is %s", name, "down" if failure.is_down else "read again", exc_info=error)
         if failure.is_down:
             return self._refusal(name, failure)
-        return QueueFailedError(f"queue {name!r} failed: {text}; it is read again from disk, try the operation again")
+        return QueueFailedError(f"queue {name!r} failed: {text}; it is reloaded from disk, retry the operation")
 
     def take_down(self, name: str, reason: str) -> None:
-        """Refuse a queue until `forget`."""
+        """Refuse operations on a queue until `forget`."""
         self._by_name[name] = Failure((), reason, is_down=True)
 
     def require_up(self, name: str) -> None:
@@ -58,7 +58,7 @@ class FailedQueues:
             raise self._refusal(name, failure)
 
     def error_of(self, name: str) -> str | None:
-        """Why a queue is down; None if it is not."""
+        """Return why a queue is down; None if it is not."""
         failure = self._by_name.get(name)
         return failure.error if failure is not None and failure.is_down else None
 

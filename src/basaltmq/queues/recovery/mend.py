@@ -21,22 +21,20 @@ from typing import Final
 from msgspec import DecodeError
 
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.queues.boot import PLACE_ROW, encode_place
+from basaltmq.queues.boot import CONTENT, FAMILIES, PLACE_ROW, VERSION, encode_place
 from basaltmq.queues.config import QueueConfig, decode_config, encode_config
-from basaltmq.queues.lease import decode_lease
 from basaltmq.queues.leases.prepared import HELD
-from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, encode_boot
+from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, decode_lease_call, encode_boot
 from basaltmq.queues.lifecycle import timers
 from basaltmq.queues.lifecycle.reclaim import encode_floor
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, SHARED, TIMED, Entry
 from basaltmq.queues.stats import DURABLE_FIELDS, FIELDS, QueueStats
-from basaltmq.queues.storage import CONTENT, FAMILIES, VERSION
 from basaltmq.queues.transactions.branches import decode_branch, decode_draft, encode_branch
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
 from basaltmq.store.versions import put_version, read_version
@@ -86,7 +84,7 @@ class _Mending:
 
     def run(self) -> None:
         self._read_queues()
-        for key, body in self._store.scan(Family.BODIES):
+        for key, body in self._store.scan(Family.MESSAGE_CONTENT):
             self._bodies[key] = len(body)
         self._messages(Family.MESSAGES)
         self._messages(Family.DELAYED)
@@ -101,34 +99,34 @@ class _Mending:
 
     def _read_queues(self) -> None:
         for key, row in self._store.scan(Family.QUEUES):
-            name = keys.decode_queue_key(key)
+            name = queue_keys.decode_queue_key(key)
             try:
                 self._configs[name] = decode_config(name, row)
             except BasaltError as error:
                 self._restore_config(name, str(error))
         for key, row in self._store.scan(Family.DELETED_QUEUES):
-            name = keys.decode_deleted_queue_key(key)
+            name = queue_keys.decode_deleted_queue_key(key)
             if len(row) == _U64.size:
                 self._floors[name] = int(_U64.unpack(row)[0])
             else:
                 self._delete(Family.DELETED_QUEUES, key)
         for key, row in self._store.scan(Family.QUEUE_STATS):
-            name = keys.decode_queue_stats_key(key)
+            name = queue_keys.decode_queue_stats_key(key)
             try:
                 self._old[name] = QueueStats.decode(name, row)
             except CorruptionError:
                 self._delete(Family.QUEUE_STATS, key)
                 continue
-            if name not in self._configs and self._losses.may_cover(Family.QUEUES, keys.queue_key(name)):
+            if name not in self._configs and self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(name)):
                 self._restore_config(name, "its configuration is lost")
             if self._losses.hit(Family.DELETED_QUEUES) and name not in self._floors and self._old[name].floor_ns:
                 # Rows below the floor of a queue are of an earlier one of its name.
                 self._floors[name] = self._old[name].floor_ns
-                self._put(Family.DELETED_QUEUES, keys.deleted_queue_key(name), encode_floor(self._floors[name]))
+                self._put(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(name), encode_floor(self._floors[name]))
 
     def _restore_config(self, name: str, why: str) -> None:
         config = self._configs[name] = QueueConfig(name=name)
-        self._put(Family.QUEUES, keys.queue_key(name), encode_config(config))
+        self._put(Family.QUEUES, queue_keys.queue_key(name), encode_config(config))
         text = f"{why}; it has default settings now, set them again"
         self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
 
@@ -138,8 +136,8 @@ class _Mending:
         timing = self._losses.hit(Family.TIMERS)
         for key, row in self._store.scan(family):
             try:
-                message_key, due_ns = keys.message_of(key) if is_delayed else (key, 0)
-                queue, _, place_ns, message_id = keys.decode_message_key(message_key)
+                message_key, due_ns = queue_keys.message_of(key) if is_delayed else (key, 0)
+                queue, _, place_ns, message_id = queue_keys.decode_message_key(message_key)
                 entry = rows.read_entry(message_key, row)
             except (BasaltError, UnicodeDecodeError):
                 # A row that is damaged in a block that is not: the queues themselves put it aside.
@@ -152,14 +150,14 @@ class _Mending:
                 elif entry.flags & APART:
                     self._want(entry)
                 continue
-            if entry.flags & APART and self._bodies.get(keys.body_key(rows.body_of(row))) != entry.size_bytes:
+            if entry.flags & APART and self._bodies.get(queue_keys.body_key(rows.body_of(row))) != entry.size_bytes:
                 self._bodiless.setdefault(queue, []).append(message_id.hex())
                 self._delete(family, key)
                 continue
             self._count(queue, entry, is_delayed)
             self._want(entry)
             if entry.flags & TIMED and indexes:
-                self._ensure(Family.MESSAGE_EXPIRY, keys.timed_of(message_key, entry.expires_ns))
+                self._ensure(Family.MESSAGE_EXPIRY, queue_keys.timed_of(message_key, entry.expires_ns))
             if timing and entry.expires_ns:
                 self._timer(entry.expires_ns, timers.EXPIRY, queue)
             if timing and is_delayed:
@@ -170,7 +168,7 @@ class _Mending:
         if queue not in self._configs:
             if place_ns < self._floors.get(queue, 0):
                 return False
-            if not self._losses.may_cover(Family.QUEUES, keys.queue_key(queue)):
+            if not self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(queue)):
                 return False
             self._restore_config(queue, "its configuration is lost")
         old = self._old.get(queue)
@@ -179,9 +177,9 @@ class _Mending:
     def _want(self, entry: Entry) -> None:
         if entry.flags & APART:
             body_id = rows.body_of(entry.row)
-            self._wanted.add(keys.body_key(body_id))
+            self._wanted.add(queue_keys.body_key(body_id))
             if entry.flags & SHARED:
-                self._references.add(keys.content_ref_key(body_id, entry.key[-16:]))
+                self._references.add(queue_keys.content_ref_key(body_id, entry.key[-16:]))
 
     def _count(self, queue: str, entry: Entry, is_delayed: bool) -> None:
         stats = self._counts.get(queue)
@@ -196,7 +194,7 @@ class _Mending:
         stats.apart += bool(entry.flags & APART)
 
     def _timer(self, due_ns: int, kind: bytes, queue: str) -> None:
-        key = keys.timer_key(due_ns + -due_ns % timers.ROUND_NS, kind, queue)
+        key = queue_keys.timer_key(due_ns + -due_ns % timers.ROUND_NS, kind, queue)
         if key not in self._timers:
             if len(self._timers) >= BATCH_ROWS:
                 self._timers.clear()
@@ -215,8 +213,8 @@ class _Mending:
                 lost[xid] += 1
                 self._delete(Family.BRANCH_DRAFTS, key)
                 continue
-            body = keys.body_key(draft.body_id)
-            is_known = self._store.get(Family.QUEUE_BRANCHES, xid) is not None
+            body = queue_keys.body_key(draft.body_id)
+            is_known = self._store.get(Family.XIDS, xid) is not None
             if not is_known or (draft.body_id != rows.NO_BODY and body not in self._bodies):
                 lost[xid] += 1
                 self._delete(Family.BRANCH_DRAFTS, key)
@@ -224,31 +222,31 @@ class _Mending:
             found[xid] += 1
             if draft.body_id != rows.NO_BODY:
                 self._wanted.add(body)
-                self._references.add(keys.content_ref_key(draft.body_id, draft.body_id))
-        for key, raw in self._store.scan(Family.QUEUE_BRANCHES):
+                self._references.add(queue_keys.content_ref_key(draft.body_id, draft.body_id))
+        for key, raw in self._store.scan(Family.XIDS):
             try:
                 row = decode_branch(key, raw)
             except CorruptionError as error:
                 self._tell_branch(key, str(error))
-                self._delete(Family.QUEUE_BRANCHES, key)
+                self._delete(Family.XIDS, key)
                 continue
             lost.pop(key, None)
             if row.drafts != found[key]:
                 self._tell_branch(key, f"{row.drafts - found[key]} of its {row.drafts} messages are lost")
-                self._put(Family.QUEUE_BRANCHES, key, encode_branch(row._replace(drafts=found[key])))
+                self._put(Family.XIDS, key, encode_branch(row._replace(drafts=found[key])))
         for key, count in lost.items():
             self._tell_branch(key, f"its record is lost; the {count} messages it was to enqueue were removed")
 
     def _tell_branch(self, key: bytes, text: str) -> None:
         self.found.append(
-            Loss(subject=f"prepared branch {key.hex()}", text=text, family=Family.QUEUE_BRANCHES.label, ids=[key.hex()])
+            Loss(subject=f"prepared branch {key.hex()}", text=text, family=Family.XIDS.label, ids=[key.hex()])
         )
 
     def _content(self) -> None:
         """Bodies and references as the messages call for them."""
         orphans = [key for key in self._bodies if key not in self._wanted]
         for key in orphans:
-            self._delete(Family.BODIES, key)
+            self._delete(Family.MESSAGE_CONTENT, key)
         if orphans and self._losses.hit(Family.MESSAGES, Family.DELAYED):
             self._tell_ids("bodies of lost messages", "removed, because their messages are lost", orphans)
         strays: list[bytes] = []
@@ -256,7 +254,7 @@ class _Mending:
             if key in self._references:
                 self._references.discard(key)
             else:
-                strays.append(keys.decode_content_ref_key(key)[1])
+                strays.append(queue_keys.decode_content_ref_key(key)[1])
                 self._delete(Family.CONTENT_REFS, key)
         for key in self._references:
             self._put(Family.CONTENT_REFS, key, b"")
@@ -273,27 +271,27 @@ class _Mending:
 
     def _leases(self) -> None:
         wanted: set[bytes] = set()
-        for key, row in self._store.scan(Family.LEASE_CALLS):
+        for key, row in self._store.scan(Family.LEASES):
             try:
-                queue, token = keys.decode_lease_call_key(key)
-                lease = decode_lease(queue, token, row)
+                queue, token = queue_keys.decode_lease_key(key)
+                call, message_keys = decode_lease_call(queue, token, row)
             except (BasaltError, UnicodeDecodeError):
-                self._delete(Family.LEASE_CALLS, key)
+                self._delete(Family.LEASES, key)
                 continue
             self._last_token = max(self._last_token, token)
             if queue not in self._configs:
-                self._delete(Family.LEASE_CALLS, key)
+                self._delete(Family.LEASES, key)
                 continue
-            if lease.expires_ns not in (HELD, FOREVER):
-                wanted.add(keys.lease_call_expiry_key(lease.expires_ns, queue, token))
-            self._tell_leased(queue, [each for each in lease.message_keys if self._is_in_gap(each)])
-        for key, _ in self._store.scan(Family.LEASE_CALL_EXPIRY):
+            if call.expires_ns not in (HELD, FOREVER):
+                wanted.add(queue_keys.lease_expiry_key(call.expires_ns, queue, token))
+            self._tell_leased(queue, [each for each in message_keys if self._is_in_gap(each)])
+        for key, _ in self._store.scan(Family.LEASE_EXPIRY):
             if key in wanted:
                 wanted.discard(key)
-            elif self._losses.hit(Family.LEASE_CALLS):
-                self._delete(Family.LEASE_CALL_EXPIRY, key)
+            elif self._losses.hit(Family.LEASES):
+                self._delete(Family.LEASE_EXPIRY, key)
         for key in wanted:
-            self._put(Family.LEASE_CALL_EXPIRY, key, b"")
+            self._put(Family.LEASE_EXPIRY, key, b"")
 
     def _is_in_gap(self, message_key: bytes) -> bool:
         label = Family.MESSAGES.label
@@ -313,11 +311,11 @@ class _Mending:
             return
         for key, row in self._store.scan(Family.DEDUP):
             try:
-                queue, publisher_id = keys.decode_dedup_key(key)
+                queue, publisher_id = queue_keys.decode_dedup_key(key)
             except (BasaltError, UnicodeDecodeError):
                 continue
             expires_ns = int.from_bytes(row[:8], "big")
-            self._ensure(Family.DEDUP_EXPIRY, keys.dedup_expiry_key(queue, expires_ns, publisher_id))
+            self._ensure(Family.DEDUP_EXPIRY, queue_keys.dedup_expiry_key(queue, expires_ns, publisher_id))
             self._timer(expires_ns + -expires_ns % timers.DEDUP_NS, timers.DEDUP, queue)
 
     def _stats(self) -> None:
@@ -335,11 +333,11 @@ class _Mending:
             stats.enqueued = max(stats.enqueued, stats.messages + stats.delayed)
             stats.floor_ns = max(stats.floor_ns, self._floors.get(name, 0))
             if old is None or stats.encode() != before:
-                self._put(Family.QUEUE_STATS, keys.queue_stats_key(name), stats.encode())
+                self._put(Family.QUEUE_STATS, queue_keys.queue_stats_key(name), stats.encode())
             if config.expires_ms is not None and self._losses.hit(Family.TIMERS):
                 self._timer(self._now_ns + config.expires_ms * timers.ROUND_NS, timers.UNUSED, name)
         for name in self._old.keys() - self._configs.keys():
-            self._delete(Family.QUEUE_STATS, keys.queue_stats_key(name))
+            self._delete(Family.QUEUE_STATS, queue_keys.queue_stats_key(name))
 
     def _tell_count(self, name: str, old: QueueStats, found: QueueStats) -> None:
         for had, has, what in (
@@ -371,9 +369,8 @@ class _Mending:
     def _tell(self) -> None:
         for queue, ids in sorted(self._bodiless.items()):
             text = f"{len(ids)} messages removed, because their bodies are lost: {_shown(ids)}"
-            self.found.append(
-                Loss(subject=f"queue {queue!r}", text=text, family=Family.BODIES.label, queues=[queue], ids=ids)
-            )
+            label = Family.MESSAGE_CONTENT.label
+            self.found.append(Loss(subject=f"queue {queue!r}", text=text, family=label, queues=[queue], ids=ids))
         for queue, count in sorted(self._gone.items()):
             text = f"{count} rows removed; the queue was deleted"
             self.found.append(Loss(subject=f"queue {queue!r}", text=text, family=Family.MESSAGES.label))

@@ -1,12 +1,11 @@
-"""The counts of a queue as its rows tell them, for a queue whose counts are lost, damaged or doubted.
+"""Recounts a queue from its rows, if its counts are lost, damaged or doubtful.
 
-A recount reads every row of the queue. A row that cannot be read counts like the others, because it is in the queue
-until it is moved to quarantine, and that takes it out of the counts.
+A recount reads every row of the queue. Unreadable rows count too, because they are in the queue until their move to
+quarantine subtracts them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from struct import Struct
 from typing import Final
 
@@ -17,7 +16,8 @@ from basaltmq.queues.ready.backing import APART, Entry
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import queues as queue_keys
 
 _FLOOR: Final = Struct(">Q")
 
@@ -25,18 +25,18 @@ _FLOOR: Final = Struct(">Q")
 def counted(
     store: Reader, queue: str, suspects: Suspects | None = None, before: QueueStats | None = None
 ) -> QueueStats:
-    """The counts of a queue; totals are those of `before`, or begin with what is there.
+    """Return the counts of a queue. Totals are those of `before`, or start with the current messages.
 
-    `suspects` takes a note of rows that cannot be read; without it they are left to whoever reads them next.
+    `suspects` receives unreadable rows; without it, the next reader finds them.
     """
     stats = QueueStats() if before is None else before
-    # Below the floor of a queue that was deleted under this name are rows that wait to be taken away (reclaim.py).
-    floor = store.get(Family.DELETED_QUEUES, keys.deleted_queue_key(queue)) or bytes(_FLOOR.size)
+    # Rows below the floor belong to a deleted queue with this name and wait for deletion (`Reclaim`).
+    floor = store.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or bytes(_FLOOR.size)
     floor_ns: int = _FLOOR.unpack(floor)[0] if len(floor) == _FLOOR.size else stats.floor_ns
     lost = Loss()
     stats.messages = stats.size_bytes = stats.delayed = stats.delayed_bytes = stats.apart = 0
     for family in (Family.MESSAGES, Family.DELAYED):
-        for key, row in store.scan(family, *keys.prefix_range(keys.lp(queue))):
+        for key, row in store.scan(family, *key_parts.prefix_range(key_parts.lp(queue))):
             if int.from_bytes(key[-24:-16], "big") < floor_ns:
                 continue
             try:
@@ -63,18 +63,9 @@ def counted(
     return stats
 
 
-def entries_of(store: Reader, queue: str, family: Family) -> Iterator[Entry]:
-    """Every message a queue has in `messages` or `delayed` that can be read."""
-    for key, row in store.scan(family, *keys.prefix_range(keys.lp(queue))):
-        try:
-            yield _entry_of(family, key, row)
-        except CorruptionError:
-            continue
-
-
 def _entry_of(family: Family, key: bytes, row: bytes) -> Entry:
     if family is Family.MESSAGES:
-        keys.decode_message_key(key)
+        queue_keys.decode_message_key(key)
         return rows.read_entry(key, row)
-    keys.decode_timed_message_key(key)
-    return rows.read_entry(keys.message_of(key)[0], row)
+    queue_keys.decode_timed_message_key(key)
+    return rows.read_entry(queue_keys.message_of(key)[0], row)

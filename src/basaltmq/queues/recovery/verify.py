@@ -1,6 +1,6 @@
-"""Verify the rows of the queue plane: what is in quarantine, and what the plane would move there (P7).
+"""Verifies the rows of the queue plane: lists quarantined rows and those the plane would quarantine (P7).
 
-`store.verify` checks files; this reads what is in them. It works on any moment of a store and changes nothing.
+`store.verify` checks files; this checks their content. It works on any view of a store and changes nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.transactions.branches import decode_branch, decode_draft
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 
 LINES_MAX: Final = 1000
-"""Lines of a report; a store with more needs a backup and not a longer list."""
+"""Lines of a report. A store with more faults needs a restore from backup, not a longer list."""
 
 _FLOOR_BYTES: Final = 8
 _DEDUP_BYTES: Final = 24
 
 
 def verify_rows(store: Reader) -> list[str]:
-    """One line per row of the queue plane that is in quarantine or cannot be read; none means that all is well."""
+    """Return one line per row of the queue plane that is quarantined or unreadable; empty if all is well."""
     lines: list[str] = []
     for line in _lines(store):
         lines.append(line)
@@ -52,48 +52,48 @@ def _lines(store: Reader) -> Iterator[str]:
 
 
 def _message(store: Reader, key: bytes, value: bytes) -> None:
-    queue = keys.decode_message_key(key)[0]
+    queue = queue_keys.decode_message_key(key)[0]
     _row(store, key, value)
-    if store.get(Family.QUEUES, keys.queue_key(queue)) is None and not _is_deleted(store, queue):
-        raise CorruptionError(f"there is no queue {queue!r}; create it to have its messages, then restart it")
+    if store.get(Family.QUEUES, queue_keys.queue_key(queue)) is None and not _is_deleted(store, queue):
+        raise CorruptionError(f"queue {queue!r} does not exist; create it to access its messages, then restart it")
 
 
 def _delayed(store: Reader, key: bytes, value: bytes) -> None:
-    keys.decode_timed_message_key(key)
-    _row(store, keys.message_of(key)[0], value)
+    queue_keys.decode_timed_message_key(key)
+    _row(store, queue_keys.message_of(key)[0], value)
 
 
 def _row(store: Reader, key: bytes, value: bytes) -> None:
     entry = rows.read_entry(key, value)
     if entry.flags & APART:
-        body = store.get(Family.BODIES, keys.body_key(rows.body_of(value)))
+        body = store.get(Family.MESSAGE_CONTENT, queue_keys.body_key(rows.body_of(value)))
         if body is None or len(body) != entry.size_bytes:
-            raise CorruptionError(f"the body of message {key[-16:].hex()} is missing or cut")
+            raise CorruptionError(f"the body of message {key[-16:].hex()} is missing or truncated")
 
 
 def _is_deleted(store: Reader, queue: str) -> bool:
-    return store.get(Family.DELETED_QUEUES, keys.deleted_queue_key(queue)) is not None
+    return store.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) is not None
 
 
 def _lease_call(store: Reader, key: bytes, value: bytes) -> None:
-    decode_lease_call(*keys.decode_lease_call_key(key), value)
+    decode_lease_call(*queue_keys.decode_lease_key(key), value)
 
 
 def _queue(store: Reader, key: bytes, value: bytes) -> None:
-    decode_config(keys.decode_queue_key(key), value)
+    decode_config(queue_keys.decode_queue_key(key), value)
 
 
 def _stats(store: Reader, key: bytes, value: bytes) -> None:
-    QueueStats.decode(keys.decode_queue_stats_key(key), value)
+    QueueStats.decode(queue_keys.decode_queue_stats_key(key), value)
 
 
 def _dedup(store: Reader, key: bytes, value: bytes) -> None:
-    keys.decode_dedup_key(key)
+    queue_keys.decode_dedup_key(key)
     _exactly("a deduplication row", value, _DEDUP_BYTES)
 
 
 def _deleted_queue(store: Reader, key: bytes, value: bytes) -> None:
-    keys.decode_deleted_queue_key(key)
+    queue_keys.decode_deleted_queue_key(key)
     _exactly("the tombstone of a queue", value, _FLOOR_BYTES)
 
 
@@ -102,7 +102,7 @@ def _branch(store: Reader, key: bytes, value: bytes) -> None:
 
 
 def _draft(store: Reader, key: bytes, value: bytes) -> None:
-    keys.decode_branch_draft_key(key)
+    queue_keys.decode_branch_draft_key(key)
     decode_draft(value)
 
 
@@ -123,15 +123,15 @@ _CHECKS: Final[dict[Family, Callable[[Reader, bytes, bytes], None]]] = {
     Family.QUEUE_STATS: _stats,
     Family.MESSAGES: _message,
     Family.DELAYED: _delayed,
-    Family.LEASE_CALLS: _lease_call,
+    Family.LEASES: _lease_call,
     Family.DEDUP: _dedup,
     Family.DELETED_QUEUES: _deleted_queue,
-    Family.QUEUE_BRANCHES: _branch,
+    Family.XIDS: _branch,
     Family.BRANCH_DRAFTS: _draft,
-    Family.LEASE_CALL_EXPIRY: _by_key(keys.decode_lease_call_expiry_key),
-    Family.MESSAGE_EXPIRY: _by_key(keys.decode_timed_message_key),
-    Family.TIMERS: _by_key(keys.decode_timer_key),
-    Family.DEDUP_EXPIRY: _by_key(keys.decode_dedup_expiry_key),
-    Family.CONTENT_REFS: _by_key(keys.decode_content_ref_key),
-    Family.STATE: _by_key(keys.decode_state_key),
+    Family.LEASE_EXPIRY: _by_key(queue_keys.decode_lease_expiry_key),
+    Family.MESSAGE_EXPIRY: _by_key(queue_keys.decode_timed_message_key),
+    Family.TIMERS: _by_key(queue_keys.decode_timer_key),
+    Family.DEDUP_EXPIRY: _by_key(queue_keys.decode_dedup_expiry_key),
+    Family.CONTENT_REFS: _by_key(queue_keys.decode_content_ref_key),
+    Family.STATE: _by_key(queue_keys.decode_state_key),
 }

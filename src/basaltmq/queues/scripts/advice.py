@@ -1,7 +1,7 @@
-"""What a queue's scripts say, put to use (SPEC C12): drafts with other keys and weights, verdicts on failures.
+"""Applies the results of a queue's scripts (SPEC C12): changed drafts, and verdicts on failed messages.
 
-Running scripts, their limits and their breaker are hooks.py's. A script only advises: without one, or when it fails,
-the publisher's values and the queue's configuration stand.
+hooks.py runs the scripts. Without a script, or when it fails, the publisher's values and the queue's configuration
+apply.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 Verdict: TypeAlias = tuple[bool, int | None]
-"""Whether the message is dead, and the delay of its retry where the script has a say in it."""
+"""(whether to dead-letter the message, retry delay in milliseconds or None if the script sets none)."""
 
 
 def on_enqueue(queue: Queue, drafts: Sequence[Draft | bytes]) -> Sequence[Draft | bytes]:
-    """Drafts as the queue's script wants them; what no queue would take is refused before the script runs."""
+    """Return the drafts with the script's changes. Invalid drafts are rejected before the script runs."""
     if queue.hooks is None or queue.hooks.on_enqueue is None:
         return drafts
     whole = checked(queue.name, drafts)
@@ -41,7 +41,7 @@ def on_enqueue(queue: Queue, drafts: Sequence[Draft | bytes]) -> Sequence[Draft 
 
 
 def on_failure(queue: Queue, messages: Sequence[Message], error: str) -> list[Verdict]:
-    """What is to become of failed messages."""
+    """Return the script's verdict for each failed message."""
     if queue.hooks is None or queue.hooks.on_failure is None:
         return [(False, None)] * len(messages)
     advised = queue.hooks.advise_failure(

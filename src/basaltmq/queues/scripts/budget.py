@@ -1,14 +1,14 @@
-"""How long scripts may hold the plane: in one call, and over time.
+"""Limits how long scripts may block the event loop, per call and over time.
 
-A message may cost a script 100,000 instructions, and a call may bring 10,000 messages. Without a limit for all of them
-together one call would hold the event loop for seconds, and everybody else with it (P13). So scripts spend from an
-account that holds at most the time of one call and refills with a share of the time that passes. When it is empty,
-messages get the defaults and are counted as skipped, as behind an open breaker.
+One message may cost a script 100,000 instructions, and one call may carry 10,000 messages. Without a common limit one
+call would block the event loop for seconds (P13). So scripts spend from an account that holds at most the time of one
+call and refills with a share of the elapsed time. When it is empty, messages get the defaults and count as skipped, as
+with an open breaker.
 
-    account   |#####--------------|   40 ms at most; + half of the time that passes, - CPU time of scripts
+    account   |#####--------------|   40 ms at most; + half of the elapsed time, - CPU time of scripts
 
-One account serves all queues that share an event loop. Time of scripts is CPU time of the thread, so a machine that is
-busy with other things does not take from it.
+All queues of one event loop share one account. Script time is CPU time of the thread, so a busy machine does not use it
+up.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Callable
 from typing import Final
 
 CALL_MS: Final = 40
-"""What one call may take: P13 allows a client 100 ms, of which a batch of messages needs its part. The last message may
-go beyond it by its own limits."""
+"""Time limit of one call. P13 allows a client 100 ms, which includes the work of the queue itself. The last message may
+exceed it by its own limits."""
 
 SHARE: Final = 0.5
-"""Of the time that passes, for scripts. The other half is for everybody else."""
+"""Share of the elapsed time that scripts may use. The other half is for other work."""
 
 EMBEDDED_CALL_MS: Final = 1_000
-"""The same for a program with queues of its own: the caller is the one who waits."""
+"""The limit in embedded mode, where only the calling program waits."""
 
 _MS: Final = 1_000_000
 
 
 class ScriptBudget:
-    """One account."""
+    """An account of script time."""
 
     __slots__ = ("_clock_ns", "_cpu_ns", "_full_ns", "_left_ns", "_refilled_ns", "_share", "_started_ns")
 
@@ -43,7 +43,7 @@ class ScriptBudget:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
-        """`share` 1 or more: every call begins with a full account."""
+        """With a `share` of 1 or more, every call starts with a full account."""
         self._full_ns = call_ms * _MS
         self._share = share
         self._clock_ns = clock_ns
@@ -53,22 +53,22 @@ class ScriptBudget:
         self._started_ns = 0
 
     def begin(self) -> None:
-        """A call begins."""
+        """Start a call."""
         now_ns = self._clock_ns()
         passed_ns = max(0, now_ns - self._refilled_ns)
         self._refilled_ns = now_ns
         if self._share >= 1:
             self._left_ns = self._full_ns
         else:
-            # A debt is paid off in the time of two calls at most.
+            # Cap the debt, so that it is repaid within the time of two calls.
             owed_ns = max(self._left_ns, -self._full_ns)
             self._left_ns = min(self._full_ns, owed_ns + int(passed_ns * self._share))
         self._started_ns = self._cpu_ns()
 
     def left_us(self) -> int:
-        """What is left for the call that began."""
+        """Microseconds left for the current call."""
         return (self._left_ns - (self._cpu_ns() - self._started_ns)) // 1000
 
     def end(self) -> None:
-        """The call is over; what it took beyond the account is taken from the next ones."""
+        """End the call. Time beyond the account is deducted from the next calls."""
         self._left_ns -= self._cpu_ns() - self._started_ns

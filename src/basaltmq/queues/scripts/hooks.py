@@ -1,22 +1,21 @@
-"""A queue's scripts at work: on_enqueue and on_failure, with a breaker, counters and defaults (SPEC C12).
+"""Runs a queue's on_enqueue and on_failure scripts, with a circuit breaker, counters and defaults (SPEC C12).
 
-A hook only ever advises. Whatever a script does (fails, runs into a limit, answers nonsense), the answer is then the
-default one, the failure is counted and its text kept, and the message goes its way. So nothing here raises for a
-message, except for errors that are not the script's (an interrupt).
+A script only advises. If it fails, hits a limit or returns an invalid result, the default applies, the failure is
+counted, and its text is kept. So nothing here raises for a message, except for errors that are not the script's (an
+interrupt).
 
     on_enqueue(msg{headers, payload_size, queue})         -> {fairness_key, weight, throttle_keys}   or nil
     on_failure(msg{headers, id, attempts, queue, error})  -> {action = "retry" | "dlq", delay_ms}    or nil
 
-A field that is absent leaves what the publisher or the queue's configuration says.
+An absent field keeps the value of the publisher or of the queue's configuration.
 
-Breaker: after three failures in a row the script is not called for ten seconds and messages get the defaults (counted
-as skipped). Then a single message is tried: if it succeeds the breaker closes, if it fails another ten seconds begin.
+Breaker: after three consecutive failures the script is not called for ten seconds, and messages get the defaults
+(counted as skipped). Then one message is tried: success closes the breaker, failure starts another ten seconds.
 
-Scripts of all queues share an account of time (`script_budget`). Messages for which none is left get the defaults,
-counted as skipped.
+The scripts of all queues share a `ScriptBudget`. Messages beyond it get the defaults, counted as skipped.
 
-Many messages go in one call. The rules are those of one message after the other: a failure in the middle counts
-between the successes around it, and what is behind the failure that opens the breaker gets the defaults.
+One call carries many messages, with the same result as one call per message: a failure counts between the successes
+around it, and messages after the failure that opens the breaker get the defaults.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.queues.scripts.sandbox import LuaScript, ScriptLimits, ScriptShape, Value
 
 FAILURES_MAX: Final = 3
-"""One bad message is the message's fault, three in a row are the script's."""
+"""Consecutive failures that open the breaker. A single failure may be caused by the message."""
 
 OPEN_NS: Final = 10_000_000_000
 
 ERROR_CHARACTERS_MAX: Final = 4096
-"""Of a consumer's error text, what a script gets to see."""
+"""Characters of a consumer's error text that a script sees."""
 
 PIECE_MESSAGES: Final = 256
-"""Messages encoded for a script together: what no time is left for is not encoded in vain."""
+"""Messages encoded for a script at a time, so that few are encoded needlessly when time runs out."""
 
 RECORD_BYTES_MAX: Final = 2 * HEADERS_BYTES_MAX
-"""The headers a message may have, their lengths, and the rest; more is refused by the queue anyway."""
+"""Largest record: the headers of a message, their lengths, and the other fields. The queue rejects larger messages."""
 
 ON_ENQUEUE: Final = ScriptShape(
     "on_enqueue",
@@ -66,7 +65,7 @@ _ACTIONS: Final[dict[str, Literal["retry", "dead_letter"]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EnqueueAdvice:
-    """What on_enqueue wants changed; None leaves a field as it is."""
+    """Changes that on_enqueue requests; None keeps a field."""
 
     fairness_key: str | None = None
     weight: int | None = None
@@ -75,7 +74,7 @@ class EnqueueAdvice:
 
 @dataclass(frozen=True, slots=True)
 class FailureAdvice:
-    """What on_failure wants done; None leaves it to the queue's configuration."""
+    """What on_failure requests; None leaves the decision to the queue's configuration."""
 
     action: Literal["retry", "dead_letter"] | None = None
     delay_ms: int | None = None
@@ -83,7 +82,7 @@ class FailureAdvice:
 
 @dataclass(frozen=True, slots=True)
 class HookCounters:
-    """What became of a hook's messages: runs is those the script was called for, skipped those it was not."""
+    """Counters of a hook: `runs` are messages that the script was called for, `skipped` the others."""
 
     runs: int = 0
     failures: int = 0
@@ -95,7 +94,7 @@ class HookCounters:
 
 
 class Breaker:
-    """Closed: calls go through. Open: none do. After OPEN_NS: one does, and decides."""
+    """Circuit breaker. Closed: calls pass. Open: none pass. After OPEN_NS: one call passes and decides."""
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:
         self._clock_ns = clock_ns
@@ -113,7 +112,7 @@ class Breaker:
             return None
         now_ns = self._clock_ns()
         if now_ns < self._opened_ns:
-            # The clock was set back: the ten seconds begin again rather than last for hours.
+            # The clock was set back: restart the ten seconds, so that they do not last for hours.
             self._opened_ns = now_ns
         return 1 if now_ns - self._opened_ns >= OPEN_NS else 0
 
@@ -128,15 +127,15 @@ class Breaker:
             self.trips += 1
 
 
-class _Unusable(Exception):
-    """A result of the right types that cannot be used; the text says why."""
+class _InvalidResult(Exception):
+    """A result with the right types and invalid values; the text says why."""
 
 
 A = TypeVar("A")
 
 
 class Hook(Generic[A]):
-    """One script of a queue: runs it, reads its results, minds the breaker, counts."""
+    """One script of a queue, with its breaker and counters."""
 
     def __init__(
         self,
@@ -159,7 +158,7 @@ class Hook(Generic[A]):
         return replace(self._counters, trips=self._breaker.trips, is_open=self._breaker.is_open)
 
     def _record(self, values: Sequence[str | int], headers: Mapping[str, str]) -> bytes | None:
-        """A message as the script gets it; None when it is not one a script can be shown."""
+        """Encode a message for the script; None if it cannot be encoded or is too large."""
         try:
             record = self._script.encode_record(values, headers)
         except (AttributeError, TypeError, ValueError, AssertionError, struct.error):
@@ -167,9 +166,9 @@ class Hook(Generic[A]):
         return record if len(record) <= RECORD_BYTES_MAX else None
 
     def advise(self, messages: Sequence[tuple[Sequence[str | int], Mapping[str, str]]]) -> list[A]:
-        """An answer for each message (values, headers), the default one where the script gave none.
+        """Return the script's result for each message (values, headers), or the default where it has none.
 
-        All of them together have the time of one call; what is left when it is over gets the default.
+        All messages share the time of one call. Messages left when it ends get the default.
         """
         answers: list[A] = []
         self._budget.begin()
@@ -191,7 +190,7 @@ class Hook(Generic[A]):
         return answers + [self._default] * skipped
 
     def release(self) -> None:
-        """Give up the script's memory until it is called again."""
+        """Free the script's memory until the next call."""
         self._script.release()
 
     def _run(self, records: Sequence[bytes]) -> list[A]:
@@ -205,13 +204,13 @@ class Hook(Generic[A]):
                 break
             end = len(records) if allowed is None else len(answers) + allowed
             rows, failure = self._script.run(records[len(answers) : end], self._budget.left_us)
-            is_over = failure is not None and failure.fault == "budget"
-            problem = None if failure is None or is_over else failure.text
+            is_over_budget = failure is not None and failure.fault == "budget"
+            problem = None if failure is None or is_over_budget else failure.text
             for row in rows:
                 try:
                     answers.append(self._read(row))
-                except _Unusable as unusable:
-                    problem = str(unusable)
+                except _InvalidResult as invalid:
+                    problem = str(invalid)
                     break
                 runs += 1
                 self._breaker.succeeded()
@@ -221,7 +220,7 @@ class Hook(Generic[A]):
                 error = problem
                 answers.append(self._default)
                 self._breaker.failed()
-            elif is_over and failure is not None:
+            elif is_over_budget and failure is not None:
                 error = failure.text
                 break
         counters = self._counters
@@ -267,14 +266,14 @@ class QueueHooks:
             self.on_failure = Hook(script(on_failure, ON_FAILURE), _failure_advice, FailureAdvice(), clock_ns, budget)
 
     def advise_enqueue(self, messages: Sequence[tuple[Mapping[str, str], int]]) -> list[EnqueueAdvice]:
-        """For messages as (headers, payload size)."""
+        """Run on_enqueue for messages given as (headers, payload size)."""
         hook = self.on_enqueue
         if hook is None:
             return [EnqueueAdvice()] * len(messages)
         return hook.advise([((self._queue, size), headers) for headers, size in messages])
 
     def advise_failure(self, messages: Sequence[tuple[str, Mapping[str, str], int, str]]) -> list[FailureAdvice]:
-        """For messages as (id, headers, attempts, error text)."""
+        """Run on_failure for messages given as (id, headers, attempts, error text)."""
         hook = self.on_failure
         if hook is None:
             return [FailureAdvice()] * len(messages)
@@ -286,7 +285,7 @@ class QueueHooks:
         )
 
     def release(self) -> None:
-        """Give up the memory of both scripts until they are called again."""
+        """Free the memory of both scripts until the next call."""
         for hook in (self.on_enqueue, self.on_failure):
             if hook is not None:
                 hook.release()
@@ -298,16 +297,16 @@ def _enqueue_advice(row: tuple[Value, ...]) -> EnqueueAdvice:
     assert weight is None or isinstance(weight, int)
     assert throttle_keys is None or isinstance(throttle_keys, tuple)
     if key is not None and _size(key) > FAIRNESS_KEY_BYTES_MAX:
-        raise _Unusable(f"on_enqueue: fairness_key of {_size(key)} bytes is over the limit of {FAIRNESS_KEY_BYTES_MAX}")
+        raise _InvalidResult(f"on_enqueue: fairness_key has {_size(key)} bytes, the limit is {FAIRNESS_KEY_BYTES_MAX}")
     if weight is not None and not 1 <= weight <= WEIGHT_MAX:
-        raise _Unusable(f"on_enqueue: weight must be 1 to {WEIGHT_MAX}, got {weight}")
+        raise _InvalidResult(f"on_enqueue: weight must be 1 to {WEIGHT_MAX}, got {weight}")
     if throttle_keys:
         throttle_keys = tuple(dict.fromkeys(throttle_keys))
         if len(throttle_keys) > THROTTLE_KEYS_MAX:
-            raise _Unusable(f"on_enqueue: {len(throttle_keys)} throttle_keys are over the limit of {THROTTLE_KEYS_MAX}")
+            raise _InvalidResult(f"on_enqueue: {len(throttle_keys)} throttle_keys, the limit is {THROTTLE_KEYS_MAX}")
         for throttle_key in throttle_keys:
             if not 1 <= _size(throttle_key) <= FAIRNESS_KEY_BYTES_MAX:
-                raise _Unusable(f"on_enqueue: a throttle key has 1 to {FAIRNESS_KEY_BYTES_MAX} bytes")
+                raise _InvalidResult(f"on_enqueue: a throttle key must have 1 to {FAIRNESS_KEY_BYTES_MAX} bytes")
     return EnqueueAdvice(key, weight, throttle_keys)
 
 
@@ -316,9 +315,9 @@ def _failure_advice(row: tuple[Value, ...]) -> FailureAdvice:
     assert action is None or isinstance(action, str)
     assert delay_ms is None or isinstance(delay_ms, int)
     if action is not None and action not in _ACTIONS:
-        raise _Unusable(f"on_failure: action must be 'retry' or 'dlq', got {action[:40]!r}")
+        raise _InvalidResult(f"on_failure: action must be 'retry' or 'dlq', got {action[:40]!r}")
     if delay_ms is not None and not 0 <= delay_ms <= DURATION_MS_MAX:
-        raise _Unusable(f"on_failure: delay_ms must be 0 to {DURATION_MS_MAX}, got {delay_ms}")
+        raise _InvalidResult(f"on_failure: delay_ms must be 0 to {DURATION_MS_MAX}, got {delay_ms}")
     return FailureAdvice(None if action is None else _ACTIONS[action], delay_ms)
 
 

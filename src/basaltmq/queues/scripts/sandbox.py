@@ -1,20 +1,21 @@
-"""A user's Lua script, run inside limits that hold against a hostile one (SPEC C12).
+"""Runs a user's Lua script inside limits that hold against hostile code (SPEC C12).
 
-A `LuaScript` has a Lua 5.4 runtime of its own, so nothing one script does to its libraries is seen by another. It is
-called with records (a message each, encoded by `encode_record`) and answers with rows (the fields asked for, their
-types checked). Many records go in one call: crossing into Lua costs about as much as a small script.
+A `LuaScript` has its own Lua 5.4 runtime, so scripts cannot affect each other. It takes records (one message each,
+encoded by `encode_record`) and returns rows (the requested fields, types checked). One call carries many records,
+because crossing into Lua costs about as much as a small script.
 
-What is left to others: what the fields mean, what happens after a failure (`hooks`). What is enforced inside Lua is
-told in `lua_guard`. Not thread-safe: the caller holds its plane's lock.
+guard.lua and patterns.lua enforce the limits inside Lua. hooks.py interprets the fields and handles failures. Not
+thread-safe: the caller holds its plane's lock.
 
-Rules that keep the process alive, whatever the script does:
-- Pushing a value into a Lua that has no memory left aborts the process, and an out-of-memory error that unwinds through
-  a Python function called from Lua leaves the interpreter lock taken. So Python never lends Lua a callable, and each
-  call first makes sure that what it pushes fits.
-- After a limit was hit the runtime is thrown away and made again for the next call.
+Rules that keep the process alive:
+- Pushing a value into a Lua runtime without free memory aborts the process. So each call first checks that its
+  arguments fit.
+- An out-of-memory error that unwinds through a Python function called from Lua never releases the GIL. So Python never
+  passes a callable to Lua.
+- After a limit was hit, the runtime is discarded. The next call creates a new one.
 
-State: globals and upvalues of a script live from call to call, until its runtime is made again (after a limit, when it
-holds more than half of its memory, on `release`). A script must not count on either.
+State: a script's globals and upvalues persist between calls until its runtime is discarded: after a limit, when it
+holds more than half of its memory, or on `release`. Scripts must not rely on either.
 
 Record, little-endian:
 
@@ -31,36 +32,40 @@ import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from struct import Struct
 from typing import Any, Final, Literal
 
 from basaltmq.errors import InvalidArgumentError, ScriptError
-from basaltmq.queues.scripts.lua_guard import GUARD
-from basaltmq.queues.scripts.lua_patterns import PATTERNS
+
+GUARD: Final = files(__package__).joinpath("guard.lua").read_bytes()
+PATTERNS: Final = files(__package__).joinpath("patterns.lua").read_bytes()
+PATTERNS_MARK: Final = b"-- include patterns.lua\n"
+"""The line of guard.lua that patterns.lua replaces."""
 
 SOURCE_BYTES_MAX: Final = 64 << 10
-"""A hook is a page of code; the parser is not interrupted, and 64 KiB of the worst source parse in 0.2 s."""
+"""Largest script source. Nothing interrupts the parser, and 64 KiB of the worst source parse in 0.2 s."""
 
 INPUT_BYTES_MAX: Final = 256 << 10
-"""Records put into one call; a larger single record goes alone."""
+"""Bytes of records per call into Lua. A larger record goes alone."""
 
 STATE_KEY_BYTES_MAX: Final = 1024
 STATE_VALUE_BYTES_MAX: Final = 64 << 10
 
 HOOK_INTERVAL: Final = 300
-"""Instructions between two looks at the limits. An instruction on a string as large as the memory limit takes about
-0.1 ms, so that is some 30 ms at worst; a look costs about 1 us, and most scripts end before their first."""
+"""Instructions between two checks of the limits. An instruction on a string as large as the memory limit takes about
+0.1 ms, so an interval takes at most about 30 ms. A check costs about 1 us, and most scripts end before the first."""
 
 BUDGET_GRACE_US: Final = 10_000
-"""For the record that is worked on when the time of a call is over: five times what its instructions take."""
+"""Time for the current record to finish after the call's time is used up: five times what its instructions take."""
 
-_SLICE_US_MIN: Final = 1_000
-"""Time for one call into Lua at least: less would not get through one record."""
+_STEP_US_MIN: Final = 1_000
+"""Minimum time for one call into Lua. Less would not complete one record."""
 
 _UNLIMITED_US: Final = 1 << 50
 
 _PUSH_BYTES: Final = 64 << 10
-"""What a call may need besides its argument before Lua is in protected mode: string headers, stack growth."""
+"""Memory that a call needs besides its argument before Lua is in protected mode: string headers, stack growth."""
 
 Kind = Literal["string", "integer", "strings"]
 Fault = Literal["error", "instructions", "cpu", "memory", "result", "budget"]
@@ -68,22 +73,22 @@ Value = str | int | tuple[str, ...] | None
 
 _U32: Final = Struct("<I")
 _I64: Final = Struct("<q")
-_OWN_PLACE: Final = re.compile(r'\[string "<python>"\]:\d+: ')
+_GUARD_POSITION: Final = re.compile(r'\[string "<python>"\]:\d+: ')
 _LINE: Final = re.compile(r":(\d+):")
 
 
 @dataclass(frozen=True)
 class ScriptLimits:
-    """What one message may cost a script."""
+    """Limits of a script per message."""
 
     instructions_max: int = 100_000
     """About 2 ms of plain Lua."""
 
     memory_bytes_max: int = 2 << 20
-    """For all the script keeps and makes, beside the records of the call."""
+    """All memory of the script, without the records of the call."""
 
     cpu_ms_max: int = 50
-    """CPU time of the process; only scripts whose single instructions are expensive get near it."""
+    """CPU time of the process. Only scripts with expensive single instructions come near it."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -93,19 +98,19 @@ class ScriptLimits:
         ):
             value = getattr(self, name)
             if type(value) is not int or not low <= value <= high:
-                raise InvalidArgumentError(f"{name} of a script is {low} to {high}, not {value!r:.80}")
+                raise InvalidArgumentError(f"{name} of a script must be {low} to {high}, got {value!r:.80}")
 
 
 @dataclass(frozen=True)
 class ScriptShape:
-    """What a script is called with and answers: the name of its function, the fields of `msg`, those of its result."""
+    """A script's interface: the name of its function, the fields of `msg`, and the fields of its result."""
 
     entry: str
     inputs: tuple[tuple[str, Literal["string", "integer"]], ...]
     results: tuple[tuple[str, Kind], ...]
 
     def __post_init__(self) -> None:
-        assert len(self.results) <= 8, "the row has one byte of bits"
+        assert len(self.results) <= 8, "the row has one byte for presence bits"
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class ScriptFailure:
 
 
 class LuaScript:
-    """A compiled script. Raises ScriptError, naming the line, when the source cannot be used."""
+    """A compiled script. Raises ScriptError with the line number if the source is invalid."""
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class LuaScript:
             raise ScriptError(failure.text)
 
     def encode_record(self, values: Sequence[str | int], headers: Mapping[str, str]) -> bytes:
-        """A message as the script will see it; `values` in the order of the shape's inputs."""
+        """Encode a message for the script. `values` are in the order of the shape's inputs."""
         parts: list[bytes] = []
         for is_integer, value in zip(self._encode_inputs, values, strict=True):
             if is_integer:
@@ -162,10 +167,10 @@ class LuaScript:
     def run(
         self, records: Sequence[bytes], left_us: Callable[[], int] = lambda: _UNLIMITED_US
     ) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
-        """Call the script for each record, up to the first failure, or until no time is left ("budget").
+        """Call the script for each record until the first failure, or until no time is left ("budget").
 
-        The rows of the records before it, and the failure of the record behind the last row (None: all have rows). The
-        caller goes on behind the failed record if it wants to.
+        Return the rows of the completed records, and the failure of the record after them. The failure is None if every
+        record has a row. The caller may continue after the failed record.
         """
         rows: list[tuple[Value, ...]] = []
         at = 0
@@ -188,31 +193,31 @@ class LuaScript:
 
     @property
     def over_budget(self) -> ScriptFailure:
-        """Of records for which no time is left."""
+        """The failure of records for which no time is left."""
         return self._failure("budget", "")
 
     def release(self) -> None:
-        """Drop the runtime; the next run makes one again."""
+        """Discard the runtime. The next run creates a new one."""
         self._runtime = self._step = None
 
     @property
     def memory_bytes(self) -> int:
-        """What the runtime holds at this moment, garbage included."""
+        """Bytes that the runtime holds now, including garbage."""
         return 0 if self._runtime is None else int(self._runtime.get_memory_used(total=True))
 
     def _run_chunk(
         self, records: Sequence[bytes], left_us: Callable[[], int]
     ) -> tuple[list[tuple[Value, ...]], ScriptFailure | None]:
-        """As `run`; without a failure it may also end early, as the clock of Lua counts other threads too."""
+        """Like `run`. It can also end early without a failure, because Lua's clock counts other threads too."""
         data = b"".join(records)
         failure = self._make_room(len(data))
         if failure is not None:
             return [], failure
         assert self._step is not None
         try:
-            status, raw, done, text = self._answer(self._step(data, len(records), False, max(_SLICE_US_MIN, left_us())))
+            status, raw, done, text = self._finish(self._step(data, len(records), False, max(_STEP_US_MIN, left_us())))
         except self._lua.LuaMemoryError:
-            # The trusted side ran out of memory, so what was done is not known. Alone, each record fails by itself.
+            # guard.lua ran out of memory, so it is unknown which records completed. Run each record alone.
             self.release()
             if len(records) == 1:
                 return [], self._failure("memory", "")
@@ -227,18 +232,18 @@ class LuaScript:
             return rows, None
         except self._lua.LuaError:
             self.release()
-            return [], ScriptFailure("error", f"{self._shape.entry}: the script broke its runtime")
+            return [], ScriptFailure("error", f"{self._shape.entry}: the script damaged its Lua runtime")
         rows = self._decode_rows(raw, done)
         if status not in ("done", "error"):
             self.release()
         else:
-            self._shed_garbage()
+            self._limit_memory()
         if len(rows) < done:
-            return rows, ScriptFailure("result", f"{self._shape.entry}: a field of the result is not UTF-8 text")
+            return rows, ScriptFailure("result", f"{self._shape.entry}: a field of the result is not valid UTF-8")
         return rows, None if status == "done" else self._failure(status, text)
 
     def _boot(self) -> ScriptFailure | None:
-        """A fresh runtime with the script loaded. The failure is that of the source or of its top level."""
+        """Create a runtime and load the script. Return the failure of the source or of its top-level code, if any."""
         limits = self._limits
         shape = self._shape
         self._runtime = self._lua.LuaRuntime(
@@ -249,7 +254,7 @@ class LuaScript:
             max_memory=limits.memory_bytes_max,
         )
         start, self._step = self._runtime.execute(
-            GUARD.replace(b"PATTERNS\n", PATTERNS, 1),
+            GUARD.replace(PATTERNS_MARK, PATTERNS, 1),
             limits.instructions_max,
             HOOK_INTERVAL,
             limits.cpu_ms_max * 1000,
@@ -262,7 +267,7 @@ class LuaScript:
             ",".join(f"{name}:{kind}" for name, kind in shape.results).encode(),
         )
         try:
-            answer = self._answer(start(self._source))
+            answer = self._finish(start(self._source))
         except self._lua.LuaMemoryError:
             answer = ("memory", b"", 0, "")
         status, raw, _, text = answer
@@ -274,10 +279,10 @@ class LuaScript:
         return self._failure(status, text)
 
     def _make_room(self, size_bytes: int) -> ScriptFailure | None:
-        """A runtime that `size_bytes` can be pushed into, made again if the script left no room in this one."""
+        """Make sure the runtime can take `size_bytes`; recreate it if the script left no room."""
         runtime = self._runtime
         if runtime is not None:
-            # The record, its strings taken apart, and the tables around them.
+            # The record, its decoded strings, and the tables around them.
             runtime.set_max_memory(self._limits.memory_bytes_max + 3 * size_bytes)
             if self._fits(size_bytes):
                 return None
@@ -298,23 +303,23 @@ class LuaScript:
         assert runtime is not None
         return bool(runtime.get_memory_used() + size_bytes + _PUSH_BYTES <= runtime.get_max_memory())
 
-    def _answer(self, said: tuple[Any, ...]) -> tuple[str, bytes, int, str]:
-        """What the script came to, after giving it the state it asks for on its way."""
-        while said[0] == b"need":
+    def _finish(self, reply: tuple[Any, ...]) -> tuple[str, bytes, int, str]:
+        """Serve the script's `fila.get` requests until the run ends. Return (status, rows, rows done, error text)."""
+        while reply[0] == b"need":
             try:
-                failed, value = self._state_value(said[1])
+                failed, value = self._state_value(reply[1])
             except BaseException:
-                # The script waits inside fila.get for ever: nothing else may be asked of this runtime.
+                # The script stays suspended inside fila.get, so this runtime cannot be used again.
                 self.release()
                 raise
             assert self._step is not None
             if value is not None and not self._fits(len(value)):
                 failed, value = True, None
-            said = self._step(value, 0, failed)
-        return said[0].decode(), said[1], said[2], _clean(said[3]) if len(said) > 3 else ""
+            reply = self._step(value, 0, failed)
+        return reply[0].decode(), reply[1], reply[2], _clean(reply[3]) if len(reply) > 3 else ""
 
     def _state_value(self, key: bytes) -> tuple[bool, bytes | None]:
-        """(could not be read, value)"""
+        """Return (whether reading failed, value)."""
         if self._read_state is None:
             return False, None
         if len(key) > STATE_KEY_BYTES_MAX:
@@ -323,13 +328,13 @@ class LuaScript:
             value = self._read_state(key.decode())
             raw = None if value is None else value.encode("utf-8", "surrogatepass")
         except Exception:
-            # Whatever it was, its text is not for a script; the script gets a Lua error and the run is counted.
+            # Do not show the error text to the script. It gets a Lua error, and the run counts as failed.
             return True, None
         if raw is not None and len(raw) > STATE_VALUE_BYTES_MAX:
             return True, None
         return False, raw
 
-    def _shed_garbage(self) -> None:
+    def _limit_memory(self) -> None:
         runtime = self._runtime
         assert runtime is not None
         keep_bytes = self._limits.memory_bytes_max // 2
@@ -342,17 +347,17 @@ class LuaScript:
         entry = self._shape.entry
         limits = self._limits
         if status == "instructions":
-            return ScriptFailure("instructions", f"{entry}: over the limit of {limits.instructions_max} instructions")
+            return ScriptFailure("instructions", f"{entry}: limit of {limits.instructions_max} instructions exceeded")
         if status == "cpu":
-            return ScriptFailure("cpu", f"{entry}: over the limit of {limits.cpu_ms_max} ms of CPU")
+            return ScriptFailure("cpu", f"{entry}: limit of {limits.cpu_ms_max} ms of CPU time exceeded")
         if status == "budget":
-            return ScriptFailure("budget", f"{entry}: the time for scripts is used up; defaults apply")
+            return ScriptFailure("budget", f"{entry}: the script time budget is used up; defaults apply")
         if status == "memory":
-            return ScriptFailure("memory", f"{entry}: over the limit of {limits.memory_bytes_max} bytes of memory")
+            return ScriptFailure("memory", f"{entry}: limit of {limits.memory_bytes_max} bytes of memory exceeded")
         return ScriptFailure("error", text)
 
     def _decode_rows(self, raw: bytes, count: int) -> list[tuple[Value, ...]]:
-        """Up to `count` rows; fewer when one holds bytes that are not text."""
+        """Decode up to `count` rows. Stop at a row with bytes that are not UTF-8."""
         rows: list[tuple[Value, ...]] = []
         at = 0
         kinds = tuple(kind for _, kind in self._shape.results)
@@ -380,11 +385,11 @@ class LuaScript:
 
 
 def _lua_module() -> Any:
-    """Scripts are optional, so lupa is looked for only when there is one."""
+    """Import lupa. It is an optional dependency, so the import happens with the first script."""
     try:
         return importlib.import_module("lupa.lua54")
     except ImportError:
-        raise ScriptError("scripts need the package lupa with Lua 5.4: install basaltmq[lua]") from None
+        raise ScriptError("Lua scripts need lupa with Lua 5.4: pip install 'basaltmq[lua]'") from None
 
 
 def _decode_strings(raw: bytes) -> tuple[str, ...]:
@@ -399,13 +404,13 @@ def _decode_strings(raw: bytes) -> tuple[str, ...]:
 
 def _checked_source(source: str, entry: str) -> bytes:
     if not isinstance(source, str):
-        raise InvalidArgumentError(f"a script is text, not {type(source).__name__}")
+        raise InvalidArgumentError(f"a script must be a string, got {type(source).__name__}")
     try:
         raw = source.encode()
     except UnicodeEncodeError:
-        raise ScriptError(f"{entry}: the script is not Unicode text") from None
+        raise ScriptError(f"{entry}: the script cannot be encoded as UTF-8") from None
     if len(raw) > SOURCE_BYTES_MAX:
-        raise ScriptError(f"{entry}: a script of {len(raw)} bytes is over the limit of {SOURCE_BYTES_MAX}")
+        raise ScriptError(f"{entry}: the script has {len(raw)} bytes, the limit is {SOURCE_BYTES_MAX}")
     if not raw.strip():
         raise ScriptError(f"{entry}: the script is empty; define function {entry}(msg)")
     return raw
@@ -418,8 +423,8 @@ def _compile_text(entry: str, text: str) -> str:
 
 
 def _clean(raw: bytes) -> str:
-    """Error text of a script, fit for a log line and an answer to a client."""
-    text = _OWN_PLACE.sub("", raw.decode("utf-8", "replace"))
+    """Error text of a script without control characters, for logs and clients."""
+    text = _GUARD_POSITION.sub("", raw.decode("utf-8", "replace"))
     return "".join(c if c.isprintable() else " " for c in text)
 
 

@@ -1,11 +1,11 @@
-"""Throttles at work in one queue (SPEC C11): which of the messages taken off the head may go, and who waits for tokens.
+"""Throttling of one queue (SPEC C11): decides which fetched messages may be delivered, and parks the others.
 
-The pure parts are elsewhere: buckets in throttle.py, the line of those who wait in throttle_gate.py. A message that has
-to wait is parked: off the backing queue, in memory without its row, still ready as far as counts go. When a sub-queue
-has as many parked as the gate allows, the backing queue leaves it out until one of them goes.
+token_buckets.py holds the tokens, gate.py the order of waiting messages. A parked message is off the backing queue and
+in memory without its row, but still counts as ready. When a sub-queue has as many parked messages as the gate allows,
+the backing queue skips it until one of them is delivered.
 
-Parked messages are known to nobody but the gate. So whatever looks at the whole queue (browse, purge, expiry, limits,
-moves, letting the queue go) puts them back first; they are parked again when they come up.
+Only the gate knows parked messages. So operations on the whole queue (browse, purge, expiry, limits, moves, unloading)
+put them back first. They are parked again when they are fetched again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 
-class Throttling:
+class QueueThrottle:
     """The parked messages of one queue."""
 
     __slots__ = ("_buckets", "_gate", "_queue", "_subs")
@@ -38,8 +38,11 @@ class Throttling:
         return len(self._gate)
 
     def woken(self, change: Change, count: int, room_bytes: int | None = None) -> tuple[list[Entry], int | None]:
-        """Parked messages whose tokens are there, up to `count`, with their tokens taken and rows in memory: the first
-        and what fits beside it into `room_bytes`; and the room that is left, none if something did not fit."""
+        """Take up to `count` parked messages that have tokens now, with their rows loaded.
+
+        The first message always fits; the others must fit into `room_bytes`. Return the messages and the bytes left, 0
+        if one did not fit.
+        """
         gate, now_ns = self._gate, change.now_ns
         ready: list[Entry] = []
         room = Room(room_bytes)
@@ -53,7 +56,7 @@ class Throttling:
                 ready.append(entry)
                 self._undo_take(change, keys)
             gate.stay_awake(sub)
-            self._may_fetch(sub)
+            self._unblock_if_room(sub)
         ready = self._queue.load_rows(ready)
         if ready:
             change.undo(lambda: self._queue.backing.put_back(ready))
@@ -62,17 +65,17 @@ class Throttling:
         return ready, room.left_bytes
 
     def admit(self, change: Change, entries: list[Entry]) -> list[Entry]:
-        """Those of the fetched messages that may go; the others are parked."""
-        going: list[Entry] = []
+        """Return the fetched messages that have tokens, and park the others."""
+        admitted: list[Entry] = []
         for entry in entries:
             keys = rows.throttle_keys_of(entry.key, entry.row)
             if not keys:
-                going.append(entry)
+                admitted.append(entry)
                 continue
             sub = rows.sub_of(entry.key, self._queue.prefix_bytes)
             if self._gate.admit(sub, entry, keys, change.now_ns):
                 self._undo_take(change, keys)
-                going.append(entry)
+                admitted.append(entry)
                 continue
             if entry.flags & (TRANSIENT | SPILLED) != TRANSIENT:
                 entry.row = b""
@@ -80,17 +83,17 @@ class Throttling:
             self._queue.shared.parked[self._queue.name] = None
             if not self._gate.can_fetch(sub):
                 self._queue.backing.block(sub)
-        return going
+        return admitted
 
     def _undo_take(self, change: Change, keys: tuple[str, ...]) -> None:
         change.undo(lambda: self._buckets.give_back(keys, change.now_ns))
 
-    def _may_fetch(self, sub: str) -> None:
+    def _unblock_if_room(self, sub: str) -> None:
         if self._gate.can_fetch(sub):
             self._queue.backing.unblock(sub)
 
     def unpark(self, now_ns: int) -> None:
-        """Put everything that is parked back into the queue."""
+        """Put all parked messages back into the queue."""
         for sub in self._subs:
             self._queue.backing.unblock(sub)
             self._queue.backing.put_back(self._gate.drop(sub, now_ns))
@@ -100,5 +103,5 @@ class Throttling:
         self._gate.limit_changed(key, now_ns)
 
     def next_wake_ns(self) -> int | None:
-        """When a token comes that a parked message waits for."""
+        """Return when the next token arrives that a parked message waits for."""
         return self._gate.next_wake_ns() if len(self._gate) else None

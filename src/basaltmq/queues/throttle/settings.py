@@ -1,28 +1,28 @@
-"""Runtime settings as the plane's callers set them, and the throttles among them put to use (SPEC C11, C14).
+"""Runtime settings of the plane, and the throttles among them (SPEC C11, C14).
 
-Rows and secrets are runtime_config.py's, buckets throttle.py's. A setting that cannot be read at open costs that
-setting, and `faults` says so.
+runtime_config.py stores the settings. If a throttle setting is unreadable at open, it is ignored and listed in
+`faults`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from basaltmq.queues.change_runner import Changes
+from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.loaded_queues import LoadedQueues
-from basaltmq.queues.queue import Shared
+from basaltmq.queues.queue import PlaneContext
 from basaltmq.queues.runtime_config import THROTTLE_PREFIX, RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.throttle.token_buckets import Limit
 
 
 class ThrottleSettings:
-    """Keeps the buckets as the settings say."""
+    """Applies changed settings to the token buckets."""
 
     def __init__(
         self,
         settings: RuntimeConfig,
-        shared: Shared,
-        changes: Changes,
+        shared: PlaneContext,
+        changes: ChangeRunner,
         loaded: LoadedQueues,
         tell_deadline: Callable[[], None],
     ) -> None:
@@ -32,7 +32,7 @@ class ThrottleSettings:
         self._loaded = loaded
         self._tell_deadline = tell_deadline
         self.faults: list[str] = []
-        """Throttles found at open that cannot be read, each with its reason."""
+        """Throttles that were unreadable at open, with the reason."""
         for key, limit in settings.throttles(self.faults.append):
             self._set(key, limit)
         settings.watch(THROTTLE_PREFIX, self._changed)

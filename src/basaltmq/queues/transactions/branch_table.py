@@ -1,9 +1,8 @@
-"""The branches a resource knows, and the sessions that work in them: who may do what when, for any kind of resource.
+"""The table of branches, and the sessions that work in them.
 
-What a branch changes, and how it is stored, prepared and carried out, is the resource's: `xa` for the message store,
-`basaltmq.queues.xa` for queues. The order of verbs is in `xa_states`; here they are applied. A session works in one
-branch at a time; a branch can have many sessions, and is decided when none is left in it. Everything is done under
-the lock handed in, which the resource may share with what is below it.
+`xa_states` defines the allowed order of verbs; this module applies it. `xa` stores, prepares and commits what a branch
+changes. A session works in one branch at a time. A branch can have many sessions and is decided when none is left.
+Every method takes the lock that the constructor receives, which is the lock of the queue plane.
 """
 
 from __future__ import annotations
@@ -22,13 +21,6 @@ from basaltmq.errors import (
     XaProtocolError,
     XidInUseError,
 )
-from basaltmq.messages.branches import (
-    HEURISTICALLY_COMMITTED,
-    HEURISTICALLY_ROLLED_BACK,
-    PREPARED,
-    Xid,
-    check_xid,
-)
 from basaltmq.queues.transactions.xa_states import (
     BranchState,
     SessionState,
@@ -36,24 +28,32 @@ from basaltmq.queues.transactions.xa_states import (
     next_branch_state,
     next_session_state,
 )
+from basaltmq.queues.transactions.xid import (
+    HEURISTICALLY_COMMITTED,
+    HEURISTICALLY_ROLLED_BACK,
+    PREPARED,
+    Xid,
+    check_xid,
+)
 
 BRANCHES_MAX: Final = 10_000
-"""Branches at a time: each waits for a coordinator; so many mean that none is coming. Recovered ones always fit."""
+"""Maximum number of branches. Each waits for a coordinator; so many mean that none is coming. Recovered ones always
+fit."""
 
 
 @dataclass(eq=False, slots=True)
 class TableBranch:
-    """What every branch has, whatever it changes."""
+    """The common state of all branches."""
 
     xid: Xid
     state: BranchState = BranchState.ABSENT
     sessions: dict[Hashable, SessionState] = field(default_factory=dict)
     decision: int = PREPARED
     busy: bool = False
-    """It takes a step whose end is not known yet."""
+    """Whether a step is in progress whose result is not known yet."""
 
     def require_work(self, session: Hashable) -> None:
-        """The session may change something in the branch."""
+        """Raise an error unless the session may work in the branch."""
         next_session_state(self.xid, self.sessions.get(session, SessionState.OUTSIDE), Verb.WORK)
         next_branch_state(self.xid, self.state, Verb.WORK)
 
@@ -73,7 +73,7 @@ class BranchTable(Generic[B]):
         raise NotImplementedError
 
     def start(self, xid: Xid, session: Hashable, *, join: bool = False, resume: bool = False) -> B:
-        """Make a session part of a branch: of a fresh one, of one that exists (join), or again (resume)."""
+        """Add a session to a branch: a new one, an existing one (join), or again (resume)."""
         check_xid(xid)
         if join and resume:
             raise XaInvalidError(f"start of branch {xid}: join and resume exclude each other")
@@ -85,7 +85,9 @@ class BranchTable(Generic[B]):
                 if xid in self._branches:
                     raise XidInUseError(f"branch {xid} exists and is {self._branches[xid].state.value}; join it")
                 if len(self._branches) >= BRANCHES_MAX:
-                    raise LimitExceededError(f"there are {BRANCHES_MAX} branches; complete some before starting more")
+                    raise LimitExceededError(
+                        f"{BRANCHES_MAX} branches exist, which is the limit; complete some before starting more"
+                    )
                 branch = self._make(xid)
                 verb = Verb.START
             self._require_outside(session, branch)
@@ -98,7 +100,7 @@ class BranchTable(Generic[B]):
             return branch
 
     def end(self, xid: Xid, session: Hashable, *, suspend: bool = False, fail: bool = False) -> None:
-        """Take a session out of a branch, for a while (suspend) or for good; `fail` dooms the branch."""
+        """Remove a session from a branch, temporarily (suspend) or for good. `fail` marks the branch rollback-only."""
         if suspend and fail:
             raise XaInvalidError(f"end of branch {xid}: suspend and fail exclude each other")
         with self._lock:
@@ -116,7 +118,7 @@ class BranchTable(Generic[B]):
                 branch.sessions[session] = part
 
     def recover(self) -> list[Xid]:
-        """Branches in doubt: prepared, or decided by an operator and not forgotten."""
+        """Return branches in doubt: prepared, or decided by an operator and not yet forgotten."""
         with self._lock:
             doubt = (BranchState.PREPARED, BranchState.HEURISTIC)
             return sorted(xid for xid, branch in self._branches.items() if branch.state in doubt)
@@ -135,22 +137,22 @@ class BranchTable(Generic[B]):
         try:
             return self._branches[xid]
         except KeyError:
-            raise UnknownXidError(f"no branch {xid} is known; it may be finished, or was never prepared") from None
+            raise UnknownXidError(f"branch {xid} is unknown; it may be finished, or was never prepared") from None
 
     def _idle_branch(self, xid: Xid) -> B:
         branch = self._known(xid)
         if branch.busy:
-            raise XaProtocolError(f"branch {xid} is taking a step; wait for its answer")
+            raise XaProtocolError(f"branch {xid} has a step in progress; wait for its answer")
         return branch
 
     def _ended_branch(self, xid: Xid) -> B:
         branch = self._idle_branch(xid)
         if branch.sessions:
-            raise XaProtocolError(f"branch {xid} has {len(branch.sessions)} sessions in it; end them first")
+            raise XaProtocolError(f"branch {xid} still has {len(branch.sessions)} sessions; end them first")
         return branch
 
     def _require_outside(self, session: Hashable, target: B) -> None:
-        """A session works in one branch at a time."""
+        """Raise an error if the session works in another branch."""
         branch = self._working.get(session)
         if branch is not None and branch is not target:
             raise XaProtocolError(f"the session works in branch {branch.xid}; end or suspend that first")

@@ -1,4 +1,4 @@
-"""Prepared branches over queues as rows (SPEC A6).
+"""Rows of prepared branches over queues (SPEC A6).
 
     queue branch   key xid   | layout u8 | state u8 | decided ms u64 | drafts u32 | holds u32 | queues u32
                              | hold ...: lp(queue) | token u64 | messages u32 |
@@ -7,13 +7,13 @@
       large        | lp(queue) | 0xc1 0xc1 | body id (16) | body bytes u32 | the draft as MessagePack, no payload |
       large, old   | lp(queue) | 0xc1 | body id (16) | the draft as MessagePack, without its payload |
 
-A large payload is where a message's would be (content.py), with a reference of the branch, whose message is the body
-itself: a commit adds references and takes that one away, so the body is written once. No MessagePack begins with 0xc1,
-and no id: ids begin with a time.
+A large payload is stored like the body of a message (`Content`), with a reference of the branch that has the body id as
+its message id. A commit adds references of the messages and deletes that of the branch, so the body is written once.
+Neither MessagePack nor an id starts with 0xc1 (ids start with a time).
 
-`state` is that of `messages.branches`: prepared, or decided by an operator. The holds are the lease calls (held.py)
-under which the messages are that a commit acks; the drafts are what a commit enqueues, in the order of their numbers;
-the queues are those that may not be deleted meanwhile. What a decision leaves behind has none of the three.
+`state` is prepared, or decided by an operator. Holds are the lease calls (`leases/prepared.py`) of the messages that a
+commit acks. Drafts are what a commit enqueues, in the order of their numbers. Queues are those that must not be deleted
+meanwhile. The record of an operator's decision has none of the three.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ import msgspec
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError
 from basaltmq.ids import Ids
-from basaltmq.messages.branches import HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.quarantine import Suspects
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, SHARED
+from basaltmq.queues.transactions.xid import HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import branch_draft_key, branch_draft_prefix, decode_xid_key, lp, prefix_range, take_lp
+from basaltmq.store.keys.parts import lp, prefix_range, take_lp
+from basaltmq.store.keys.queues import branch_draft_key, branch_draft_prefix, decode_xid_key
 
 LAYOUT: Final = 1
 
@@ -54,7 +55,7 @@ _DECODE_DRAFT: Final = msgpack_decoder(Draft)
 
 
 class Hold(NamedTuple):
-    """Messages a branch holds in one queue under one lease call."""
+    """Messages that a branch holds in one queue with one lease call."""
 
     queue: str
     token: int
@@ -104,30 +105,30 @@ def decode_branch(key: bytes, raw: bytes) -> BranchRow:
 
 
 def put_branch(batch: Batch, row: BranchRow) -> None:
-    batch.put(Family.QUEUE_BRANCHES, xid_key(row.xid), encode_branch(row))
+    batch.put(Family.XIDS, xid_key(row.xid), encode_branch(row))
 
 
 class KeptDraft(NamedTuple):
-    """What a commit is to enqueue."""
+    """A message that a commit will enqueue."""
 
     queue: str
     draft: Draft
     body_id: bytes
-    """Of its payload, if that is apart."""
+    """Id of its payload, if that is stored outside the row."""
     body_bytes: int | None
-    """The size of that payload, where it is known."""
+    """Size of that payload, if known."""
 
 
 def put_drafts(
     change: Change, content: Content, ids: Ids, xid: Xid, drafts: Sequence[tuple[str, Draft | bytes]]
 ) -> int:
-    """Keep what a commit is to enqueue; how many. A payload that is in several of them is kept once."""
+    """Store the messages that a commit will enqueue, and return their number. A shared payload is stored once."""
     kept: dict[int, bytes] = {}
     for number, (queue, draft) in enumerate(drafts):
         whole = Draft(payload=draft) if isinstance(draft, bytes) else draft
         row = lp(queue)
         if len(whole.payload) > INLINE_BYTES_MAX:
-            # Told apart by who they are, which holds as long as the sequence holds all of them.
+            # Compare by identity, which is valid while the sequence holds all drafts.
             body_id = kept.get(id(whole.payload))
             if body_id is None:
                 body_id = kept[id(whole.payload)] = ids.next()
@@ -140,7 +141,7 @@ def put_drafts(
 
 
 def delete_branch(batch: Batch, xid: Xid, drafts: int) -> None:
-    batch.delete(Family.QUEUE_BRANCHES, xid_key(xid))
+    batch.delete(Family.XIDS, xid_key(xid))
     delete_drafts(batch, xid, drafts)
 
 
@@ -150,12 +151,12 @@ def delete_drafts(batch: Batch, xid: Xid, drafts: int) -> None:
 
 
 def read_branches(store: Store, suspects: Suspects) -> Iterator[BranchRow]:
-    """The branches on disk. One that cannot be read is noted with its drafts; what it held goes back (leases.py)."""
-    for key, raw in store.scan(Family.QUEUE_BRANCHES):
+    """Yield the branches on disk. An unreadable one is noted with its drafts, and the messages it held are released."""
+    for key, raw in store.scan(Family.XIDS):
         try:
             yield decode_branch(key, raw)
         except CorruptionError as error:
-            suspects.note(Family.QUEUE_BRANCHES, key, raw, str(error))
+            suspects.note(Family.XIDS, key, raw, str(error))
             with suppress(CorruptionError):
                 decode_xid_key(key)
                 for draft_key, draft in store.scan(Family.BRANCH_DRAFTS, *prefix_range(key)):
@@ -165,9 +166,9 @@ def read_branches(store: Store, suspects: Suspects) -> Iterator[BranchRow]:
 def read_drafts(
     store: Reader, row_xid: Xid, expected: int, damaged: Callable[[bytes, bytes | None, str], None]
 ) -> list[KeptDraft]:
-    """What a commit is to enqueue, in order, payloads apart left where they are.
+    """Return the messages that a commit will enqueue, in order, without loading large payloads.
 
-    `damaged` is called with key, row and reason of a draft that cannot be read; the others were promised.
+    `damaged` is called with key, row and reason of an unreadable draft. The others are still committed as promised.
     """
     found: list[KeptDraft] = []
     numbers = {branch_draft_key(*row_xid, number) for number in range(expected)}
@@ -183,7 +184,7 @@ def read_drafts(
 
 
 def decode_draft(raw: bytes) -> KeptDraft:
-    """A draft; CorruptionError if it cannot be read."""
+    """Decode a draft. Raises CorruptionError."""
     try:
         return _decode_draft(raw)
     except (msgspec.DecodeError, ValueError) as error:
@@ -205,6 +206,6 @@ def _decode_draft(raw: bytes) -> KeptDraft:
 
 
 def release_bodies(change: Change, content: Content, drafts: Iterable[KeptDraft]) -> None:
-    """The branch has its payloads no longer; those that no message has go."""
+    """Delete the branch's references to its payloads, and payloads without other references."""
     bodies = {each.body_id for each in drafts} - {rows.NO_BODY}
     content.release(change, [(body_id, body_id, APART | SHARED) for body_id in sorted(bodies)])

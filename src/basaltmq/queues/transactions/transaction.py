@@ -1,18 +1,19 @@
-"""Transactions over queues (SPEC A5): enqueue here, ack there, all or nothing.
+"""Transactions over queues (SPEC A5): enqueues and acks over any queues, all or nothing.
 
     OPEN ──commit──> COMMITTED
-      │  └────────> FAILED      the store broke; only opening it again tells what became of it
+      │  └────────> FAILED      the store failed; only reopening it shows the outcome
       └──abort──> ABORTED
 
-A commit is one batch, durable when it returns. One that is refused (a lease has expired, a queue is full or gone, the
-store is stalled) has changed nothing and leaves the transaction open: abort it, or commit again when it helps. Aborting
-gives back what the transaction dequeued; a message that was leased outside and acked inside stays with its consumer.
-No message is locked before the commit but by its lease. Used by one thread or one loop.
+A commit is one batch, durable on return. A refused commit (an expired lease, a full or missing queue, a stalled store)
+changes nothing and leaves the transaction open: abort it, or commit again later. An abort releases messages that the
+transaction dequeued. A message leased outside and acked inside stays with its consumer. Leases are the only locks
+before the commit. A transaction belongs to one thread or event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -21,13 +22,19 @@ from typing import Self
 from basaltmq.errors import BasaltError, StorageError, TransactionError
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
-from basaltmq.queues.transactions.work import Plane, Work
+from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Plane, Work
 from basaltmq.store.sync.group_commit import GroupCommit
-from basaltmq.transactions.transaction import NOTHING_WRITTEN, State
+
+
+class State(enum.Enum):
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    FAILED = "failed"
 
 
 class QueueTransaction:
-    """A transaction over the queues of a plane. As a context manager it commits, or aborts if the block raises."""
+    """A transaction over the queues of a plane. The context manager commits, or aborts if the block raises."""
 
     def __init__(self, plane: Plane, commit: GroupCommit) -> None:
         self._plane = plane
@@ -35,15 +42,15 @@ class QueueTransaction:
         self._work = Work(plane)
         self.state = State.OPEN
         self.ids: list[bytes] = []
-        """Of the messages enqueued, in the order they were handed in; filled by the commit."""
+        """Ids of the enqueued messages, in the order of the calls; set by the commit."""
 
     def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
-        """Messages come into a queue with the commit. Their ids are in `ids` then."""
+        """Enqueue messages at the commit, which stores their ids in `ids`."""
         self._require_open("enqueue")
         self._work.enqueue(name, drafts)
 
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) are done with the commit, if the lease lasts that long."""
+        """Acknowledge messages of a lease (all by default) at the commit, if the lease lasts until then."""
         self._require_open("ack")
         return self._work.ack(name, token, ids)
 
@@ -56,12 +63,12 @@ class QueueTransaction:
         visibility_ms: int | None = None,
         wait_ms: int = 0,
     ) -> list[Delivery]:
-        """Lease up to `count` messages that are acked by the commit and released by an abort."""
+        """Lease up to `count` messages that the commit acknowledges and an abort releases."""
         self._require_open("dequeue")
         return self._work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
 
     def commit(self) -> list[bytes]:
-        """Do everything, and return when it is durable: the ids of what was enqueued. Blocks the calling thread."""
+        """Apply all operations and wait until they are durable. Return the ids of the enqueued messages."""
         wants_sync = self.write()
         if wants_sync:
             try:
@@ -72,28 +79,28 @@ class QueueTransaction:
         return self.ids
 
     def commit_async(self) -> asyncio.Future[list[bytes]]:
-        """Do everything at once, in this thread; the future of the running loop resolves when it is durable."""
-        told: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        """Apply all operations at once, in this thread. The returned future resolves when they are durable."""
+        result: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
         if not self.write():
-            told.set_result(self.ids)
-            return told
+            result.set_result(self.ids)
+            return result
 
-        def tell(done: asyncio.Future[None]) -> None:
+        def resolve(done: asyncio.Future[None]) -> None:
             error = done.exception()
             if error is not None:
                 self.state = State.FAILED
-            if told.done():
+            if result.done():
                 return
             if error is None:
-                told.set_result(self.ids)
+                result.set_result(self.ids)
             else:
-                told.set_exception(error)
+                result.set_exception(error)
 
-        self._commit.durable().add_done_callback(tell)
-        return told
+        self._commit.durable().add_done_callback(resolve)
+        return result
 
     def write(self) -> bool:
-        """Do everything without waiting for the disk; whether there is something to wait for."""
+        """Apply all operations without waiting for the disk. Return whether there is something to wait for."""
         self._require_open("commit")
         if not self._work:
             self.state = State.COMMITTED
@@ -107,7 +114,7 @@ class QueueTransaction:
         return True
 
     def abort(self) -> None:
-        """Give everything up. Aborting twice is fine; what is committed cannot be aborted."""
+        """Discard all operations. Aborting twice is allowed; a committed transaction cannot be aborted."""
         if self.state in (State.ABORTED, State.FAILED):
             return
         self._require_open("abort")
@@ -133,7 +140,7 @@ class QueueTransaction:
             self._abort_quietly()
 
     def _abort_quietly(self) -> None:
-        # What failed first is what the caller is to hear of; leases that could not be given back expire.
+        # A failed release must not mask the original error. Unreleased leases expire.
         with suppress(BasaltError):
             self.abort()
 

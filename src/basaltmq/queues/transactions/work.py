@@ -1,10 +1,10 @@
-"""What a transaction is to do to queues, gathered until it is decided (SPEC A5).
+"""Collects the operations of a transaction until its commit or abort (SPEC A5).
 
-Nothing of it is seen or written before the end; then all of it is one change. What is handed in is checked at once,
-where the caller can do something about it: drafts that cannot be stored, leases that are over, messages acked twice.
-What can only be known at the end (a lease that expired meanwhile, a queue that is full or gone) fails the whole.
+Nothing is visible or written before the commit, which applies all operations in one change. Arguments are checked at
+once: invalid drafts, expired leases, messages acked twice. Conditions known only at the commit (a lease that expired
+meanwhile, a full or missing queue) fail the whole transaction.
 
-Acks come before enqueues, whatever the order they were asked for in: they make room in queues with limits.
+Acks are applied before enqueues, regardless of their order, because they make room in queues with limits.
 """
 
 from __future__ import annotations
@@ -17,27 +17,36 @@ from basaltmq.errors import (
     LimitExceededError,
     QueueNotFoundError,
     StaleLeaseError,
+    StoreStalledError,
     TransactionError,
 )
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import Draft, to_message
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.queue import ENQUEUE_MAX, Queue
-from basaltmq.transactions.transaction import ENTRY_COST_BYTES, TRANSACTION_BYTES_MAX
+
+TRANSACTION_BYTES_MAX: Final = 128 << 20
+"""Half of the largest batch of a store, so that a full transaction fits into a group commit."""
+
+ENTRY_COST_BYTES: Final = 64
+"""Bytes that a message's rows count towards the limit, besides its payload."""
+
+NOTHING_WRITTEN: Final = (StoreStalledError, LimitExceededError)
+"""Errors of a write that the store refused completely. The transaction can be retried."""
 
 MESSAGES_MAX: Final = 100_000
-"""Messages of one transaction: its batch holds the plane for some tenths of a second."""
+"""Messages of one transaction. Its batch holds the plane's lock for some tenths of a second."""
 
 T = TypeVar("T")
 Find: TypeAlias = Callable[[str], Queue]
-"""The queue of a name, loaded."""
+"""Returns the loaded queue with a name."""
 
 
 class Plane(Protocol):
-    """What transactions need of the queue plane."""
+    """The part of the queue plane that transactions use."""
 
     def apply(self, operation: Callable[[Change, Find], T]) -> T:
-        """Run an operation on any queues as one change; it is written on return."""
+        """Run an operation on any queues as one change, which is written on return."""
         ...
 
     def lease(
@@ -63,10 +72,12 @@ class Work:
         return bool(self.enqueues or self.acks)
 
     def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
-        """Messages for a queue, which is there."""
+        """Add messages for an existing queue."""
         kept = list(drafts)
         if len(kept) > ENQUEUE_MAX:
-            raise LimitExceededError(f"{len(kept)} messages in one call: at most {ENQUEUE_MAX}")
+            raise LimitExceededError(
+                f"{len(kept)} messages in one call exceed the limit of {ENQUEUE_MAX}; split the batch"
+            )
         size_bytes = sum(_check(name, draft) for draft in kept)
         self._plane.apply(lambda change, find: find(name))
         self._grow(len(kept), size_bytes)
@@ -74,7 +85,7 @@ class Work:
             self.enqueues.append((name, kept))
 
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) are done when the transaction is; how many that are."""
+        """Add an ack of messages of a lease (all by default). Return their number."""
         chosen = self._plane.apply(lambda change, find: _held(find(name), token, ids))
         marks = {(name, message_id) for message_id in chosen}
         twice = marks & self._acked
@@ -89,7 +100,7 @@ class Work:
     def dequeue(
         self, name: str, count: int, *, consumer: str = "", visibility_ms: int | None = None, wait_ms: int = 0
     ) -> list[Delivery]:
-        """Lease messages that are done when the transaction is, and go back to their places if it is given up."""
+        """Lease messages that a commit acknowledges and an abort returns to their places."""
         found = self._plane.lease(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
         if found:
             self._taken.append((name, found[0].token))
@@ -97,7 +108,8 @@ class Work:
         return found
 
     def run(self, change: Change, find: Find) -> list[bytes]:
-        """Do it; the ids of what was enqueued, in order. All or nothing: an overflow that dead-letters is a failure."""
+        """Apply all operations. Return the ids of the enqueued messages in order. An overflow that dead-letters is a
+        failure."""
         for name, token, ids in self.acks:
             find(name).ack(change, token, ids)
         made = [message_id for name, drafts in self.enqueues for message_id in find(name).enqueue(change, drafts)]
@@ -106,7 +118,7 @@ class Work:
         return made
 
     def give_back(self, change: Change, find: Find) -> None:
-        """What the transaction leased itself goes back; what has expired or is gone is somebody else's."""
+        """Release messages that the transaction leased itself, except expired or deleted ones."""
         for name, token in self._taken:
             try:
                 find(name).release(change, token)
@@ -121,29 +133,29 @@ class Work:
         size_bytes += messages * ENTRY_COST_BYTES
         if self.size_bytes + size_bytes > TRANSACTION_BYTES_MAX or self.messages + messages > MESSAGES_MAX:
             raise LimitExceededError(
-                f"the transaction would pass {TRANSACTION_BYTES_MAX} bytes or {MESSAGES_MAX} messages; "
-                "commit what it has and begin another"
+                f"the transaction would exceed {TRANSACTION_BYTES_MAX} bytes or {MESSAGES_MAX} messages; "
+                "commit it and begin another"
             )
         self.size_bytes += size_bytes
         self.messages += messages
 
 
 def _held(queue: Queue, token: int, ids: Sequence[bytes] | None) -> list[bytes]:
-    """The messages of a live lease, or those named of it."""
+    """Return the ids of messages of a live lease, all or the named ones."""
     call = queue.leases.require(token)
     if ids is None:
         return list(call.entries)
     for message_id in ids:
         if message_id not in call.entries:
-            # Refused in the words of the lease itself; nothing is taken.
+            # Raises the error of the lease itself; nothing is taken.
             queue.leases.take(token, [message_id])
     return list(ids)
 
 
 def _check(name: str, draft: Draft | bytes) -> int:
-    """Refuse a draft that could not be stored; its size."""
+    """Check that a draft can be stored. Return its size."""
     whole = Draft(payload=draft) if isinstance(draft, bytes) else draft
     if not isinstance(whole, Draft):
-        raise InvalidArgumentError(f"a message to enqueue is bytes or a Draft, not {type(draft).__name__}")
+        raise InvalidArgumentError(f"a message to enqueue must be bytes or a Draft, not {type(draft).__name__}")
     message = to_message(whole, name, bytes(16), 0, 0)
     return len(message.payload) + len(message.properties)

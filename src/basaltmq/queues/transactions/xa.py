@@ -1,27 +1,26 @@
 """Branches of distributed transactions over queues (SPEC A6).
 
-A branch gathers work like a transaction (work.py) in sessions that begin, join, suspend, resume and end. Prepare makes
-it survive until it is decided; every step is one batch, and durable when it returns:
+Sessions (begin, join, suspend, resume, end) collect operations in a branch (`Work`). Prepare makes the branch survive
+until it is decided. Every step is one batch, durable on return:
 
-    prepare     what it acks is held (held.py), what it enqueues is kept as drafts that nobody sees, large payloads
-                where they will be (branches.py), and its record
-    commit      what is held is acked, the drafts are enqueued (their place is that of the commit), the record goes
-    one phase   the work is done as a transaction does it; there was no record
-    rollback    what is held goes back to its places, no attempt counted; drafts and record go
-    decide      as commit or rollback, by an operator; the record keeps the decision until it is forgotten
+    prepare     holds the messages to ack (`leases/prepared.py`), stores the messages to enqueue as invisible drafts
+                with large payloads in their final place (`branches.py`), and writes the record
+    commit      acks the held messages, enqueues the drafts (with the place of the commit), deletes the record
+    one phase   applies the operations like a transaction, without a record
+    rollback    returns the held messages to their places without counting an attempt, deletes drafts and record
+    decide      commit or rollback by an operator; the record keeps the decision until it is forgotten
 
-What prepare promised, commit keeps: scripts are asked and limits are checked at prepare; a queue that refuses when it
-is full lets promised messages in over its limit, and one that drops its head drops afterwards. Until it is decided a
-prepared branch keeps its queues from being deleted. What is held counts as leased, through kill -9 and power loss.
+A commit cannot fail what prepare promised. Scripts and limits apply at prepare. At the commit, a queue that rejects
+when full exceeds its limit, and one that drops its head drops afterwards. A prepared branch prevents the deletion of
+its queues. Held messages count as leased, also after kill -9 and power loss.
 
-A branch that cannot be prepared (a lease has expired, a queue is full or gone) is rolled back and says so. One that was
-not prepared is gone after a crash, and what it had acked is again what its leases say. The order of verbs is in
-`transactions.xa_states`; sessions are `transactions.branch_table`'s. Under the plane's lock; waits are outside of it.
+A branch that cannot be prepared (an expired lease, a full or missing queue) is rolled back with an error. An unprepared
+branch does not survive a crash; its acked messages stay leased until their leases expire. The order of verbs is in
+`xa_states`, sessions are in `branch_table`. All methods take the plane's lock and wait outside of it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
@@ -32,6 +31,7 @@ from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
+from basaltmq.durability import Durability
 from basaltmq.errors import (
     BasaltError,
     CorruptionError,
@@ -43,9 +43,7 @@ from basaltmq.errors import (
     UnknownXidError,
     XaRolledBackError,
 )
-from basaltmq.messages.branches import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.queues.change import Change
-from basaltmq.queues.config import Durability
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
@@ -59,22 +57,27 @@ from basaltmq.queues.scripts import advice
 from basaltmq.queues.transactions import branches
 from basaltmq.queues.transactions.branch_table import BranchTable, TableBranch
 from basaltmq.queues.transactions.branches import BranchRow, Hold, KeptDraft
-from basaltmq.queues.transactions.work import Find, Plane, Work
+from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Find, Plane, Work
 from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
+from basaltmq.queues.transactions.xid import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import lp
+from basaltmq.store.keys.parts import lp
 from basaltmq.store.sync.group_commit import GroupCommit
-from basaltmq.transactions.transaction import NOTHING_WRITTEN
-from basaltmq.transactions.xa import Vote
 
 _MS = 1_000_000
 
 T = TypeVar("T")
 
 
+class Vote(NamedTuple):
+    """A branch's answer to prepare, which finishes a read-only branch."""
+
+    read_only: bool
+
+
 class InDoubt(NamedTuple):
-    """A branch that waits for its coordinator, for people to look at."""
+    """A branch that waits for its coordinator, for display."""
 
     xid: Xid
     state: str
@@ -93,18 +96,18 @@ class QueueBranch(TableBranch):
 
 
 class XaSession:
-    """One session's part in a branch: work through it, then `end` it. Made by `QueueXa.begin`."""
+    """A session in a branch, created by `QueueXa.begin`."""
 
     def __init__(self, table: QueueXa, xid: Xid) -> None:
         self._table = table
         self.xid = xid
 
     def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
-        """Messages come into a queue when the branch commits."""
+        """Enqueue messages when the branch commits."""
         self._table.work_of(self).enqueue(name, drafts)
 
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Messages of a lease (all by default) are done when the branch commits."""
+        """Acknowledge messages of a lease (all by default) when the branch commits."""
         return self._table.work_of(self).ack(name, token, ids)
 
     def dequeue(
@@ -116,16 +119,16 @@ class XaSession:
         visibility_ms: int | None = None,
         wait_ms: int = 0,
     ) -> list[Delivery]:
-        """Lease messages that are done when the branch commits and go back when it is rolled back."""
+        """Lease messages that a commit acknowledges and a rollback returns."""
         work = self._table.work_of(self)
         return work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
 
     def end(self, *, suspend: bool = False, fail: bool = False) -> None:
-        """Leave the branch: for good, for a while (`suspend`), or dooming it (`fail`)."""
+        """End the session: for good, for a while (`suspend`), or marking the branch rollback-only (`fail`)."""
         self._table.end(self.xid, self, suspend=suspend, fail=fail)
 
     def resume(self) -> None:
-        """Go on after `end(suspend=True)`."""
+        """Continue after `end(suspend=True)`."""
         self._table.start(self.xid, self, resume=True)
 
 
@@ -160,7 +163,7 @@ class QueueXa(BranchTable[QueueBranch]):
         clock_ns: Callable[[], int],
         quarantine: Quarantine,
     ) -> Self:
-        """With the branches that were prepared before the last stop."""
+        """Load the prepared branches from disk."""
         table = cls(store, commit, plane, lock, clock_ns, quarantine)
         for row in branches.read_branches(store, quarantine):
             branch = table._make(row.xid)
@@ -171,47 +174,38 @@ class QueueXa(BranchTable[QueueBranch]):
         return table
 
     def begin(self, xid: Xid, *, join: bool = False) -> XaSession:
-        """Work in a branch: a fresh one, or one that others work in (`join`)."""
+        """Begin a session in a new branch, or with `join` in one that has other sessions."""
         session = XaSession(self, xid)
         self.start(xid, session, join=join)
         return session
 
     def prepare(self, xid: Xid) -> Vote:
-        """Make a branch survive until it is decided. Blocks the calling thread."""
+        """Prepare a branch durably. Blocks the calling thread."""
         return self._wait(*self._prepare(xid))
 
-    def prepare_async(self, xid: Xid) -> asyncio.Future[Vote]:
-        return self._future(lambda: self._prepare(xid))
-
     def commit(self, xid: Xid, *, one_phase: bool = False) -> None:
-        """Carry a prepared branch out, or one that ended when `one_phase`. Blocks the calling thread."""
+        """Commit a prepared branch, or with `one_phase` an ended one. Blocks the calling thread."""
         self._wait(*self._commit_branch(xid, one_phase))
 
-    def commit_async(self, xid: Xid, *, one_phase: bool = False) -> asyncio.Future[None]:
-        return self._future(lambda: self._commit_branch(xid, one_phase))
-
     def rollback(self, xid: Xid) -> None:
-        """Undo a branch. Blocks the calling thread."""
+        """Roll back a branch. Blocks the calling thread."""
         self._wait(*self._rollback(xid))
 
-    def rollback_async(self, xid: Xid) -> asyncio.Future[None]:
-        return self._future(lambda: self._rollback(xid))
-
     def decide(self, xid: Xid, *, commit: bool) -> None:
-        """An operator's decision for a prepared branch whose coordinator does not come. Kept until `forget`."""
+        """Record an operator's decision for a prepared branch without coordinator. It is kept until `forget`."""
         self._wait(*self._decide(xid, commit))
 
     def forget(self, xid: Xid) -> None:
-        """Drop the memory of a heuristic decision. Blocks the calling thread."""
+        """Delete the record of a heuristic decision. Blocks the calling thread."""
         with self._lock:
             branch = self._idle_branch(xid)
             next_branch_state(xid, branch.state, Verb.FORGET)
-            self._step(branch, lambda change, find: change.batch.delete(Family.QUEUE_BRANCHES, xid_key(xid)))
+            self._step(branch, lambda change, find: change.batch.delete(Family.XIDS, xid_key(xid)))
             self._drop(branch)
         self._wait(branch, None)
 
     def in_doubt(self) -> list[InDoubt]:
-        """Branches that are prepared or decided by an operator, in the order of xids, with what they hold."""
+        """Return branches that are prepared or decided by an operator, ordered by xid, with what they hold."""
         with self._lock:
             rows = [(self._branches[xid].state, self._branches[xid].row) for xid in self.recover()]
         named = {HEURISTICALLY_COMMITTED: "committed by an operator", HEURISTICALLY_ROLLED_BACK: "rolled back by one"}
@@ -228,25 +222,26 @@ class QueueXa(BranchTable[QueueBranch]):
         ]
 
     def holders_of(self, queue: str) -> list[Xid]:
-        """Prepared branches that keep a queue from being deleted. The plane asks, with its lock."""
+        """Return the prepared branches that prevent a queue's deletion. The plane calls this with its lock."""
         return sorted(self._queues.get(queue, ()))
 
     def is_orphan(self, call: LeaseCall) -> bool:
-        """Whether a lease is held for a branch that is not known: its record was damaged."""
+        """Whether a lease is held for an unknown branch, whose record was damaged."""
         if not is_held(call):
             return False
         rows = [branch.row for branch in self._branches.values() if branch.state is BranchState.PREPARED]
         return all(call.token != each.token for row in rows for each in row.holds)
 
     def work_of(self, session: XaSession) -> Work:
-        """Where a session's work goes; refused in words if it may not work."""
+        """Return the collected operations of a session; raise an error if it may not work."""
         with self._lock:
             branch = self._known(session.xid)
             branch.require_work(session)
             return branch.work
 
     def release(self, session: Hashable) -> None:
-        """A session is gone: what it had not ended is doomed, and rolled back once no session is left in it."""
+        """Remove a session that is gone. Its unended branches become rollback-only, and are rolled back without
+        sessions."""
         with self._lock:
             left = [branch for branch in self._branches.values() if session in branch.sessions]
             for branch in left:
@@ -276,7 +271,7 @@ class QueueXa(BranchTable[QueueBranch]):
             return branch, Vote(read_only=False)
 
     def _put(self, change: Change, find: Find, branch: QueueBranch) -> BranchRow:
-        """Hold what the branch acks, keep what it enqueues, and write its record."""
+        """Hold the messages to ack, store those to enqueue, and write the record."""
         xid, work = branch.xid, branch.work
         holds: list[Hold] = []
         for name, token, ids in work.acks:
@@ -335,13 +330,13 @@ class QueueXa(BranchTable[QueueBranch]):
             return branch, None
 
     def _finish(self, branch: QueueBranch, *, commit: bool, leaving: BranchRow | None = None) -> None:
-        """Carry out or undo a prepared branch."""
+        """Commit or roll back a prepared branch."""
 
         def finish(change: Change, find: Find) -> None:
             row = branch.row
             for each in row.holds:
                 with suppress(StaleLeaseError, QueueNotFoundError):
-                    # A hold whose row was damaged is in quarantine, and its messages are ready.
+                    # A hold with a damaged row is in quarantine, and its messages are ready again.
                     queue = find(each.queue)
                     if commit:
                         queue.ack(change, each.token)
@@ -371,7 +366,7 @@ class QueueXa(BranchTable[QueueBranch]):
         self._drop(branch)
 
     def _enqueue(self, change: Change, find: Find, kept: list[KeptDraft]) -> None:
-        """Let in what was promised."""
+        """Enqueue the promised messages."""
         for (name, body_id, body_bytes), group in groupby(kept, key=itemgetter(0, 2, 3)):
             queue = find(name)
             drafts: list[Draft | bytes] = [each.draft for each in group]
@@ -384,7 +379,7 @@ class QueueXa(BranchTable[QueueBranch]):
     def _enqueue_large(
         self, change: Change, queue: Queue, drafts: list[Draft | bytes], body_id: bytes, body_bytes: int | None
     ) -> None:
-        """The same of drafts whose payload is apart, and stays there unless they are transient."""
+        """Enqueue drafts whose payload is stored outside the row, and keep it there unless they are transient."""
         try:
             payload = self._content.read(body_id, body_bytes)
         except CorruptionError as error:
@@ -394,13 +389,13 @@ class QueueXa(BranchTable[QueueBranch]):
             return
         in_memory = queue.config.durability is Durability.MEMORY
         for draft in drafts:
-            assert isinstance(draft, Draft), "that is how they are kept"
+            assert isinstance(draft, Draft), "drafts with bodies are stored as Draft"
             whole = msgspec.structs.replace(draft, payload=payload)
             is_transient = (draft.transient or in_memory) and not draft.delay_ms
             queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, promised=True)
 
     def _try(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
-        """Take a step that ends the branch if it cannot be taken."""
+        """Run a step that ends the branch if it fails."""
         try:
             return self._step(branch, operation)
         except BasaltError as error:
@@ -410,17 +405,17 @@ class QueueXa(BranchTable[QueueBranch]):
             raise XaRolledBackError(f"branch {branch.xid} was rolled back: {error}") from error
 
     def _step(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
-        """Change rows; the branch is busy until they are durable."""
+        """Write rows. The branch is busy until they are durable."""
         branch.busy = True
         try:
             return self._plane.apply(operation)
         except BaseException as error:
-            # When the store fails the branch stays busy: whether the step is on disk only recovery can tell.
+            # If the store fails, the branch stays busy. Only recovery can tell whether the step is on disk.
             branch.busy = isinstance(error, StorageError) and not isinstance(error, NOTHING_WRITTEN)
             raise
 
     def _undo(self, branch: QueueBranch) -> None:
-        """Give up a branch that was not prepared. What it leased goes back, or expires."""
+        """Roll back an unprepared branch. Messages it leased are released, or their leases expire."""
         if branch.work.took:
             with suppress(BasaltError):
                 self._plane.apply(branch.work.give_back)
@@ -442,30 +437,9 @@ class QueueXa(BranchTable[QueueBranch]):
             branch.busy = False
         return result
 
-    def _future(self, step: Callable[[], tuple[QueueBranch, T]]) -> asyncio.Future[T]:
-        told: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        branch, result = step()
-        if not branch.busy:
-            told.set_result(result)
-            return told
-
-        def tell(done: asyncio.Future[None]) -> None:
-            error = done.exception()
-            if error is None:
-                branch.busy = False
-            if told.done():
-                return
-            if error is None:
-                told.set_result(result)
-            else:
-                told.set_exception(error)
-
-        self._commit.durable().add_done_callback(tell)
-        return told
-
 
 def parse_xid(text: str) -> Xid:
-    """The xid behind what `str` makes of it: format, global id and branch id in hex, with colons between."""
+    """Parse the text of an xid: format, global id and branch id in hex, separated by colons."""
     parts = text.split(":")
     try:
         format_id, global_id, branch_id = parts

@@ -1,4 +1,4 @@
-"""The states of X/Open XA, as two tables: of a branch, and of a session's part in it.
+"""The state machines of X/Open XA, as two tables: for branches and for sessions.
 
 A branch (X/Open's S0 to S5):
 
@@ -9,8 +9,8 @@ A branch (X/Open's S0 to S5):
 
 A session (T0 to T2): OUTSIDE ──start──> INSIDE ──suspend──> SUSPENDED ──resume──> INSIDE; end leads OUTSIDE from both.
 
-A pair of state and verb that is not in its table is an error of protocol order. What a verb does besides changing the
-state is in `xa`; nothing there decides what is allowed.
+A pair of state and verb that is not in its table is a protocol error. `xa` implements the effects of verbs, and leaves
+all decisions about allowed verbs to this module.
 """
 
 from __future__ import annotations

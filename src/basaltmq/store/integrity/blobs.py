@@ -1,13 +1,13 @@
-"""Blob files of RocksDB, read without RocksDB, so that a fault has a file and an offset to its name.
+"""Reads RocksDB blob files without RocksDB, so that a fault has a file name and an offset.
 
-RocksDB says "Blob CRC mismatch" and leaves out where; and it reads only values that are still referred to. A blob
-file is a header, records and a footer, all little-endian:
+RocksDB reports "Blob CRC mismatch" without a position, and reads only values that are still referenced. A blob file is
+a header, records and a footer, all little-endian:
 
     header  30   magic u32, version u32, family u32, flags u8, compression u8, expiration 2 x u64
     record  32   key length u64, value length u64, expiration u64, CRC of these 24, CRC of key and value; key; value
     footer  32   magic u32, records u64, expiration 2 x u64, CRC of these 28
 
-CRCs are CRC32C, masked as in a log. A file without a footer was not finished: a flush or a compaction was under way.
+CRCs are CRC32C, masked as in a log. A file without a footer is incomplete: a flush or a compaction was running.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOOTER_GUARDED_BYTES: Final = 28
 
 @dataclass(frozen=True, slots=True)
 class BlobFault:
-    """One thing wrong in a blob file; `key` is that of the value lost, where it can be told."""
+    """A fault in a blob file. `key` is the key of the lost value, if known."""
 
     offset: int
     what: str
@@ -42,12 +42,12 @@ class BlobFault:
 
 
 MENDED_BYTES: Final = 1 << 30
-"""Zeros behind the end of a mended blob file: four times the largest batch, so no value can lie beyond. They are a hole
-in the file and take no space."""
+"""Zeros after the end of a mended blob file: four times the largest batch, so no value can lie beyond. They are a
+sparse hole and use no space."""
 
 
 def is_framed(path: Path, family: int) -> bool:
-    """Whether a blob file has a valid footer and a valid header, which names this family."""
+    """Whether a blob file has a valid footer and a valid header for this family."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _FILE_HEADER.size + _FOOTER.size:
@@ -60,7 +60,7 @@ def is_framed(path: Path, family: int) -> bool:
 
 
 def write_frame(path: Path, family: int) -> None:
-    """Put a valid header before and a valid footer behind what a damaged blob file holds."""
+    """Write a valid header and a valid footer around the content of a damaged blob file."""
     with open(path, "r+b") as file:
         file.write(_FILE_HEADER.pack(_MAGIC, _VERSION, family, 0, 0, 0, 0))
         end = os.fstat(file.fileno()).st_size + MENDED_BYTES
@@ -71,7 +71,7 @@ def write_frame(path: Path, family: int) -> None:
 
 
 def scan_blobs(path: Path) -> tuple[int, list[BlobFault]]:
-    """Read a blob file through: how many records are whole, and what is wrong."""
+    """Read a blob file. Return the number of valid records, and the faults."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < _FILE_HEADER.size:
@@ -84,7 +84,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, list[BlobFault]]:
     faults: list[BlobFault] = []
     magic, version, _, flags, _, begin, end_of_life = _FILE_HEADER.unpack_from(data, 0)
     if magic != _MAGIC or version != _VERSION or flags or begin or end_of_life:
-        faults.append(BlobFault(0, "a header that is not one of a blob file"))
+        faults.append(BlobFault(0, "an invalid file header"))
     end = size - _FOOTER.size
     counted = _footer(data, end, faults)
     offset, whole, seen = _FILE_HEADER.size, 0, 0
@@ -95,7 +95,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, list[BlobFault]]:
             break
         key_bytes, value_bytes, _, header_crc, crc = _RECORD_HEADER.unpack_from(data, offset)
         if header_crc != masked(google_crc32c.value(guarded)):
-            # Without its lengths the next record cannot be found.
+            # Without its lengths the next record cannot be located.
             faults.append(BlobFault(offset, "a record header that does not match its checksum; the rest is not read"))
             return whole, faults
         key_at = offset + _RECORD_HEADER.size

@@ -1,12 +1,12 @@
-"""What is done about the logs of a database before it is opened.
+"""Checks the MANIFEST and the WAL files before RocksDB opens, and truncates torn tails.
 
-`check_logs` reads MANIFEST and WAL before RocksDB does and touches nothing. It refuses damage by name, and hands back
-the logs whose tail is torn. `cut_tails` copies a torn tail into quarantine and then cuts it, so that RocksDB, asked
-for absolute consistency, opens. A crash in between leaves the tail torn, and the next open does the same again.
+`check_logs` reads them without a change. It raises on damage, naming the file, and returns the logs with a torn tail.
+`cut_tails` copies a torn tail into quarantine and truncates it, so that RocksDB opens with absolute consistency. After
+a crash in between, the tail is still torn and the next open repeats both steps.
 
-A torn tail holds writes that were never confirmed. SYNCED says which were: a log that ends before them is damaged, and
-so is one that is missing. In the MANIFEST only a file that ends inside a record counts as torn: its records are synced
-one by one, so a last record that is there whole and wrong is damage.
+A torn tail holds only unconfirmed writes. SYNCED records the confirmed ones: a WAL file that ends before them, or that
+is missing, is damage. In the MANIFEST only a file that ends inside a record counts as torn. Its records are synced one
+by one, so a complete but invalid last record is damage.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from basaltmq.store.integrity.seals import is_table
 from basaltmq.store.integrity.synced import missing_writes, read_synced, short_manifest
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 
-REMEDY: Final = "nothing was touched; restore a backup, or run repair, which keeps every row that can be read"
+REMEDY: Final = "nothing was changed; restore a backup, or run repair, which keeps every readable row"
 
 
 def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogScan]:
-    """The logs with torn tails; CorruptionError for damage anywhere else.
+    """Return the logs with torn tails. Raises CorruptionError for any other damage.
 
-    `is_new`: the store is being made. `was_closed`: it was closed cleanly, so nothing is in a log only.
+    `is_new`: the store is being created. `was_closed`: it was closed cleanly, so no row is only in the WAL.
     """
     database = directory / DATABASE
     if not (database / "CURRENT").exists():
         synced = None if is_new else read_synced(directory)
         if synced is not None and synced.sequence:
             raise CorruptionError(
-                f"{database / 'CURRENT'} is missing, although rows were written: opening would begin an empty store; "
-                "nothing was touched; restore a backup, or run repair"
+                f"{database / 'CURRENT'} is missing, although rows were written: opening would create an empty store; "
+                "nothing was changed; restore a backup, or run repair"
             )
         if database.exists():
             _require_nothing_to_lose(database)
         return []
     manifest = scan_log(current_manifest(database))
     if not was_closed and (wrong := short_manifest(directory)):
-        raise CorruptionError(f"{manifest.path} {wrong}; nothing was touched; restore a backup, or run repair")
+        raise CorruptionError(f"{manifest.path} {wrong}; nothing was changed; restore a backup, or run repair")
     if manifest.fault is not None and not manifest.is_cut_short:
-        raise CorruptionError(f"{manifest.describe()}; nothing was touched; restore a backup, or run repair")
+        raise CorruptionError(f"{manifest.describe()}; nothing was changed; restore a backup, or run repair")
     _require_tables(database, manifest.path)
     logs = _needed_logs(database)
     _require_torn_only_at_the_end(logs)
@@ -57,7 +57,7 @@ def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogSc
 
 
 def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[str], None]) -> None:
-    """Copy each torn tail into quarantine and cut it."""
+    """Copy each torn tail into quarantine and truncate it."""
     try:
         for scan in torn:
             assert scan.fault is not None
@@ -65,25 +65,25 @@ def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[
             kept = _keep_tail(directory.quarantine, scan.path, cut_at)
             _truncate(scan.path, cut_at)
             report(
-                f"{scan.describe()}: a torn tail of {scan.size_bytes - cut_at} bytes, of writes that were not "
-                f"confirmed, was moved to {kept}"
+                f"{scan.describe()}: moved a torn tail of {scan.size_bytes - cut_at} bytes of unconfirmed writes "
+                f"to {kept}"
             )
     except OSError as error:
         raise os_error(error, directory.path) from error
 
 
 def _require_nothing_to_lose(database: Path) -> None:
-    """A crash while a store is made leaves no CURRENT; but then there is no log and no table either."""
+    """Raise if CURRENT is missing but data exists. A crash during creation leaves neither WAL nor SST files."""
     for path in sorted(database.iterdir()):
         if is_table(path.name) or path.suffix == ".log":
             raise CorruptionError(
-                f"{database / 'CURRENT'} is missing, but {path.name} is there: opening would begin an empty store over "
-                "it; nothing was touched; restore a backup, or run repair"
+                f"{database / 'CURRENT'} is missing, but {path.name} exists: opening would create an empty store over "
+                "it; nothing was changed; restore a backup, or run repair"
             )
 
 
 def _require_tables(database: Path, manifest: Path) -> None:
-    """Every table is there, as long as it was. RocksDB would open without, and only then find out."""
+    """Raise if an SST file is missing or has the wrong size. RocksDB would detect that only after the open."""
     for number, size_bytes in (live_tables(manifest) or {}).items():
         path = database / f"{number:06}.sst"
         try:
@@ -95,7 +95,7 @@ def _require_tables(database: Path, manifest: Path) -> None:
 
 
 def _needed_logs(database: Path) -> list[LogScan]:
-    """The write-ahead logs RocksDB will replay. Older ones are left over, and whatever is in them is in tables."""
+    """Return the WAL files that RocksDB will replay. The rows of older ones are already in SST files."""
     oldest = oldest_log(current_manifest(database))
     return [scan_log(path) for path in wal_files(database) if wal_number(path) >= oldest]
 
@@ -108,7 +108,7 @@ def _require_torn_only_at_the_end(logs: list[LogScan]) -> None:
             raise CorruptionError(f"{scan.describe()}; {REMEDY}")
         later = next((log for log in logs[place + 1 :] if log.records), None)
         if later is not None:
-            raise CorruptionError(f"{scan.describe()}, while {later.path.name} after it has records; {REMEDY}")
+            raise CorruptionError(f"{scan.describe()}, but the later {later.path.name} has records; {REMEDY}")
 
 
 def _keep_tail(quarantine: Path, path: Path, offset: int) -> Path:
@@ -116,7 +116,7 @@ def _keep_tail(quarantine: Path, path: Path, offset: int) -> Path:
 
 
 def _keep(quarantine: Path, path: Path, name: str, offset: int) -> Path:
-    """Copy a file from `offset` on into quarantine, durably, under a name that is free."""
+    """Copy a file from `offset` into quarantine durably, under an unused name."""
     make_directory(quarantine)
     kept = quarantine / name
     number = 1

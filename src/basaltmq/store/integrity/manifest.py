@@ -1,20 +1,20 @@
-"""What we need to know from a MANIFEST, what we add to a copy of it, and how a new one is made from files alone.
+"""Reads RocksDB's MANIFEST, edits copies of it, and builds a new one from files alone.
 
-A record of a MANIFEST is one edit: tag (varint), value, tag, value ... Those of interest come first in it, before the
-lists of files; reading stops at the first tag that is not among them:
+A MANIFEST record is one edit: tag (varint), value, tag, value ... The required tags come first, before the lists of
+files. Reading stops at the first other tag:
 
-    1 comparator, 201 name of a family that is added, 8193 database id     bytes, after a varint of their length
+    1 comparator, 201 name of an added family, 8193 database id            bytes, after a varint of their length
     2 log number, 3 next file, 4 last sequence, 9 previous log, 10 oldest log to keep, 200 family, 203 last family
                                                                            varint
 
-Logs below the highest "oldest log to keep" are left over from before a flush. RocksDB passes over them, and nobody
-syncs them any more, so after a power loss they may well be torn.
+WAL files below the highest "oldest log to keep" are left over from before a flush. RocksDB skips and no longer syncs
+them, so they may be torn after a power loss.
 
-`without_table` is an edit that takes a table out (6: level, number), for a copy to be read without it.
+`without_table` returns an edit that removes an SST file (6: level, number) from a copy.
 
-`write_manifest` makes a MANIFEST for reading tables whose own MANIFEST is lost. Every table is put into level 0 and
-spans all keys. An iterator merges tables by sequence number, so it shows the right rows whatever the levels were; a
-`get` would not. The edits it uses:
+`write_manifest` builds a MANIFEST to read SST files whose MANIFEST is lost. Every SST file goes to level 0 and spans
+all keys. An iterator merges SST files by sequence number, so it returns the correct rows at any level; a `get` would
+not. It uses these edits:
 
     103 new file    level, number, bytes, first key, last key (bytes), first and last sequence number, then fields of
                     tag and bytes: 4 oldest blob file, 13 epoch (distinct in level 0); tag 1 ends them
@@ -44,18 +44,18 @@ _FAMILY_DROP: Final = 202
 _NEW_FILE: Final = 103
 _BLOB_FILE, _BLOB_GARBAGE = 400, 401
 _IGNORABLE: Final = 1 << 13
-"""In a tag: whoever does not know it may pass over it."""
+"""Tag bit: readers that do not know the tag may skip it."""
 _NUMBER_MASK: Final = (1 << 62) - 1
 _OLDEST_BLOB, _EPOCH, _END_OF_FIELDS = 4, 13, 1
 _BYTEWISE: Final = b"leveldb.BytewiseComparator"
 
 SEQUENCE_MAX: Final = (1 << 56) - 1
-"""The highest sequence number RocksDB has."""
+"""RocksDB's highest sequence number."""
 
 _KEY_END: Final = Struct("<Q")
 _KEY_FIRST: Final = _KEY_END.pack(SEQUENCE_MAX << 8 | 1)
 _KEY_LAST: Final = b"\xff" * 1024 + _KEY_END.pack(0)
-"""Keys in a MANIFEST end in sequence number and kind. No key of ours begins with 1,024 bytes 0xff: they begin with
+"""Keys in a MANIFEST end with sequence number and kind. No Basalt key starts with 1,024 bytes 0xff: keys start with
 lengths, ids or names."""
 
 _TEXTS: Final = frozenset((1, _FAMILY_ADD, 8193))
@@ -63,12 +63,12 @@ _NUMBERS: Final = frozenset((2, 3, 4, 9, _OLDEST_LOG, _FAMILY, 203))
 
 
 def oldest_log(manifest: Path) -> int:
-    """The number of the first write-ahead log that is still needed; 0 if all may be."""
+    """Return the number of the oldest WAL file that is still required, 0 if all may be."""
     return max((_head(edit)[0].get(_OLDEST_LOG, 0) for edit in read_records(manifest)), default=0)
 
 
 def family_numbers(manifest: Path) -> dict[str, int]:
-    """RocksDB's number of each family."""
+    """Return RocksDB's number of each family."""
     found = {"default": 0}
     for edit in read_records(manifest):
         numbers, texts = _head(edit)
@@ -78,12 +78,12 @@ def family_numbers(manifest: Path) -> dict[str, int]:
 
 
 def sequence_reached(manifest: Path) -> int:
-    """The last sequence number that the edits of a MANIFEST name."""
+    """Return the last sequence number in the edits of a MANIFEST."""
     return max((_head(edit)[0].get(_LAST_SEQUENCE, 0) for edit in read_records(manifest)), default=0)
 
 
 class ListedTable(NamedTuple):
-    """A table to be listed."""
+    """An SST file to list in a MANIFEST."""
 
     number: int
     size_bytes: int
@@ -95,7 +95,7 @@ def write_manifest(
     tables: Mapping[str, Sequence[ListedTable]],
     blobs: Mapping[str, Sequence[int]],
 ) -> None:
-    """Write a MANIFEST that lists tables and blob files by family. It is for reading only."""
+    """Write a MANIFEST that lists SST and blob files by family. It is for reading only."""
     numbers = [each.number for found in tables.values() for each in found] + [
         n for found in blobs.values() for n in found
     ]
@@ -104,7 +104,7 @@ def write_manifest(
         _encoded(tag) + _encoded(value)
         for tag, value in (
             (_NEXT_FILE, max(numbers, default=0) + 1),
-            # Rows with a higher number than this are not seen.
+            # Rows with a higher sequence number are not visible.
             (_LAST_SEQUENCE, SEQUENCE_MAX >> 1),
             (_LAST_FAMILY, max(families.values(), default=0)),
         )
@@ -115,7 +115,7 @@ def write_manifest(
         if number:
             edits.append(head + whose + _numbered(_FAMILY_ADD, name.encode()))
         oldest_blob = min(blobs.get(name, ()), default=0)
-        # A blob file that no table points at is dropped when the MANIFEST is read.
+        # RocksDB drops a blob file without a referring SST file when it reads the MANIFEST.
         for blob in blobs.get(name, ()) if tables.get(name) else ():
             parts = (_BLOB_FILE, blob, 1 << 40, 1 << 50, 0, 0, 0)
             edits.append(b"".join(map(_encoded, parts)) + whose)
@@ -140,8 +140,23 @@ def _numbered(tag: int, data: bytes) -> bytes:
 
 
 def live_tables(manifest: Path) -> dict[int, int] | None:
-    """Number and size of every table the edits leave; None if one of them has a form we do not know."""
+    """Return number and size of every live SST file, None if an edit has an unknown format."""
+    listed = _listed(manifest)
+    return None if listed is None else listed[0]
+
+
+def added_blobs(manifest: Path) -> set[int] | None:
+    """Return the numbers of all blob files that edits added, None if an edit has an unknown format.
+
+    Any other blob file is left over from a flush or compaction that a crash interrupted.
+    """
+    listed = _listed(manifest)
+    return None if listed is None else listed[1]
+
+
+def _listed(manifest: Path) -> tuple[dict[int, int], set[int]] | None:
     live: dict[int, int] = {}
+    blobs: set[int] = set()
     for edit in read_records(manifest):
         at = 0
         try:
@@ -160,12 +175,13 @@ def live_tables(manifest: Path) -> dict[int, int] | None:
                     number, size_bytes, at = _new_file(edit, at)
                     live[number] = size_bytes
                 elif tag in (_BLOB_FILE, _BLOB_GARBAGE):
+                    blobs.add(_varint(edit, at)[0])
                     at = _blob_edit(edit, at, has_checksum=tag == _BLOB_FILE)
                 elif tag != _FAMILY_DROP:
                     return None
         except IndexError:
             return None
-    return live
+    return live, blobs
 
 
 def _new_file(edit: bytes, at: int) -> tuple[int, int, int]:
@@ -178,7 +194,7 @@ def _new_file(edit: bytes, at: int) -> tuple[int, int, int]:
     while True:
         field, at = _varint(edit, at)
         if field == _END_OF_FIELDS:
-            # The upper bits of a number are the directory it is in; there is one.
+            # The upper bits of a number select a directory; Basalt uses only one.
             return number & _NUMBER_MASK, size_bytes, at
         at = _skipped(edit, at)
 
@@ -196,7 +212,7 @@ def _blob_edit(edit: bytes, at: int, *, has_checksum: bool) -> int:
 
 
 def _skipped(edit: bytes, at: int) -> int:
-    """Behind a text."""
+    """Return the position after a length-prefixed text."""
     length, at = _varint(edit, at)
     if at + length > len(edit):
         raise IndexError
@@ -204,13 +220,13 @@ def _skipped(edit: bytes, at: int) -> int:
 
 
 def without_table(family: int, level: int, table: int) -> bytes:
-    """The edit that takes a table of a family out."""
+    """Return the edit that removes an SST file from a family."""
     edit = _encoded(_DELETED_FILE) + _encoded(level) + _encoded(table)
     return edit + _encoded(_FAMILY) + _encoded(family) if family else edit
 
 
 def _head(edit: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
-    """The numbers and texts an edit begins with."""
+    """Return the numbers and texts at the start of an edit."""
     numbers: dict[int, int] = {}
     texts: dict[int, bytes] = {}
     at = 0
@@ -226,7 +242,7 @@ def _head(edit: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
             else:
                 break
     except IndexError:
-        # The checksum matched, so this is a form we do not know; then nothing is known, and every log counts.
+        # The checksum matched, so the format is unknown. Return nothing, so that every WAL file counts as required.
         return {}, {}
     return numbers, texts
 

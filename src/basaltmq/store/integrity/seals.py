@@ -1,20 +1,20 @@
-"""SEALS: checksums of what RocksDB does not, or not wholly, protect by itself.
+"""SEALS: checksums of files that RocksDB protects only partly or not at all.
 
-    small files    IDENTITY, OPTIONS-*, rocksdict-config.json have no checksum at all. Sealed after open and after
+    small files    IDENTITY, OPTIONS-* and rocksdict-config.json have no checksum. Sealed after open and after
                    set_options.
-    sst and blob   RocksDB checks a block when it reads it, and reads over a damaged filter or property block in
-                   silence. Sealed whole at close (up to a budget), by a checkpoint and by verify, never at open.
-    MANIFEST       a valid beginning of it is accepted as the whole. Sealed at a clean close, checked at the next open.
+    sst and blob   RocksDB checks a block when it reads it, and silently ignores a damaged filter or property block.
+                   Whole files are sealed at close (up to a budget), by a checkpoint and by verify, never at open.
+    MANIFEST       RocksDB accepts a valid prefix as the whole file. Sealed at a clean close, checked at the next open.
 
     {"files": {"IDENTITY": [size, crc], "000009.sst": [size, crc], ...}, "manifest": ["MANIFEST-000018", size, crc],
      "families": {"messages": 1, ...}, "store_id": "..."}
 
-`families` has RocksDB's numbers of the families, and `store_id` is that of STORE: copies for a repair, of what a lost
-MANIFEST and a lost STORE said. All names are of files in kv/.
+`families` holds RocksDB's numbers of the families, and `store_id` that of STORE. A repair uses these copies if the
+MANIFEST or STORE is lost. All names refer to files in kv/.
 
-A file is sealed once and never again, so that a seal cannot come to bless damage that happened to a file later; RocksDB
-never writes a finished file a second time, nor uses a number again. `rocksdict-config.json` is the exception: it is
-written anew at each open. A file that has gone loses its seal. What is not sealed yet is not a fault.
+A file is sealed only once, so that a later seal cannot approve damage. That works because RocksDB never rewrites a
+finished file or reuses a number. `rocksdict-config.json` is the exception: it is rewritten at each open. A deleted file
+loses its seal. A file without a seal is not a fault.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ Sum: TypeAlias = tuple[int, int]
 """Size and CRC32C of a file."""
 
 CLOSE_BYTES_MAX: Final = 256 << 20
-"""Read at close to seal files written since: about a tenth of a second, as they come from the page cache."""
+"""Bytes read at close to seal new files: about 0.1 s, because they are in the page cache."""
 
 _CHUNK_BYTES: Final = 4 << 20
 _CONFIG: Final = "rocksdict-config.json"
-_REMEDY: Final = "it is derived and costs nothing: open the store and it is written anew"
+_REMEDY: Final = "no data is lost: opening the store writes it again"
 
 
 @dataclass(slots=True)
 class Seals:
-    """What SEALS says."""
+    """The content of SEALS."""
 
     files: dict[str, Sum] = field(default_factory=dict)
     manifest: tuple[str, int, int] | None = None
@@ -65,24 +65,24 @@ class Seals:
 
     @classmethod
     def read(cls, directory: Path) -> Seals | None:
-        """The seals of a store; None if it has none; CorruptionError if they are damaged."""
+        """Return the seals of a store, None if it has none. Raises CorruptionError if they are damaged."""
         path = directory / SEALS
         try:
-            said = read_line(path, _REMEDY)
+            content = read_line(path, _REMEDY)
         except FileNotFoundError:
             return None
         try:
-            files = {str(name): (int(size), int(crc)) for name, (size, crc) in said["files"].items()}
-            manifest = said["manifest"]
-            store_id = said.get("store_id")
+            files = {str(name): (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
+            manifest = content["manifest"]
+            store_id = content.get("store_id")
             return cls(
                 files,
                 (str(manifest[0]), int(manifest[1]), int(manifest[2])) if manifest else None,
-                {str(label): int(number) for label, number in said.get("families", {}).items()},
+                {str(label): int(number) for label, number in content.get("families", {}).items()},
                 None if store_id is None else str(store_id),
             )
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
-            raise CorruptionError(f"{path} has an unknown form; {_REMEDY}") from None
+            raise CorruptionError(f"{path} has an unknown structure; {_REMEDY}") from None
 
 
 def is_small(name: str) -> bool:
@@ -94,7 +94,7 @@ def is_table(name: str) -> bool:
 
 
 def file_sum(path: Path, progress: Callable[[int], None] | None = None) -> Sum:
-    """Size and CRC32C of the file at `path`, read to its end."""
+    """Return the size and CRC32C of a file."""
     crc = size = 0
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -106,13 +106,13 @@ def file_sum(path: Path, progress: Callable[[int], None] | None = None) -> Sum:
 
 
 def check_small(directory: Path, seals: Seals) -> Iterable[tuple[str, str]]:
-    """(name, what is wrong) for every small file that is not as sealed."""
+    """Yield (name, fault) for every small file that differs from its seal."""
     for name, sealed in seals.files.items():
         if is_small(name):
             try:
                 found = file_sum(directory / DATABASE / name)
             except FileNotFoundError:
-                # RocksDB keeps the last two OPTIONS files.
+                # RocksDB keeps only the last two OPTIONS files.
                 if not name.startswith("OPTIONS-"):
                     yield name, "is missing"
                 continue
@@ -122,12 +122,12 @@ def check_small(directory: Path, seals: Seals) -> Iterable[tuple[str, str]]:
 
 def mismatch(found: Sum, sealed: Sum) -> str:
     if found[0] != sealed[0]:
-        return f"has {found[0]} bytes, not the {sealed[0]} it was sealed with"
+        return f"has {found[0]} bytes, but was sealed with {sealed[0]}"
     return f"does not match its seal (CRC32C {found[1]:08x}, sealed {sealed[1]:08x})"
 
 
 def check_manifest(directory: Path, seals: Seals) -> str | None:
-    """What is wrong with the MANIFEST of a store that was closed cleanly, None if nothing or if it was not."""
+    """Return the fault of the MANIFEST. None if it has none or the store was not closed cleanly."""
     if seals.manifest is None:
         return None
     name, *sealed = seals.manifest
@@ -139,7 +139,7 @@ def check_manifest(directory: Path, seals: Seals) -> str | None:
 
 
 class Sealer:
-    """Keeps the SEALS of one store that is open for writing. A seal that cannot be written is reported, not raised."""
+    """Maintains SEALS of a store that is open for writing. A failure to write SEALS is reported, not raised."""
 
     def __init__(self, directory: Path, report: Callable[[str], None]) -> None:
         self._directory = directory
@@ -157,22 +157,22 @@ class Sealer:
         return self._seals.manifest is not None
 
     def check(self) -> None:
-        """Before RocksDB opens: refuse a MANIFEST that changed since a clean close, report the rest."""
+        """Check before RocksDB opens: raise if the MANIFEST changed since a clean close, report other faults."""
         if self._seals.files:
-            # SEALS is written once a database is there; without CURRENT RocksDB would begin an empty one.
+            # SEALS implies a database. Without CURRENT, RocksDB would create an empty one.
             current_manifest(self._directory / DATABASE)
         wrong = check_manifest(self._directory, self._seals)
         if wrong is not None:
             assert self._seals.manifest is not None
             manifest = self._directory / DATABASE / self._seals.manifest[0]
             raise CorruptionError(
-                f"{manifest} {wrong}; the store was closed cleanly, so it is damaged: restore a backup"
+                f"{manifest} {wrong}; it changed after a clean close, so it is damaged: restore a backup, or run repair"
             )
         for name, what in check_small(self._directory, self._seals):
-            self._report(f"{self._directory / DATABASE / name} {what}; RocksDB does without it")
+            self._report(f"{self._directory / DATABASE / name} {what}; RocksDB works without it")
 
-    def blame(self, error: CorruptionError) -> CorruptionError:
-        """RocksDB does not always name the file it could not read; the seals may."""
+    def name_damaged_files(self, error: CorruptionError) -> CorruptionError:
+        """Return an error that names the damaged files by their seals, if RocksDB's error names none."""
         database = self._directory / DATABASE
         if not str(error).startswith(f"{self._directory} "):
             return error
@@ -181,7 +181,8 @@ class Sealer:
             path = database / name
             if is_table(name) and path.exists() and (found := file_sum(path)) != sealed:
                 wrong.append(f"{path} {mismatch(found, sealed)}")
-        return CorruptionError(f"{'; '.join(wrong) or 'verify will say which file'}; restore a backup ({error})")
+        named = "; ".join(wrong) or "run verify to find the damaged file"
+        return CorruptionError(f"{named}; restore a backup, or run repair ({error})")
 
     def after_open(self, store_id: str) -> None:
         with self._lock:
@@ -196,7 +197,7 @@ class Sealer:
             self._seal_small()
 
     def after_close(self) -> None:
-        """Everything is in its files: seal the MANIFEST, and tables as far as the budget goes, newest first."""
+        """Seal the MANIFEST, and SST and blob files within the budget, newest first. The database is closed."""
         with self._lock:
             try:
                 database = self._directory / DATABASE
@@ -213,10 +214,10 @@ class Sealer:
                 self._seals.manifest = (manifest.name, *file_sum(manifest))
                 self._write()
             except (OSError, CorruptionError) as error:
-                self._report(f"{self._directory / SEALS} could not be brought up to date: {error}")
+                self._report(f"{self._directory / SEALS} could not be updated: {error}")
 
     def add(self, sums: dict[str, Sum]) -> None:
-        """Seal tables somebody has read and found sound."""
+        """Seal SST and blob files that the caller has read without a fault."""
         with self._lock:
             fresh = {name: found for name, found in sums.items() if is_table(name) and name not in self._seals.files}
             if fresh:
@@ -232,11 +233,11 @@ class Sealer:
         try:
             for path in database.iterdir():
                 if is_small(path.name) and path.name not in self._seals.files:
-                    # RocksDB syncs what it writes; `rocksdict` does not.
+                    # RocksDB syncs the files it writes; `rocksdict` does not.
                     sync_file(path)
                     self._seals.files[path.name] = file_sum(path)
         except OSError as error:
-            self._report(f"{self._directory / SEALS} could not be brought up to date: {error}")
+            self._report(f"{self._directory / SEALS} could not be updated: {error}")
             return
         self._write_or_report()
 
@@ -244,11 +245,11 @@ class Sealer:
         try:
             self._write()
         except OSError as error:
-            self._report(f"{self._directory / SEALS} could not be brought up to date: {error}")
+            self._report(f"{self._directory / SEALS} could not be updated: {error}")
 
     def _write(self) -> None:
         present = set(os.listdir(self._directory / DATABASE))
-        # IDENTITY and the configuration stay sealed when they are gone: that is the fault.
+        # IDENTITY and the configuration keep their seals when they are missing, because their absence is a fault.
         self._seals.files = {
             name: sealed
             for name, sealed in self._seals.files.items()

@@ -1,7 +1,7 @@
-"""SYNCED: what was known to be durable, so that a log that is gone or cut short is noticed.
+"""SYNCED: records which writes are durable, so that a missing or truncated WAL file is detected.
 
-RocksDB cannot tell a write-ahead log that lost its confirmed end from one that a power loss cut, and takes a missing
-one for one that never was. So the store notes, after each sync, how far the writes reach that are durable:
+RocksDB cannot distinguish a WAL file that lost confirmed records from one that a power loss cut. It also ignores a
+missing WAL file. So after each sync the store records the extent of the durable writes:
 
      0      4            12         20         28        36      38
     ┌──────┬────────────┬──────────┬──────────┬─────────┬───────┬──────────────────┐
@@ -10,11 +10,11 @@ one for one that never was. So the store notes, after each sync, how far the wri
     └──────┴────────────┴──────────┴──────────┴─────────┴───────┴──────────────────┘
 
 `sequence` is the RocksDB sequence number of the last logged row change that a sync covered. The MANIFEST has at least
-`bytes` bytes. The file has two such slots of 2 KiB, written by turns through a memory map: one store into memory per
-sync, no system call. A killed process loses nothing of it. A power loss may leave an older slot; then it promises less.
-The numbers are never ahead of what is durable.
+`bytes` bytes. The file has two such slots of 2 KiB, written alternately through a memory map, without a system call per
+sync. A killed process loses nothing of it. A power loss may leave an older slot, which only covers fewer writes. The
+numbers never exceed what is durable.
 
-Names and sizes are looked up at most every `LOOK_S`, because each look costs system calls.
+File names and sizes are read at most every `CHECK_S`, because each check costs system calls.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from struct import error as struct_error
-from typing import Final
+from typing import Final, NamedTuple
 
 import google_crc32c
 
@@ -40,9 +39,9 @@ from basaltmq.store.integrity.wal import LogScan, current_manifest, is_wal, last
 
 SYNCED: Final = "SYNCED"
 
-LOOK_S: Final = 0.1
-"""A log that begins and ends between two looks is not noticed when it is missing. RocksDB begins one per 4 MiB or more
-of writes."""
+CHECK_S: Final = 0.1
+"""Interval of the directory check, in seconds. The loss of a WAL file that existed only between two checks is not
+detected. RocksDB starts one per 4 MiB or more of writes."""
 
 _SLOT_BYTES: Final = 2048
 _CRC: Final = Struct("<I")
@@ -51,9 +50,8 @@ _NUMBER: Final = Struct("<Q")
 _LOGS_MAX: Final = (_SLOT_BYTES - _CRC.size - _SLOT.size) // _NUMBER.size
 
 
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """What a slot says."""
+class Synced(NamedTuple):
+    """The content of a slot."""
 
     generation: int = 0
     sequence: int = 0
@@ -81,7 +79,7 @@ class Synced:
 
 
 def read_synced(directory: Path) -> Synced | None:
-    """The newest slot that is whole; None if there is none."""
+    """Return the newest valid slot, None if there is none."""
     try:
         raw = (directory / SYNCED).read_bytes()
     except OSError:
@@ -91,15 +89,15 @@ def read_synced(directory: Path) -> Synced | None:
 
 
 def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) -> str:
-    """What is missing of the writes that were durable, in words; empty if nothing is, or nothing is known of it.
+    """Describe the durable writes that are missing. Empty if none are, or if SYNCED is unreadable.
 
-    `logs` are the write-ahead logs that are needed, `manifest` the MANIFEST, unless it cannot be read.
+    `logs` are the required WAL files. `manifest` is None if the MANIFEST cannot be read.
     """
     synced = read_synced(directory)
     if synced is None:
         return ""
     present = {wal_number(scan.path) for scan in logs}
-    # Without a MANIFEST, logs older than all that are there are taken for those that were flushed and deleted.
+    # Without a MANIFEST, assume that WAL files older than all present ones were flushed and deleted.
     oldest = min(present, default=0) if manifest is None else oldest_log(manifest)
     gone = [f"{number:06}.log" for number in synced.logs if number >= oldest and number not in present]
     if gone:
@@ -108,13 +106,13 @@ def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) 
         return ""
     reached = max([sequence_reached(manifest), *(last_sequence(scan.path, scan) for scan in logs)])
     if reached < synced.sequence:
-        last = logs[-1].path.name if logs else "the write-ahead log"
+        last = logs[-1].path.name if logs else "the WAL"
         return f"{last} lacks the last {synced.sequence - reached} row changes that were durable"
     return ""
 
 
 def short_manifest(directory: Path) -> str:
-    """What is wrong with the size of the MANIFEST; empty if nothing is known to be."""
+    """Describe a MANIFEST that is too short. Empty if no fault is known."""
     synced = read_synced(directory)
     manifest = current_manifest(directory / DATABASE)
     if synced is None or manifest.name != f"MANIFEST-{synced.manifest:06}":
@@ -122,11 +120,11 @@ def short_manifest(directory: Path) -> str:
     size_bytes = manifest.stat().st_size
     if size_bytes >= synced.manifest_bytes:
         return ""
-    return f"has {size_bytes} bytes, and {synced.manifest_bytes} were durable"
+    return f"has {size_bytes} bytes, but {synced.manifest_bytes} bytes were durable"
 
 
 class SyncedFile:
-    """Keeps SYNCED for a store that is open for writing. Safe to share between threads."""
+    """Maintains SYNCED for a store that is open for writing. Thread-safe."""
 
     def __init__(
         self, directory: Path, report: Callable[[str], None], clock_s: Callable[[], float] = time.monotonic
@@ -134,7 +132,7 @@ class SyncedFile:
         self._lock = threading.Lock()
         self._database = directory / DATABASE
         self._clock_s = clock_s
-        self._looked_s = float("-inf")
+        self._checked_s = float("-inf")
         self._changed_ns = 0
         self._last = read_synced(directory) or Synced()
         self._map: mmap.mmap | None = None
@@ -151,22 +149,22 @@ class SyncedFile:
             finally:
                 os.close(fd)
         except (OSError, ValueError) as error:
-            # The store works without it; what is lost is a check.
-            report(f"{path} cannot be kept: {error}")
+            # The store works without the file and only loses a check.
+            report(f"{path} cannot be written: {error}")
 
-    def note(self, sequence: int, *, look: bool = False) -> None:
-        """Everything up to a sequence number is durable."""
+    def note(self, sequence: int, *, check_directory: bool = False) -> None:
+        """Record that everything up to a sequence number is durable."""
         with self._lock:
             if self._map is not None:
-                self._note(self._map, sequence, look)
+                self._note(self._map, sequence, check_directory)
 
-    def _note(self, slots: mmap.mmap, sequence: int, look: bool) -> None:
+    def _note(self, slots: mmap.mmap, sequence: int, check_directory: bool) -> None:
         manifest, manifest_bytes, logs = self._last.manifest, self._last.manifest_bytes, self._last.logs
         now_s = self._clock_s()
-        if look or now_s - self._looked_s >= LOOK_S:
-            self._looked_s = now_s
+        if check_directory or now_s - self._checked_s >= CHECK_S:
+            self._checked_s = now_s
             with contextlib.suppress(OSError, CorruptionError):
-                manifest, manifest_bytes, logs = self._look()
+                manifest, manifest_bytes, logs = self._check_directory()
         self._last = Synced(
             self._last.generation + 1, max(sequence, self._last.sequence), manifest, manifest_bytes, logs
         )
@@ -174,19 +172,19 @@ class SyncedFile:
         at = self._last.generation % 2 * _SLOT_BYTES
         slots[at : at + len(slot)] = slot
 
-    def _look(self) -> tuple[int, int, tuple[int, ...]]:
+    def _check_directory(self) -> tuple[int, int, tuple[int, ...]]:
         manifest, logs = self._last.manifest, self._last.logs
         changed_ns = os.stat(self._database).st_mtime_ns
         if changed_ns != self._changed_ns:
             self._changed_ns = changed_ns
             manifest = int(current_manifest(self._database).name.removeprefix("MANIFEST-"))
             logs = tuple(sorted(int(name[:-4]) for name in os.listdir(self._database) if is_wal(name)))
-            # A name that was made a moment ago may not be durable yet.
+            # A new directory entry may not be durable yet.
             sync_directory(self._database)
         path = self._database / f"MANIFEST-{manifest:06}"
         size_bytes = os.stat(path).st_size
         if size_bytes != self._last.manifest_bytes:
-            # RocksDB syncs an edit after it has written it.
+            # RocksDB writes an edit first and syncs it later.
             sync_file(path)
         return manifest, size_bytes, logs
 

@@ -1,11 +1,11 @@
-"""The log format of RocksDB, read without RocksDB: its write-ahead log (`*.log`) and its MANIFEST.
+"""Reads RocksDB's log format without RocksDB: its WAL files (`*.log`) and its MANIFEST.
 
-Why we read it ourselves before every open: RocksDB 10.4 passes over a record whose header is zeroed as if the log
-ended its block there, and opens without the rest; a record type flipped to one of the recyclable kinds makes it read
-for ever. A scan of ours costs about 1 us per record, and only what was not flushed is there to be scanned.
+Basalt scans these files before every open, for two reasons. RocksDB 10.4 treats a record with a zeroed header as the
+end of its block and opens without the rest. A record type flipped to a recyclable kind makes RocksDB read forever. The
+scan costs about 1 us per record, and only data that was not flushed has to be scanned.
 
-A log is blocks of 32 KiB, each filled with fragments; a fragment never crosses a block, and fewer than seven bytes
-left in a block are zeros:
+A log consists of blocks of 32 KiB filled with fragments. A fragment never crosses a block. Fewer than seven bytes left
+in a block are zeros:
 
      0        4     6    7
     ┌────────┬─────┬────┬──────────────────┐
@@ -13,11 +13,11 @@ left in a block are zeros:
     │ u32 le │ u16 │ u8 │ len bytes        │   crc: CRC32C over type and payload, rotated and offset ("masked")
     └────────┴─────┴────┴──────────────────┘
 
-A full fragment, or first, middle ..., last, is one record. Zeros to the end of the file are space laid out ahead.
+A record is one full fragment, or first, middle ..., last. Zeros up to the end of the file are preallocated space.
 
-What is wrong with a log is told apart by what comes after it. Where nothing valid follows, the tail is `torn`: the
-bytes of writes under way when the power went, which nobody was told are durable. Where a valid fragment follows, or
-a length alone does not fit bytes that are whole, the log is damaged.
+The bytes after a fault decide its kind. If nothing valid follows, the tail is `torn`: a power loss interrupted writes
+that were never confirmed as durable. If a valid fragment follows, or only the length of an otherwise complete fragment
+is wrong, the log is damaged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BLOCK_BYTES: Final = 32 * 1024
 _HEADER: Final = Struct("<IHB")
 _HEADER_BYTES: Final = _HEADER.size
 _BATCH_HEAD: Final = Struct("<QI")
-"""How a record of a write-ahead log begins: the sequence number of its first row change, and how many there are."""
+"""The start of a WAL record: the sequence number of its first row change, and the number of changes."""
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _MASK_DELTA: Final = 0xA282EAD8
 _WAL_NAME: Final = re.compile(r"(\d{6,})\.log")
@@ -49,7 +49,7 @@ _TYPE_BYTE: Final = re.compile(rb"[\x01-\x04]")
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """The first thing wrong in a log. `cut_at` is where the last whole record before it ends."""
+    """The first fault in a log. `cut_at` is the end of the last complete record before it."""
 
     offset: int
     what: str
@@ -60,50 +60,50 @@ class LogFault:
 
 @dataclass(frozen=True, slots=True)
 class LogScan:
-    """What a log holds."""
+    """The result of reading a log."""
 
     path: Path
     size_bytes: int
     records: int
     fault: LogFault | None
     last_record_at: int = 0
-    """Where the last whole record begins."""
+    """The start of the last complete record."""
 
     @property
     def is_cut_short(self) -> bool:
-        """The file ends inside its last record, as one that is being written does."""
+        """Whether the file ends inside its last record, as happens while it is being written."""
         return self.fault is not None and self.fault.torn and self.fault.what.startswith("the file ends")
 
     def describe(self) -> str:
-        """The fault in words."""
+        """Describe the fault."""
         fault = self.fault
         assert fault is not None
-        after = f"; valid records go on at byte {fault.resumes_at}" if fault.resumes_at is not None else ""
+        after = f"; valid records continue at byte {fault.resumes_at}" if fault.resumes_at is not None else ""
         return f"{self.path}: {fault.what} at byte {fault.offset} of {self.size_bytes}{after}"
 
 
 def masked(crc: int) -> int:
-    """RocksDB's disguise for a CRC that is itself stored among data with CRCs."""
+    """Mask a CRC as RocksDB does for CRCs stored next to data with CRCs."""
     return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def wal_files(database: Path) -> list[Path]:
-    """The write-ahead logs, oldest first."""
+    """Return the WAL files, oldest first."""
     return sorted((path for path in database.iterdir() if _WAL_NAME.fullmatch(path.name)), key=wal_number)
 
 
 def current_manifest(database: Path) -> Path:
-    """The MANIFEST that CURRENT names."""
+    """Return the MANIFEST named in CURRENT."""
     current = database / "CURRENT"
     try:
         raw = current.read_bytes()
     except FileNotFoundError:
-        raise CorruptionError(f"{current} is missing, so the store cannot be read; restore a backup") from None
+        raise CorruptionError(f"{current} is missing; restore a backup, or run repair") from None
     if not _MANIFEST_NAME.fullmatch(raw):
-        raise CorruptionError(f"{current} does not name a MANIFEST: {raw[:40]!r}; restore a backup")
+        raise CorruptionError(f"{current} does not name a MANIFEST: {raw[:40]!r}; restore a backup, or run repair")
     manifest = database / raw[:-1].decode("ascii")
     if not manifest.exists():
-        raise CorruptionError(f"{current} names {manifest.name}, which is not there; restore a backup")
+        raise CorruptionError(f"{current} names {manifest.name}, which is missing; restore a backup, or run repair")
     return manifest
 
 
@@ -118,7 +118,7 @@ def wal_number(path: Path) -> int:
 
 
 def read_records(path: Path) -> Iterator[bytes]:
-    """The whole records of a log, up to the first thing wrong with it."""
+    """Yield the complete records of a log up to its first fault."""
     scan = scan_log(path)
     end = scan.size_bytes if scan.fault is None else scan.fault.cut_at
     data = path.read_bytes()[:end]
@@ -141,13 +141,13 @@ def read_records(path: Path) -> Iterator[bytes]:
 
 
 def append_record(path: Path, record: bytes) -> None:
-    """Add a record to a log nobody else writes."""
+    """Append a record to a log that no other process writes."""
     with open(path, "ab") as log:
         write_record(log, log.tell(), record)
 
 
 def write_record(log: BinaryIO, at: int, record: bytes) -> int:
-    """Write a record at position `at`, the end of the log; where it ends."""
+    """Write a record at position `at`, the end of the log. Return the new end."""
     first = True
     while True:
         room = BLOCK_BYTES - at % BLOCK_BYTES
@@ -167,7 +167,7 @@ def write_record(log: BinaryIO, at: int, record: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRecord:
-    """A stretch of a log that holds no whole record. `payload` is what its fragments hold, unverified."""
+    """A part of a log without a complete record. `payload` is the unverified content of its fragments."""
 
     offset: int
     end: int
@@ -175,10 +175,10 @@ class DamagedRecord:
 
 
 def salvage_records(path: Path) -> Iterator[bytes | DamagedRecord]:
-    """Every whole record of a log, those behind damage included.
+    """Yield every complete record of a log, including those after damage.
 
-    Reading resumes where the length of the damaged fragment says, or else at the next block. It never searches for a
-    header at any byte: the payload of a message may hold bytes that look like a record.
+    Reading resumes at the end given by the damaged fragment's length, or else at the next block. It never searches for
+    a header at arbitrary bytes, because a message payload may contain bytes that look like a record.
     """
     data = path.read_bytes()
     parts: list[bytes] = []
@@ -192,7 +192,7 @@ def salvage_records(path: Path) -> Iterator[bytes | DamagedRecord]:
             continue
         part, kind, following = _fragment(data, offset, room)
         if kind == 0 and not data[offset:].strip(b"\0"):
-            # Space laid out ahead.
+            # Preallocated space.
             break
         whole = kind in (_FULL, _FIRST, _MIDDLE, _LAST)
         if whole and in_damage and kind in (_FULL, _FIRST):
@@ -221,7 +221,7 @@ def salvage_records(path: Path) -> Iterator[bytes | DamagedRecord]:
 
 
 def _fragment(data: bytes, offset: int, room: int) -> tuple[bytes, int, int]:
-    """The payload of the fragment at `offset`, its kind (-1 if it is not whole) and where the next one is."""
+    """Return the payload of the fragment at `offset`, its kind (-1 if damaged) and the next fragment's position."""
     next_block = offset + room
     if offset + _HEADER_BYTES > len(data):
         return b"", -1, len(data)
@@ -234,7 +234,7 @@ def _fragment(data: bytes, offset: int, room: int) -> tuple[bytes, int, int]:
     part = data[offset + _HEADER_BYTES : end]
     if stored == masked(google_crc32c.value(data[offset + 6 : end])):
         return part, kind if kind <= _LAST else -1, end
-    # A damaged payload leaves the length right: then another fragment, or the end of the block, follows it.
+    # If only the payload is damaged, the length is correct and another fragment or the end of the block follows.
     is_chained = next_block - end < _HEADER_BYTES or end == len(data) or _is_fragment(data, end, next_block)
     return part, -1, end if is_chained else next_block
 
@@ -248,14 +248,14 @@ def _is_fragment(data: bytes, offset: int, next_block: int) -> bool:
 
 
 def last_sequence(path: Path, scan: LogScan) -> int:
-    """The sequence number of the last row change a write-ahead log holds; 0 if it has none."""
+    """Return the sequence number of the last row change in a WAL file, 0 if it has none."""
     if not scan.records:
         return 0
     with open(path, "rb") as log:
         log.seek(scan.last_record_at + _HEADER_BYTES)
         head = log.read(min(_BATCH_HEAD.size, -log.tell() % BLOCK_BYTES))
         if len(head) < _BATCH_HEAD.size:
-            # The record goes on behind the header of the next block.
+            # The record continues after the header of the next block.
             log.seek(_HEADER_BYTES, os.SEEK_CUR)
             head += log.read(_BATCH_HEAD.size - len(head))
     if len(head) < _BATCH_HEAD.size:
@@ -265,7 +265,7 @@ def last_sequence(path: Path, scan: LogScan) -> int:
 
 
 def scan_log(path: Path) -> LogScan:
-    """Read a log through and find the first thing wrong with it."""
+    """Read a log and find its first fault."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -284,7 +284,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, LogFault | None, int]:
         room = BLOCK_BYTES - offset % BLOCK_BYTES
         if room < _HEADER_BYTES:
             if data[offset : offset + room].strip(b"\0"):
-                return records, _fault(data, size, offset, "bytes where a block ends in zeros", whole_end), last
+                return records, _fault(data, size, offset, "non-zero padding at the end of a block", whole_end), last
             offset += room
             continue
         if offset + _HEADER_BYTES > size:
@@ -296,7 +296,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, LogFault | None, int]:
                 return records, None, last
             return records, _fault(data, size, offset, "zeros instead of a record", whole_end), last
         if _HEADER_BYTES + length > room:
-            return records, _fault(data, size, offset, "a length that passes its block", whole_end), last
+            return records, _fault(data, size, offset, "a length beyond the end of its block", whole_end), last
         if end > size:
             return records, _fault(data, size, offset, "the file ends inside a record", whole_end), last
         crc = crc_of(data[offset + 6 : end])
@@ -306,7 +306,7 @@ def _scan(data: mmap.mmap, size: int) -> tuple[int, LogFault | None, int]:
             what = f"a record of kind {kind}, which Basalt does not write"
             return records, LogFault(offset, what, False, whole_end, offset), last
         if inside != (kind in (_MIDDLE, _LAST)):
-            what = "a record that begins inside another" if inside else "the rest of a record without its beginning"
+            what = "a record that starts inside another" if inside else "the rest of a record without its start"
             return records, LogFault(offset, what, False, whole_end, offset), last
         if not inside:
             begin = offset
@@ -329,7 +329,7 @@ def _fault(data: mmap.mmap, size: int, offset: int, what: str, cut_at: int) -> L
 
 
 def _is_whole_but_for_length(data: mmap.mmap, size: int, offset: int) -> bool:
-    """The checksum leaves the length out: bytes up to the end that match it were written whole."""
+    """Whether all bytes up to the end match the checksum, which does not cover the length."""
     end = min(size, offset - offset % BLOCK_BYTES + BLOCK_BYTES)
     if end - offset <= _HEADER_BYTES or data[offset + 6] not in (_FULL, _FIRST, _MIDDLE, _LAST):
         return False
@@ -338,7 +338,7 @@ def _is_whole_but_for_length(data: mmap.mmap, size: int, offset: int) -> bool:
 
 
 def _next_valid(data: mmap.mmap, size: int, start: int) -> int | None:
-    """Where the next fragment with a matching checksum is, at any byte: lengths before it may be wrong."""
+    """Return the position of the next fragment with a matching checksum, at any byte: lengths may be wrong."""
     base = start - start % BLOCK_BYTES
     while base < size:
         block = data[base : min(base + BLOCK_BYTES, size)]
@@ -346,7 +346,7 @@ def _next_valid(data: mmap.mmap, size: int, start: int) -> int | None:
             at = match.start() - 6
             stored, length, _ = _HEADER.unpack_from(block, at)
             end = at + _HEADER_BYTES + length
-            # Seven bytes of CRC and type without payload match too easily by chance; Basalt writes no empty record.
+            # An empty payload matches by chance too easily. Basalt writes no empty records.
             if length > 0 and end <= len(block) and stored == masked(google_crc32c.value(block[at + 6 : end])):
                 return base + at
         base += BLOCK_BYTES

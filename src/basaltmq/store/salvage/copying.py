@@ -1,7 +1,7 @@
-"""The rows that can be read, copied into a new store.
+"""Copies the readable rows of a damaged database into a new store.
 
-Rows are written without a log and flushed when the store is closed, so a crash leaves a copy that is thrown away. What
-is derived and may be out of step with what is lost is left out; the planes make it again.
+Rows are written without WAL and flushed at close, so a crash leaves an incomplete copy, which is discarded. Derived
+rows that may be inconsistent with the losses are omitted; the planes rebuild them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.salvage.survey import Survey
 
 BATCH_BYTES: Final = 4 << 20
-"""Rows written together: large enough that a batch's own cost is not seen, small beside the write buffers."""
+"""Bytes of rows per batch: large enough to hide the cost of a batch, small compared to the write buffers."""
 
 STALL_WAIT_MS: Final = 600_000
-"""The copy is as fast as compaction lets it be; a disk that takes no write for ten minutes is gone."""
+"""The copy runs as fast as compaction allows. A disk that accepts no write for ten minutes has failed."""
 
 _NEVER: Final = frozenset({Family.DEFAULT, Family.TRANSIENT})
-"""Empty, or wiped when the queues are opened."""
+"""Families that are empty, or that the queue plane wipes at open."""
 
 
 def copy_rows(survey: Survey, target: Store, progress: Callable[[int], None]) -> int:
-    """Copy every row that can be read; how many. `progress` hears of bytes."""
+    """Copy every readable row and return their number. `progress` receives bytes."""
     copied = 0
     for label in survey.views.families:
         family = BY_LABEL.get(label)
@@ -44,7 +44,7 @@ def copy_rows(survey: Survey, target: Store, progress: Callable[[int], None]) ->
         target.write(batch, wal=False, wait_ms=STALL_WAIT_MS)
         progress(size_bytes)
     if survey.losses.hit(Family.STREAM_INDEX, Family.SHARDS) or survey.losses.manifest_rebuilt:
-        # It is rebuilt from the log. A part of it would be taken for the whole.
+        # The stream index is rebuilt from the log. A partial index would be mistaken for a complete one.
         wipe = Batch()
         wipe.delete_range(Family.STREAM_INDEX, b"", b"\xff" * 64)
         target.write(wipe)

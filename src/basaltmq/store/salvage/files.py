@@ -1,13 +1,12 @@
-"""What is in the directory of a database, found without RocksDB: its MANIFEST, tables, blob files and logs.
+"""Finds the files of a database without RocksDB: MANIFEST, SST files, blob files and WAL files.
 
-A MANIFEST is used if every record of it can be read. Otherwise (`Files.manifest` is None) tables and blob files are
-listed from the directory. Each of them says which family it belongs to: a table in its property block near the end, a
-blob file in its header. The names of families come from the tables, from SEALS and from the OPTIONS file, in which
-families stand in the order of their numbers.
+The MANIFEST is used if every record is readable. Otherwise (`Files.manifest` is None) SST and blob files are listed
+from the directory. An SST file names its family in the property block near its end, a blob file in its header. Family
+names come from the SST files, from SEALS and from the OPTIONS file, which lists families in the order of their numbers.
 
-A MANIFEST that cannot be used also does not say which tables are obsolete. RocksDB deletes a table right after it
-became obsolete, and rows of obsolete tables have lower sequence numbers than the rows that replaced them. So reading
-them too changes nothing, unless a crash came in the middle of such a deletion.
+Without a MANIFEST, obsolete SST files are unknown. RocksDB deletes an SST file as soon as it is obsolete, and its rows
+have lower sequence numbers than their replacements. So reading obsolete files changes nothing, unless a crash
+interrupted such a deletion.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ from basaltmq.store.integrity.manifest import family_numbers, oldest_log
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 
 _TAIL_BYTES: Final = 16 * 1024
-"""The property block of a table is in here: it is about 1 KiB, and only the footer and a small block follow it."""
+"""Bytes that contain the property block of an SST file. The block has about 1 KiB, and only the footer and a small
+block follow it."""
 
 _TABLE_FAMILY: Final = re.compile(rb"column\.family\.id[\x00-\xff]{1,5}?\x16\x04([\x01-\x7f])name", re.DOTALL)
-"""Two neighbours in the property block. The second key, `rocksdb.column.family.name`, shares 22 bytes (0x16) with the
-first, so only its last 4 are stored; the byte before `name` is the length of the value."""
+"""Two adjacent entries of the property block. The second key, `rocksdb.column.family.name`, shares 22 bytes (0x16) with
+the first, so only its last 4 are stored. The byte before `name` is the length of the value."""
 
 _OPTIONS_FAMILY: Final = re.compile(r'^\[CFOptions "(.*)"\]$', re.MULTILINE)
 
@@ -45,22 +45,21 @@ class Files:
 
     database: Path
     manifest: LogScan | None = None
-    """The MANIFEST in use; None if it is missing or damaged."""
+    """The MANIFEST in use, None if it is missing or damaged."""
     manifest_fault: str = ""
     manifest_path: Path | None = None
     families: dict[str, int] = field(default_factory=dict)
     tables: dict[str, str] = field(default_factory=dict)
-    """Table -> family, as the tables themselves say; empty text if one does not say."""
+    """SST file -> family from its property block, empty if unknown."""
     blobs: dict[str, str] = field(default_factory=dict)
     logs: list[LogScan] = field(default_factory=list)
-    """The write-ahead logs that are needed, oldest first."""
+    """The required WAL files, oldest first."""
 
 
-def look(database: Path, sealed_families: Mapping[str, int], manifest_fault: str = "") -> Files:
-    """Look at the files of a database.
+def find_files(database: Path, sealed_families: Mapping[str, int], manifest_fault: str = "") -> Files:
+    """Find the files of a database.
 
-    `sealed_families` are the numbers of families that SEALS has; `manifest_fault` is what else is known to be wrong
-    with the MANIFEST.
+    `sealed_families` are the family numbers in SEALS. `manifest_fault` is a known fault of the MANIFEST.
     """
     files = Files(database, manifest_fault=manifest_fault)
     try:
@@ -84,18 +83,18 @@ def look(database: Path, sealed_families: Mapping[str, int], manifest_fault: str
             continue
         (files.tables if path.suffix == ".sst" else files.blobs)[path.name] = ""
     if files.manifest is None:
-        _know_families(files, sealed_families)
+        _find_families(files, sealed_families)
     files.logs = [scan_log(path) for path in wal_files(database) if wal_number(path) >= oldest]
     return files
 
 
 def _latest_manifest(database: Path) -> Path | None:
-    """The newest MANIFEST that is there, for a CURRENT that names none."""
+    """Return the newest MANIFEST, for a CURRENT that names none."""
     found = sorted(path for path in database.glob("MANIFEST-*") if path.suffix != ".dbtmp")
     return found[-1] if found else None
 
 
-def _know_families(files: Files, sealed: Mapping[str, int]) -> None:
+def _find_families(files: Files, sealed: Mapping[str, int]) -> None:
     numbers = {"default": 0, **_from_options(files.database), **sealed}
     for name in files.tables:
         label, number = table_family(files.database / name)
@@ -112,7 +111,7 @@ def _know_families(files: Files, sealed: Mapping[str, int]) -> None:
 
 
 def table_family(path: Path) -> tuple[str, int]:
-    """Label and number of the family of a table, as its property block says; empty text if it does not."""
+    """Return label and number of an SST file's family from its property block, ("", 0) if unknown."""
     with open(path, "rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         tail = file.read()
@@ -130,7 +129,7 @@ def table_family(path: Path) -> tuple[str, int]:
 
 
 def _from_options(database: Path) -> dict[str, int]:
-    """Numbers of families by their order in the newest OPTIONS file. Basalt drops no family, so there is no gap."""
+    """Return family numbers by order in the newest OPTIONS file. Basalt drops no families, so there are no gaps."""
     found = sorted(path for path in database.glob("OPTIONS-*") if path.suffix != ".dbtmp")
     if not found:
         return {}

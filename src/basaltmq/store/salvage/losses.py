@@ -1,4 +1,4 @@
-"""What could not be read: key ranges of families, and writes that a log no longer holds."""
+"""Losses of a database: unreadable key ranges of families, and writes missing from the WAL."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from basaltmq.store.integrity.wal import DamagedRecord
 
 @dataclass(slots=True)
 class Gap:
-    """Keys of a family that could not be read: start <= key < end."""
+    """Unreadable keys of a family: start <= key < end."""
 
     family: str
     start: bytes
     end: bytes | None
     file: str
-    """The damaged file; empty if it is not known."""
+    """The damaged file, empty if unknown."""
     what: str
-    """What is wrong, in RocksDB's words."""
+    """The fault, as RocksDB describes it."""
     following: bytes | None = None
-    """The first key behind the gap that could be read."""
+    """The first readable key after the gap."""
 
     @property
     def row(self) -> bytes | None:
-        """The key, if it is one row that is lost."""
+        """The key, if the gap is a single row."""
         return self.start if self.end == self.start + b"\0" else None
 
     @property
     def preceding(self) -> bytes | None:
-        """The last key before the gap that could be read, if that is known."""
+        """The last readable key before the gap, if known."""
         return self.start[:-1] if self.start.endswith(b"\0") and self.row is None else None
 
     def covers(self, key: bytes) -> bool:
@@ -39,13 +39,13 @@ class Gap:
 
 @dataclass(slots=True)
 class Losses:
-    """Everything that could not be read in one database."""
+    """Everything unreadable in one database."""
 
     gaps: list[Gap] = field(default_factory=list)
     records: dict[Path, list[DamagedRecord]] = field(default_factory=dict)
-    """Damaged stretches of write-ahead logs."""
+    """Damaged parts of WAL files."""
     missing_writes: str = ""
-    """Why writes are missing of which nothing is left: a log that is gone or too short."""
+    """Why writes are missing without a trace: a WAL file is missing or too short."""
     manifest_rebuilt: bool = False
 
     def __bool__(self) -> bool:
@@ -58,10 +58,10 @@ class Losses:
 
     def hit(self, *families: Family) -> bool:
         """Whether rows of one of these families may be missing."""
-        # A table that does not say its family may be of any.
+        # An SST file without a known family may belong to any.
         labels = {"", *(family.label for family in families)}
         return self.in_log or any(gap.family in labels for gap in self.gaps)
 
     def may_cover(self, family: Family, key: bytes) -> bool:
-        """Whether the row with this key may be among what is lost."""
+        """Whether the row with this key may be lost."""
         return self.in_log or any(gap.family in ("", family.label) and gap.covers(key) for gap in self.gaps)

@@ -1,8 +1,8 @@
-"""Lost key ranges in the words of an operator: queue and message id, topic and offset, name of an object.
+"""Describes lost key ranges for operators: queue and message id, topic and offset, object name.
 
-A range is told by the rows next to it that could be read: "messages between id x and id y". One lost row is told by its
-own key. Names that a key does not hold (of a topic by its id, of an object by its id) come from the name index, as far
-as that can be read. A row of a family that is derived from others is no loss: it is made again.
+A range is described by the readable rows next to it: "messages between id x and id y". A single lost row is described
+by its key. Names that a key does not contain (of a topic or an object by its id) come from the name index, if it is
+readable. Rows of derived families are not losses, because a repair rebuilds them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ import msgspec
 
 from basaltmq.errors import BasaltError
 from basaltmq.store.families import BY_LABEL, Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import catalog as catalog_keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import queues as queue_keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.salvage.losses import Gap
 from basaltmq.store.salvage.reading import Row
 
@@ -25,9 +28,7 @@ DERIVED: Final = frozenset(
         Family.OBJECT_NAMES,
         Family.CONTENT_REFS,
         Family.QUEUE_STATS,
-        Family.LEASES,
         Family.LEASE_EXPIRY,
-        Family.LEASE_CALL_EXPIRY,
         Family.MESSAGE_EXPIRY,
         Family.TIMERS,
         Family.TRANSIENT,
@@ -37,15 +38,15 @@ DERIVED: Final = frozenset(
         Family.STREAM_RECORD_INDEX,
     }
 )
-"""Families a repair makes again from others. Of `queue_stats` the totals since the queue was made begin anew."""
+"""Families that a repair rebuilds from others. The all-time totals in `queue_stats` restart at zero."""
 
 SHOWN_MAX: Final = 20
-"""Ids listed in one line; the report of a repair has all of them."""
+"""Ids listed in one line. The report of a repair has all of them."""
 
 _BY_QUEUE: Final = {
     Family.MESSAGES: "messages",
     Family.DELAYED: "delayed messages",
-    Family.LEASE_CALLS: "leases",
+    Family.LEASES: "leases",
     Family.DEDUP: "deduplication ids",
 }
 _BY_NAME: Final = {
@@ -60,18 +61,18 @@ _BY_NAME: Final = {
 
 
 class Loss(msgspec.Struct, kw_only=True):
-    """One thing that is lost, as the report of a repair has it."""
+    """One loss in the report of a repair."""
 
     subject: str
     text: str
     family: str
     file: str = ""
     queues: list[str] = []
-    """Queues of which messages may be missing."""
+    """Queues that may miss messages."""
     ids: list[str] = []
-    """Messages or objects that are lost, where they are known."""
+    """Lost messages or objects, if known."""
     start: str = ""
-    """The lost key range, in hex: start <= key < end."""
+    """The lost key range in hex: start <= key < end."""
     end: str | None = None
 
     def line(self) -> str:
@@ -83,14 +84,14 @@ Rows = Callable[[Family], Iterator[Row]]
 
 
 class Naming:
-    """Tells what gaps cost. `rows` reads a family as far as it can be read."""
+    """Describes gaps. `rows` reads the readable rows of a family."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._queues: list[str] | None = None
 
     def losses(self, gaps: Iterable[Gap]) -> list[Loss]:
-        """What is lost, rows of one queue and file together."""
+        """Return the losses. Lost rows of one queue and file are combined."""
         found: list[Loss] = []
         rows: dict[tuple[str, str, str], Loss] = {}
         gaps = list(gaps)
@@ -137,87 +138,90 @@ class Naming:
             start=gap.start.hex(),
             end=None if gap.end is None else gap.end.hex(),
         )
-        before = _told(family, gap.preceding or gap.start, objects, topics) if gap.start else "the beginning"
-        after = "the end" if gap.following is None else _told(family, gap.following, objects, topics)
+        before = _neighbor(family, gap.preceding or gap.start, objects, topics) if gap.start else "the beginning"
+        after = "the end" if gap.following is None else _neighbor(family, gap.following, objects, topics)
         if family in _BY_QUEUE:
             loss.queues = self._queues_in(gap)
             if len(loss.queues) == 1:
                 loss.subject = f"queue {loss.queues[0]!r}"
             else:
-                names = ", ".join(map(repr, loss.queues[:SHOWN_MAX])) or "none that is known"
+                names = ", ".join(map(repr, loss.queues[:SHOWN_MAX])) or "no known queue"
                 loss.subject = f"{len(loss.queues)} queues ({names})"
             loss.text = f"{_BY_QUEUE[family]} between {before} and {after} are lost"
-        elif family is Family.BODIES:
+        elif family is Family.MESSAGE_CONTENT:
             first, last = gap.start[:16].hex(), "the end" if gap.end is None else gap.end[:16].hex()
             loss.subject = "bodies of messages"
-            loss.text = f"those with an id between {first} and {last} are lost"
+            loss.text = f"bodies with an id between {first} and {last} are lost"
         elif family is Family.CONFIGURED_OBJECTS:
             lost = [(object_id, name) for object_id, name in objects.items() if gap.covers(str(object_id).encode())]
             loss.ids = [str(object_id) for object_id, _ in lost]
             loss.subject = "objects"
-            names = ", ".join(name for _, name in lost[:SHOWN_MAX]) or "their names are not known"
-            loss.text = f"those between {before} and {after} are lost: {names}"
+            names = ", ".join(name for _, name in lost[:SHOWN_MAX]) or "their names are unknown"
+            loss.text = f"objects between {before} and {after} are lost: {names}"
         else:
             what = _BY_NAME.get(family, "rows")
             loss.text = f"{what} between {before} and {after} are lost"
         return loss
 
     def _queues_in(self, gap: Gap) -> list[str]:
-        """Queues whose rows may lie in a gap."""
+        """Return the queues whose rows may lie in a gap."""
         if self._queues is None:
-            named = {keys.decode_queue_key(key) for key, _ in self._rows(Family.QUEUES)}
-            named |= {keys.decode_queue_stats_key(key) for key, _ in self._rows(Family.QUEUE_STATS)}
+            named = {queue_keys.decode_queue_key(key) for key, _ in self._rows(Family.QUEUES)}
+            named |= {queue_keys.decode_queue_stats_key(key) for key, _ in self._rows(Family.QUEUE_STATS)}
             self._queues = sorted(named)
         found = []
         for name in self._queues:
-            start, end = keys.prefix_range(keys.lp(name))
+            start, end = key_parts.prefix_range(key_parts.lp(name))
             assert end is not None, "a length-prefixed name is never all 0xff"
             if end > gap.start and (gap.end is None or start < gap.end):
                 found.append(name)
         return found
 
     def _object_names(self, gaps: list[Gap]) -> dict[UUID, str]:
-        """Type and name of the objects that lie in a gap, as the name index has them."""
+        """Return type and name of the objects in a gap, from the name index."""
         lost = [gap for gap in gaps if gap.family in (Family.CONFIGURED_OBJECTS.label, "")]
         found: dict[UUID, str] = {}
         if lost:
             for key, raw in self._rows(Family.OBJECT_NAMES):
                 if len(raw) == 16 and any(gap.covers(str(UUID(bytes=raw)).encode()) for gap in lost):
-                    _, kind, name = keys.decode_object_name_key(key)
+                    _, kind, name = catalog_keys.decode_object_name_key(key)
                     found[UUID(bytes=raw)] = f"{kind} {name!r}"
         return found
 
     def _topics(self, gaps: list[Gap]) -> dict[int, str]:
-        """Topic and partition of every shard, if a gap is about shards."""
+        """Return topic and partition of every shard, if a gap affects shards."""
         if not any(gap.family in (Family.STREAM_RECORDS.label, Family.SHARDS.label) for gap in gaps):
             return {}
-        names = {raw: keys.decode_object_name_key(key)[2] for key, raw in self._rows(Family.OBJECT_NAMES)}
-        found: dict[int, str] = {}
-        for key, raw in self._rows(Family.SHARDS):
-            if key.startswith(b"M"):
-                topic, partition = keys.decode_shard_name_key(key)
-                found[int.from_bytes(raw, "big")] = f"topic {names.get(topic.bytes, str(topic))!r}[{partition}]"
-        return found
+        return shard_topics(self._rows)
+
+
+def shard_topics(rows: Rows) -> dict[int, str]:
+    """Return topic and partition of every shard, as operators know them."""
+    names = {raw: catalog_keys.decode_object_name_key(key)[2] for key, raw in rows(Family.OBJECT_NAMES)}
+    found: dict[int, str] = {}
+    for key, raw in rows(Family.SHARDS):
+        if key.startswith(b"M"):
+            topic, partition = stream_keys.decode_shard_name_key(key)
+            found[int.from_bytes(raw, "big")] = f"topic {names.get(topic.bytes, str(topic))!r}[{partition}]"
+    return found
 
 
 def _row(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> tuple[str, str, str]:
-    """Whose a row is, what it is called, and the queue if there is one."""
+    """Return a row's owner, its name, and its queue (empty if it has none)."""
     try:
         if family is Family.MESSAGES:
-            queue, _, _, message_id = keys.decode_message_key(key)
+            queue, _, _, message_id = queue_keys.decode_message_key(key)
             return f"queue {queue!r}", message_id.hex(), queue
         if family is Family.DELAYED:
-            queue, _, _, _, message_id = keys.decode_timed_message_key(key)
+            queue, _, _, _, message_id = queue_keys.decode_timed_message_key(key)
             return f"queue {queue!r}", message_id.hex(), queue
-        if family is Family.BODIES:
-            return "bodies of messages", keys.decode_body_key(key).hex(), ""
         if family is Family.MESSAGE_CONTENT:
-            return "content of messages", str(keys.decode_content_key(key)[0]), ""
+            return "bodies of messages", queue_keys.decode_body_key(key).hex(), ""
         if family is Family.STREAM_RECORDS:
-            shard, offset = keys.decode_stream_record_key(key)
+            shard, offset = stream_keys.decode_stream_record_key(key)
             return topics.get(shard, f"shard {shard}"), f"offset {offset}", ""
         if family is Family.CONFIGURED_OBJECTS:
-            object_id = keys.decode_configured_key(key)
+            object_id = catalog_keys.decode_configured_key(key)
             return "objects", objects.get(object_id, str(object_id)), ""
         if family in _BY_NAME:
             return _BY_NAME[family], repr(key.decode()), ""
@@ -226,8 +230,8 @@ def _row(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int,
     return f"family {family.label}", key.hex(), ""
 
 
-def _told(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> str:
-    """The row beside a gap."""
+def _neighbor(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> str:
+    """Describe a row next to a gap."""
     subject, what, _ = _row(family, key, objects, topics)
     if family in (Family.MESSAGES, Family.DELAYED):
         return f"id {what} of {subject}"

@@ -1,17 +1,16 @@
-"""The rows of a family read past its damage, and the key ranges that could not be read.
+"""Reads the rows of a family past its damage, and reports the key ranges that could not be read.
 
-A damaged block hides its own rows and, from an iterator, the rows that other tables have in the same key range. So a
-family is read in pieces:
+A damaged block hides its own rows and, from an iterator, the rows of other SST files in the same key range. So a family
+is read in parts:
 
-    all tables        ──rows──┤ damaged block of table T ├──rows──┤ value lost ├──rows──>
-    all tables but T          ├──────────rows────────────┤
+    all SST files            ──rows──┤ damaged block of file T ├──rows──┤ lost value ├──rows──>
+    all SST files except T           ├──────────rows───────────┤
 
-Where the block ends is found by bisection over keys, on T alone: seeking a key of the block names the block in the
-error, and the keys that do so are one range. A lost value in a blob file costs one row. Its key is read with checksums
-off: the block that holds it was checked a moment before.
+Bisection over keys on T alone finds the end of the block: seeking a key in the block raises an error that names the
+block, and those keys form one range. A lost value in a blob file costs one row. Its key is read without checksums,
+because its block has just been checked.
 
-What cannot be told: a block that is lost may have held deletions. Then older rows of the same keys, in other tables,
-come back.
+A lost block may have held tombstones. Then older rows of the same keys in other SST files reappear, undetected.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ _PLACE: Final = re.compile(r"offset (\d+)")
 _DIRECTORY: Final = re.compile(r"/[^\s:]*/")
 
 KEY_BYTES_MAX: Final = 1 << 17
-"""The longest key has two texts of 64 KiB. Bisection looks at no longer ones."""
+"""The longest key has two texts of 64 KiB. Bisection ignores longer ones."""
 
 KEY_BYTES_USUAL: Final = 64
-"""Bytes of a key that are compared at least: a message's key has 35 and the names of queue and fairness key."""
+"""Minimum key bytes compared. A message key has 35 bytes plus the queue name and the fairness key."""
 
 EMPTY_STEPS_MAX: Final = 100_000
-"""Faults in a row without a key that can be told between them; then the rest of the range is given up."""
+"""Consecutive faults without a readable key between them, after which the rest of the range is lost."""
 
 
 Row = tuple[bytes, bytes]
 
 
 def read_family(views: Views, label: str, gaps: list[Gap]) -> Iterator[Row]:
-    """Every row of a family that can be read, in the order of keys. Gaps are added to `gaps`."""
+    """Yield every readable row of a family in key order. Append the unreadable ranges to `gaps`."""
     open_gaps: list[Gap] = []
 
     def lost(gap: Gap) -> None:
@@ -66,7 +65,7 @@ def read_family(views: Views, label: str, gaps: list[Gap]) -> Iterator[Row]:
 
 
 def read_range(views: Views, label: str, start: bytes, end: bytes | None, lost: Callable[[Gap], None]) -> Iterator[Row]:
-    """The rows of a range that can be read; `lost` hears of the gaps."""
+    """Yield the readable rows of a range. Call `lost` for each gap."""
     return _Reading(views, label, lost).rows(frozenset(), start, end)
 
 
@@ -79,7 +78,7 @@ class _Reading:
         self._lost = lost
 
     def rows(self, without: frozenset[str], start: bytes, end: bytes | None) -> Iterator[Row]:
-        """The rows of a range, as tables other than `without` have them."""
+        """Yield the rows of a range from all SST files except `without`."""
         stuck = 0
         while True:
             cursor = self._iter(without, end)
@@ -113,7 +112,7 @@ class _Reading:
             start = following
 
     def _end_of_row(self, without: frozenset[str], fault: str, start: bytes, end: bytes | None) -> bytes | None:
-        """A value cannot be read: the key behind its row."""
+        """Return the key after a row whose value is unreadable."""
         cursor = self._iter(without, end, checked=False)
         cursor.seek(start)
         if cursor.valid():
@@ -126,7 +125,7 @@ class _Reading:
         return following
 
     def _end_of_block(self, file: str, fault: str, start: bytes, end: bytes | None) -> bytes | None:
-        """The first key at or after `start` that does not lie in the damaged block; None if there is none."""
+        """Return the first key at or after `start` outside the damaged block, None if there is none."""
         table = self._views.tables.get(file)
         if table is None:
             return end
@@ -134,7 +133,7 @@ class _Reading:
         fails = _fails_like(cursors, fault)
         last = _after(table)
         if (last is not None and last <= start) or not fails(start):
-            # A place that the table alone does not have.
+            # The table alone does not fail here.
             return end
         following = _bisected(fails, cursors, start, last)
         return following if end is None or (following is not None and following < end) else end
@@ -149,19 +148,19 @@ class _Reading:
 
 
 def fault_of(fault: str) -> str:
-    """The name of the file a fault names; empty if it names none."""
+    """Return the name of the file in a fault, empty if it names none."""
     named = named_file(fault, Path())
     return named.name
 
 
 def after_block(new_cursor: Callable[[], RdictIter], fault: str, start: bytes, end: bytes | None) -> bytes | None:
-    """The first key at or after `start` that can be read where a fault was met; None if none before `end` can."""
+    """Return the first readable key at or after `start`, None if there is none before `end`."""
     following = _bisected(_fails_like(new_cursor, fault), new_cursor, start, end)
     return None if following is None or (end is not None and following >= end) else following
 
 
 def _fails_like(new_cursor: Callable[[], RdictIter], fault: str) -> Callable[[bytes], bool]:
-    """Whether seeking a key fails at the same place."""
+    """Return a function that tells whether a seek of a key fails at the same position."""
     place = _PLACE.search(fault)
 
     def fails(key: bytes) -> bool:
@@ -183,7 +182,7 @@ def _after(table: Table) -> bytes | None:
 
 
 def _fault(cursor: RdictIter) -> str | None:
-    """An iterator that is not valid has come to the end, or met a fault."""
+    """Return the error of an iterator that is no longer valid, None if it reached the end."""
     try:
         cursor.status()
     except Exception as error:
@@ -192,17 +191,17 @@ def _fault(cursor: RdictIter) -> str | None:
 
 
 def _short(fault: str) -> str:
-    """A fault without the directory of the view it was met in."""
+    """Return a fault without the directory of the view."""
     return _DIRECTORY.sub("", fault.split(" in /")[0]).strip()
 
 
 def _bisected(
     fails: Callable[[bytes], bool], new_cursor: Callable[[], RdictIter], start: bytes, end: bytes | None
 ) -> bytes | None:
-    """The first key after `start` that does not fail, for a range of keys from `start` on that do.
+    """Return the first key after `start` that does not fail, given that keys from `start` on fail. `end` if it fails.
 
-    `end`, if even that fails. Keys are compared as fractions: byte strings with zeros behind them. Two keys that differ
-    behind the bytes compared are taken for one, so the second pass compares as many as the key has that was found.
+    Keys are compared as fractions: byte strings padded with zeros. Keys that differ only after the compared bytes count
+    as equal, so the second pass compares as many bytes as the key found has.
     """
     ceiling = b"\xff" * (len(start) + 8) if end is None else end
     if len(ceiling) > KEY_BYTES_MAX or fails(ceiling):
@@ -219,7 +218,7 @@ def _bisected(
 
 
 def _narrowed(fails: Callable[[bytes], bool], low_key: bytes, high_key: bytes, width: int) -> tuple[bytes, bytes]:
-    """Two neighbours among the keys of a width, of which the first fails and the second does not."""
+    """Return two adjacent keys of a width, of which the first fails and the second does not."""
     low = int.from_bytes(low_key.ljust(width, b"\0"), "big")
     high = int.from_bytes(high_key.ljust(width, b"\0"), "big")
     while high - low > 1:

@@ -1,17 +1,17 @@
-"""Repair: a store that opens again, with every row that can be read, and a list of what is lost.
+"""Repair: makes a damaged store open again with every readable row, and lists the losses.
 
-The damaged database is never written. Its rows are copied into a new one beside it (`salvage.copying`); the planes then
-bring the rows of the copy in line with each other (`mend`); the copy is verified and takes the place of the old one,
-which goes to quarantine as it is (`salvage.swap`). A crash before that leaves the store as it was.
+The damaged database is never written. Its rows are copied into a new one next to it (`salvage.copying`). The planes
+then make the rows of the copy consistent (`mend`). The copy is verified and replaces the old database, which moves to
+quarantine unchanged (`salvage.swap`). A crash before the swap leaves the store as it was.
 
-    1  finish a swap that a crash interrupted
-    2  STORE: written anew if it is lost and the database beside it is one of ours
-    3  verify. If it finds nothing, only the planes look whether their rows fit. Files that can be made again without
-       any row (CURRENT, SEALS, what SEALS covers) are, and torn tails are cut
-    4  check for space, copy, mend, verify the copy
-    5  swap: what takes over are the files that were verified
+    1  complete a swap that a crash interrupted
+    2  STORE: write it again if it is lost and a Basalt database lies next to it
+    3  verify. If there is no fault, only the planes check their rows. Files that need no rows (CURRENT, SEALS, files
+       that SEALS covers) are rebuilt, and torn tails are truncated
+    4  check the free space, copy, mend, verify the copy
+    5  swap: exactly the verified files replace the database
 
-Without `accept_loss` the same is done but for the swap, and the copy is removed: it says what would be lost.
+Without `accept_loss`, the steps are the same except for the swap, and the copy is removed: a dry run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from basaltmq.store.integrity.wal import is_wal
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage import swap
 from basaltmq.store.salvage.copying import copy_rows
-from basaltmq.store.salvage.files import look
+from basaltmq.store.salvage.files import find_files
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.survey import Survey
@@ -62,23 +62,23 @@ from basaltmq.store.salvage.unreadable import UNREADABLE
 from basaltmq.store.salvage.verify import Progress, inspect, verify
 
 SPARE_BYTES: Final = 64 << 20
-"""Free space asked for beyond the size of the database: logs, indexes and the blocks of a file system."""
+"""Free space required beyond the size of the database: WAL, indexes and file system blocks."""
 
 ROUNDS_MAX: Final = 5
-"""Times the planes look at the copy until they find nothing. One is the rule; a second confirms it."""
+"""Most rounds in which the planes mend the copy. Usually one is enough, and a second confirms it."""
 
 Mend: TypeAlias = Callable[[Store, Losses, Path], list[Loss]]
-"""Brings the rows of a store in line with each other and says what that costs. The path is the store's directory."""
+"""Makes the rows of a store consistent and returns the losses. The path is the store's directory."""
 
 
 @dataclass(slots=True)
 class Repaired:
-    """What a repair did, or would do."""
+    """The result of a repair or of a dry run."""
 
     done: list[str] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     kept: Path | None = None
-    """Where the damaged files are, and the list of all losses."""
+    """The directory with the damaged files and the list of all losses."""
     remaining: list[str] = field(default_factory=list)
     """Faults that verify still finds."""
 
@@ -90,7 +90,7 @@ class Repaired:
 def repair(
     path: Path, *, accept_loss: bool = True, mend: Mend | None = None, progress: Progress | None = None
 ) -> Repaired:
-    """Make a damaged store open again. Without `accept_loss`, say what that would cost and change nothing."""
+    """Make a damaged store open again. Without `accept_loss`, report the losses and change nothing."""
     outcome = Repaired()
     try:
         _marker(path, outcome, accept_loss=accept_loss)
@@ -100,7 +100,7 @@ def repair(
         try:
             directory.claim()
             if swap.finish(path):
-                outcome.done.append("an interrupted repair was finished")
+                outcome.done.append("completed an interrupted repair")
             swap.clear(path)
         finally:
             directory.release()
@@ -124,7 +124,7 @@ def repair(
 
 
 def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
-    """Write STORE anew, if it is lost and what lies beside it is a database of ours."""
+    """Write STORE again if it is lost and a Basalt database lies next to it."""
     try:
         if read_marker(path) is None:
             raise StoreNotFoundError(f"there is no store at {path}; check the path")
@@ -132,7 +132,7 @@ def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
         if not is_database(path / DATABASE):
             raise
         if not accept_loss:
-            outcome.remaining.append(f"{error}; repair writes it anew")
+            outcome.remaining.append(f"{error}; repair writes it again")
             return
         with lock_directory(path):
             marker = Marker(_store_id(path))
@@ -140,7 +140,7 @@ def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
             if damaged.is_file():
                 os.rename(damaged, _free_name(_quarantine(path) / f"{MARKER}.whole"))
             write_durably(damaged, marker.encode())
-        outcome.done.append(f"{path / MARKER}: written anew for store {marker.store_id}; nothing is lost")
+        outcome.done.append(f"{path / MARKER}: written again for store {marker.store_id}; nothing is lost")
 
 
 def _store_id(path: Path) -> UUID:
@@ -163,12 +163,12 @@ def _free_name(path: Path) -> Path:
 
 
 def _is_small(name: str) -> bool:
-    """Whether a file can be made again without any row."""
+    """Whether a file can be rebuilt without any row."""
     return name in (SEALS, "CURRENT") or is_small(name)
 
 
 def _is_torn_only(path: Path, files: list[Path]) -> bool:
-    """Whether nothing is wrong but tails of logs, of writes that were not confirmed."""
+    """Whether the only faults are torn tails of logs, with unconfirmed writes."""
     try:
         sealer = Sealer(path, lambda _: None)
         sealer.check()
@@ -179,7 +179,7 @@ def _is_torn_only(path: Path, files: list[Path]) -> bool:
 
 
 def _repair_small(path: Path, outcome: Repaired) -> None:
-    """Seals that are wrong, and CURRENT where the MANIFEST it should name is sound."""
+    """Rebuild wrong seals, and CURRENT if the MANIFEST that it should name is intact."""
     directory = StoreDirectory.hold(path, create=False)
     try:
         directory.claim()
@@ -188,22 +188,22 @@ def _repair_small(path: Path, outcome: Repaired) -> None:
             seals = Seals.read(path)
         except CorruptionError as error:
             os.rename(path / SEALS, _free_name(_quarantine(path) / f"{SEALS}.whole"))
-            outcome.done.append(f"{path / SEALS}: {error}; it was moved to quarantine")
-        files = look(path / DATABASE, {})
+            outcome.done.append(f"{path / SEALS}: {error}; moved it to quarantine")
+        files = find_files(path / DATABASE, {})
         if files.manifest is not None and files.manifest_fault:
             current = path / DATABASE / "CURRENT"
             if current.exists():
                 os.rename(current, _free_name(_quarantine(path) / "CURRENT.whole"))
             write_durably(current, f"{files.manifest.path.name}\n".encode())
-            outcome.done.append(f"{current}: written anew to name {files.manifest.path.name}; nothing is lost")
+            outcome.done.append(f"{current}: written again with {files.manifest.path.name}; nothing is lost")
         if seals is not None:
             wrong = dict(check_small(path, seals))
             for name in wrong:
                 del seals.files[name]
             if wrong:
                 write_durably(path / SEALS, seals.encode())
-                told = ", ".join(f"{name} {what}" for name, what in wrong.items())
-                outcome.done.append(f"{path / SEALS}: sealed anew at the next open ({told}); nothing is lost")
+                wrong_files = ", ".join(f"{name} {what}" for name, what in wrong.items())
+                outcome.done.append(f"{path / SEALS}: sealed again at the next open ({wrong_files}); nothing is lost")
     finally:
         directory.release()
 
@@ -214,13 +214,13 @@ def _quarantine(path: Path) -> Path:
 
 
 def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss: bool) -> None:
-    """The files are sound; what is in them may still not fit together."""
+    """Mend a store with intact files whose rows may be inconsistent."""
     if mend is None or not accept_loss:
         return
     with _Closing(open_store(path, create=False)) as store:
         outcome.losses += _mended(store, Losses(), path, mend)
     if outcome.losses:
-        outcome.done.append(f"{path}: rows that did not fit together were brought in line")
+        outcome.done.append(f"{path}: made inconsistent rows consistent")
         outcome.remaining = verify(path)
 
 
@@ -231,7 +231,7 @@ def _mended(store: Store, losses: Losses, path: Path, mend: Mend) -> list[Loss]:
         found += more
         if not more:
             return found
-    raise CorruptionError(f"{path}: rows still do not fit together after {ROUNDS_MAX} rounds; restore a backup")
+    raise CorruptionError(f"{path}: rows are still inconsistent after {ROUNDS_MAX} rounds; restore a backup")
 
 
 def _rebuild(
@@ -260,7 +260,7 @@ def _rebuild(
                 return
             left = verify(copy)
             if left:
-                raise CorruptionError(f"the repaired copy of {path} is not sound, nothing was changed: {left[0]}")
+                raise CorruptionError(f"the repaired copy of {path} has faults, nothing was changed: {left[0]}")
             number, outcome.kept = swap.quarantine_of(path)
             make_directory(outcome.kept)
             lines = [f"{fault}\n" for fault in faults]
@@ -299,15 +299,15 @@ def _copy(
 
     with _Closing(open_store(copy, create=False)) as store:
         rows = copy_rows(survey, store, copied)
-        outcome.losses += survey.told()
+        outcome.losses += survey.describe_losses()
         if mend is not None:
             outcome.losses += _mended(store, survey.losses, path, mend)
-    outcome.done.append(f"{path / DATABASE}: built anew from {rows} rows that can be read")
+    outcome.done.append(f"{path / DATABASE}: rebuilt from {rows} readable rows")
     copied(size_bytes)
 
 
 class _Closing:
-    """Closes a store, and does not hide the error that ended its use."""
+    """Closes a store without masking the error that ended its use."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -324,14 +324,14 @@ class _Closing:
 
 
 def _require_space(path: Path) -> int:
-    """The bytes a copy may take; DiskFullError if they are not free."""
+    """Return the bytes that a copy may need. Raises DiskFullError if they are not free."""
     database = path / DATABASE
     size_bytes = sum(each.stat().st_size for each in database.iterdir() if is_table(each.name) or is_wal(each.name))
     found = os.statvfs(path)
     free_bytes = found.f_bavail * found.f_frsize
     if free_bytes < size_bytes + SPARE_BYTES:
         raise DiskFullError(
-            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files; "
+            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files, but only "
             f"{free_bytes} bytes are free: free {size_bytes + SPARE_BYTES - free_bytes} more and run it again"
         )
     return size_bytes

@@ -1,6 +1,6 @@
-"""A look at a database that no process writes: what can be read of it, and what is lost.
+"""A survey of a database that no process writes: its readable rows and its losses.
 
-A torn tail of the last log is no loss: it holds writes that were never confirmed, unless SYNCED says that they were.
+A torn tail of the last WAL file is not a loss, because its writes were never confirmed, unless SYNCED lists them.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from basaltmq.store.directory import DATABASE
 from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.integrity.seals import Seals, check_manifest
 from basaltmq.store.integrity.synced import missing_writes, short_manifest
-from basaltmq.store.salvage.files import Files, look
+from basaltmq.store.salvage.files import Files, find_files
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss, Naming
 from basaltmq.store.salvage.reading import Row, read_family, read_range
 from basaltmq.store.salvage.views import Views
-from basaltmq.store.salvage.write_batch import Naming as BatchNaming
+from basaltmq.store.salvage.write_batch import BatchNaming
 
 
 class Survey:
-    """What a database holds. `folder` is made for the views and may be removed afterwards."""
+    """Readable rows and losses of a database. `folder` is created for the views and may be removed afterwards."""
 
     def __init__(self, directory: Path, folder: Path, *, database: Path | None = None) -> None:
-        """`database` is a copy to be read instead, which is a RocksDB checkpoint and needs no log."""
+        """`database` is a copy to read instead: a RocksDB checkpoint, which needs no WAL."""
         self.directory = directory
         self.seals = _seals(directory)
         is_copy = database is not None
         database = directory / DATABASE if database is None else database
         fault = "" if is_copy else _manifest_fault(directory, self.seals)
-        self.files: Files = look(database, self.seals.families, fault)
+        self.files: Files = find_files(database, self.seals.families, fault)
         if is_copy:
             self.files.logs = []
         self.views = Views(self.files, folder)
         self.losses = Losses(manifest_rebuilt=self.files.manifest is None)
         if not is_copy:
-            self._look_at_logs()
-        self._look_at_strangers()
+            self._check_logs()
+        self._check_tables()
 
     def read(self, label: str) -> Iterator[Row]:
-        """Every row of a family that can be read; what cannot be goes to `losses`."""
+        """Yield every readable row of a family. Unreadable ranges go to `losses`."""
         return read_family(self.views, label, self.losses.gaps)
 
     def scan(self, family: Family, start: bytes = b"", end: bytes | None = None) -> Iterator[Row]:
-        """Rows that can be read, with nothing said of the others."""
+        """Yield readable rows without recording the others."""
         if family.label not in self.files.families:
             return iter(())
         return read_range(self.views, family.label, start, end, lambda _: None)
 
     def read_all(self, visit: Callable[[Family, bytes, bytes], None] | None = None) -> None:
-        """Read everything, to find what cannot be."""
+        """Read everything to find the losses."""
         for label in self.views.families:
             family = BY_LABEL.get(label)
             for key, value in self.read(label):
                 if visit is not None and family is not None:
                     visit(family, key, value)
 
-    def told(self) -> list[Loss]:
-        """What is lost, in words."""
+    def describe_losses(self) -> list[Loss]:
+        """Return the losses, described for operators."""
         losses = self.losses
         found: list[Loss] = []
         if losses.missing_writes:
-            text = f"{losses.missing_writes}; which queues, topics and objects they changed is not known"
+            text = f"{losses.missing_writes}; the affected queues, topics and objects are unknown"
             found.append(Loss(subject="confirmed writes", text=text, family="", end=None))
         names = BatchNaming({number: label for label, number in self.files.families.items()})
         for path, records in losses.records.items():
@@ -84,7 +84,7 @@ class Survey:
     ) -> None:
         self.close()
 
-    def _look_at_logs(self) -> None:
+    def _check_logs(self) -> None:
         was_closed = self.seals.manifest is not None
         if not was_closed:
             manifest = None if self.files.manifest is None else self.files.manifest.path
@@ -96,13 +96,13 @@ class Survey:
             if not is_torn_end or self.losses.missing_writes:
                 self.losses.records[path] = records
 
-    def _look_at_strangers(self) -> None:
-        """Tables of which nobody says whose they are, or that were there at the last close and are not now."""
+    def _check_tables(self) -> None:
+        """Record SST files without a known family, and those that existed at the last close and are now missing."""
         if self.files.manifest is not None:
             return
         for name, family in self.files.tables.items():
             if not family:
-                self.losses.gaps.append(Gap("", b"", None, name, "the table does not say which family it is of"))
+                self.losses.gaps.append(Gap("", b"", None, name, "the file does not name its family"))
         if self.seals.manifest is not None:
             for name in sorted(self.seals.files):
                 if name.endswith(".sst") and name not in self.files.tables:
@@ -122,6 +122,6 @@ def _manifest_fault(directory: Path, seals: Seals) -> str:
         if wrong is None and seals.manifest is None:
             wrong = short_manifest(directory)
     except (CorruptionError, OSError):
-        # There is none; `look` says so.
+        # There is no MANIFEST, which `find_files` reports.
         return ""
     return wrong or ""

@@ -1,12 +1,11 @@
-"""The repaired database takes the place of the damaged one; a crash at any moment leaves one of the two in place.
+"""Replaces the damaged database with the repaired one. A crash at any point leaves one of the two in place.
 
-    repair.tmp/        the copy in the making. Without REPAIR beside it, it is thrown away and nothing has happened
-    REPAIR             one sealed line: {"number": N}. The copy is whole and durable; from here on it takes over
+    repair.tmp/        the unfinished copy. Without REPAIR next to it, it is discarded and the store is unchanged
+    REPAIR             one sealed line: {"number": N}. The copy is complete and durable and must replace the database
     quarantine/
-      repair-N/        kv/, SEALS, SYNCED as they were, and losses.jsonl, which says what is lost
+      repair-N/        the previous kv/, SEALS and SYNCED, and losses.jsonl, which lists the losses
 
-The files move by renames, each of which is skipped if it was made before. So whoever opens the store next, or runs the
-repair again, finishes an interrupted swap.
+The files move by renames; a rename already done is skipped. So the next open or repair completes an interrupted swap.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from basaltmq.store.integrity.synced import SYNCED
 REPAIR: Final = "REPAIR"
 SCRATCH: Final = "repair.tmp"
 COPY: Final = "store"
-"""The copy inside of the scratch directory: a store of its own until it takes over."""
+"""The copy inside the scratch directory: a separate store until the swap."""
 
 LOSSES: Final = "losses.jsonl"
 
@@ -40,7 +39,7 @@ _MOVED: Final = (DATABASE, SEALS, SYNCED)
 
 
 def quarantine_of(directory: Path) -> tuple[int, Path]:
-    """The number of the next repair, and the directory where it puts what was there."""
+    """Return the number of the next repair, and the directory for the files that it replaces."""
     number = 1
     while (directory / QUARANTINE / f"repair-{number}").exists():
         number += 1
@@ -48,20 +47,20 @@ def quarantine_of(directory: Path) -> tuple[int, Path]:
 
 
 def take_over(directory: Path, number: int) -> None:
-    """Put the copy, which is closed and durable, in the place of the database."""
+    """Replace the database with the copy, which is closed and durable."""
     make_directory(directory / QUARANTINE / f"repair-{number}")
     write_durably(directory / REPAIR, encode_line({"number": number}))
     finish(directory)
 
 
 def finish(directory: Path) -> bool:
-    """Finish a swap that was begun; True if there was one."""
+    """Complete an interrupted swap. Return True if there was one."""
     try:
         number = int(read_line(directory / REPAIR, "restore a backup")["number"])
     except FileNotFoundError:
         return False
     except (KeyError, TypeError, ValueError):
-        raise CorruptionError(f"{directory / REPAIR} has an unknown form; restore a backup") from None
+        raise CorruptionError(f"{directory / REPAIR} has an unknown structure; restore a backup") from None
     kept = directory / QUARANTINE / f"repair-{number}"
     copy = directory / SCRATCH / COPY
     for name in _MOVED:
@@ -81,5 +80,5 @@ def finish(directory: Path) -> bool:
 
 
 def clear(directory: Path) -> None:
-    """Throw away what an interrupted repair left in the making."""
+    """Remove the unfinished copy of an interrupted repair."""
     shutil.rmtree(directory / SCRATCH, ignore_errors=True)

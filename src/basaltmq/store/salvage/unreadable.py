@@ -1,20 +1,19 @@
-"""Rows an open store cannot read: passed over, recorded, and left where they are for a repair.
+"""Unreadable rows of an open store: reads skip and record them, and leave them in place for a repair.
 
-A damaged block must not keep a queue from serving the messages outside of it. So reads of the families that hold
-messages (`PASSED_OVER`) go on behind the damage, and a point read of a row in it finds nothing. Every range that was
-passed over is recorded once, before reading goes on:
+A damaged block must not stop a queue from serving the messages outside of it. So scans of the families that hold
+messages (`SKIPPABLE`) continue after the damage, and a get of a damaged row finds nothing. Every skipped range is
+recorded once, before reading continues:
 
     quarantine/unreadable.jsonl    one JSON object per line: at_ms, family, start and end (hex), why
 
-Reads of all other families raise: a configuration or a lease that cannot be read must not look like one that does not
-exist.
+Reads of all other families raise, because an unreadable configuration or lease must not look like a missing one.
 
-Compaction must not meet the damage: RocksDB ends all writing when it does. So a family in which anything was passed
-over is not compacted any more, which makes reads slower and never holds writes. If compaction meets the damage first,
-that write fails and poisons the store; the table is recorded, and the next open does not compact its family.
+Compaction must not meet the damage, because RocksDB then stops all writes. So a family with a skipped range is no
+longer compacted. That makes reads slower but never stalls writes. If compaction meets the damage first, a write fails
+and poisons the store; the SST file is recorded, and the next open does not compact its family.
 
-Where reading goes on is found by bisection over keys (`salvage.reading`): a few hundred seeks for a block. Rows that
-other tables have in the same key range are passed over too; a repair finds them.
+Bisection over keys finds the key after the damage (`salvage.reading`): a few hundred seeks per block. Rows that other
+SST files have in the same key range are skipped too; a repair finds them.
 """
 
 from __future__ import annotations
@@ -41,38 +40,38 @@ from basaltmq.store.salvage.reading import after_block, fault_of
 
 UNREADABLE: Final = "unreadable.jsonl"
 
-PASSED_OVER: Final = frozenset({Family.MESSAGES, Family.DELAYED, Family.BODIES})
-"""Families in which a row that cannot be read costs that row."""
+SKIPPABLE: Final = frozenset({Family.MESSAGES, Family.DELAYED, Family.MESSAGE_CONTENT})
+"""Families in which an unreadable row affects only that row."""
 
 RANGES_MAX: Final = 10_000
-"""Ranges recorded by one open store, about 200 bytes each; beyond it they are passed over and counted only."""
+"""Ranges that one open store records, at about 200 bytes each. Further ranges are only skipped and counted."""
 
 NOT_COMPACTED: Final = {
     "disable_auto_compactions": "true",
     "level0_slowdown_writes_trigger": str(FILES_ANY),
     "level0_stop_writes_trigger": str(FILES_ANY),
 }
-"""Options of a family that is damaged, while the store is open."""
+"""Options of a damaged family while the store is open."""
 
 _log: Final = logging.getLogger("basaltmq.store")
 
 
 class Unreadable:
-    """The ranges an open store has passed over. Safe to share between threads."""
+    """The ranges that an open store has skipped. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / QUARANTINE / UNREADABLE
         self._lock = threading.Lock()
         self._known: set[tuple[str, bytes]] = set()
         self.count = 0
-        """Ranges met since the last repair."""
+        """Ranges found since the last repair."""
         self._database = directory / DATABASE
         self.stop_compaction: Callable[[Family], None] | None = None
         self.families = self._read()
         """Labels of the damaged families."""
         if self.families:
             _log.error(
-                "the store at %s is damaged; %s: not compacted until it is repaired (basalt store repair)",
+                "the store at %s is damaged; %s: not compacted until the store is repaired (basalt store repair)",
                 directory,
                 ", ".join(sorted(self.families)),
             )
@@ -84,22 +83,23 @@ class Unreadable:
             return set()
         found = set()
         for line in lines:
-            # A crash may have cut the last one.
+            # A crash may have truncated the last line.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 found.add(str(json.loads(line)["family"]))
                 self.count += 1
         return found
 
     def require_none(self, family: Family | None) -> None:
-        """Refuse to compact what is damaged."""
+        """Raise if a family is damaged and must not be compacted."""
         damaged = self.families if family is None else self.families & {family.label}
         if damaged:
             raise CorruptionError(
-                f"rows of {', '.join(sorted(damaged))} cannot be read, so they cannot be compacted; repair the store"
+                f"{', '.join(sorted(damaged))} has unreadable rows and cannot be compacted; "
+                "repair the store (basalt store repair)"
             )
 
     def table(self, fault: str) -> None:
-        """A background job met a table that cannot be read."""
+        """Record a damaged SST file that a background job met."""
         name = fault_of(fault)
         if name.endswith(".sst"):
             with contextlib.suppress(OSError):
@@ -108,11 +108,11 @@ class Unreadable:
                     self.range(BY_LABEL[label], b"", None, fault)
 
     def row(self, family: Family, key: bytes, why: str) -> None:
-        """A row cannot be read."""
+        """Record an unreadable row."""
         self.range(family, key, key + b"\0", why)
 
     def range(self, family: Family, start: bytes, end: bytes | None, why: str) -> None:
-        """Record a range, once."""
+        """Record a range once."""
         with self._lock:
             if (family.label, start) in self._known:
                 return
@@ -120,7 +120,7 @@ class Unreadable:
             if len(self._known) >= RANGES_MAX:
                 return
             self._known.add((family.label, start))
-            said = {
+            content = {
                 "at_ms": time.time_ns() // 1_000_000,
                 "family": family.label,
                 "start": start.hex(),
@@ -128,17 +128,17 @@ class Unreadable:
                 "why": why,
             }
             try:
-                self._append(json.dumps(said))
+                self._append(json.dumps(content))
             except OSError as error:
                 _log.error("%s could not be written: %s", self._path, error)
             if family.label not in self.families:
                 self.families.add(family.label)
                 if self.stop_compaction is not None:
                     with contextlib.suppress(Exception):
-                        # The store may be on its way down.
+                        # The store may be closing.
                         self.stop_compaction(family)
         _log.error(
-            "rows of family %s from key %s on cannot be read and are passed over: %s; "
+            "skipped unreadable rows of family %s from key %s: %s; "
             "verify the store, and repair it (basalt store repair)",
             family.label,
             start.hex(),
@@ -163,13 +163,13 @@ def scan_past(
     family: Family,
     native: Rdict,
     cursor: Cursor,
-    again: Callable[[ReadOptions], Cursor],
+    new_cursor: Callable[[ReadOptions], Cursor],
     start: bytes,
     end: bytes | None,
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A scan that goes on behind rows that cannot be read. What follows them is of a later moment.
+    """Yield a scan that skips unreadable rows. Rows after a skipped range may be newer than the scan.
 
-    `again` makes another cursor of the same family.
+    `new_cursor` makes another cursor of the same family.
     """
     reached: bytes | None = start
     while reached is not None:
@@ -179,22 +179,24 @@ def scan_past(
             return
         except CorruptionError as error:
             begun = begun if cursor.reached is None else cursor.reached + b"\0"
-            first, reached = _behind(native, begun, end, error)
+            first, reached = _damaged_range(native, begun, end, error)
             unreadable.range(family, first, end if reached is None else reached, str(error))
         reading = ReadOptions()
         if end is not None:
             reading.set_iterate_upper_bound(end)
-        cursor = again(reading)
+        cursor = new_cursor(reading)
     cursor.close()
 
 
-def _behind(family: Rdict, start: bytes, end: bytes | None, error: CorruptionError) -> tuple[bytes, bytes | None]:
-    """Where the rows that cannot be read begin, at or after `start`, and where reading goes on; None: nowhere."""
+def _damaged_range(
+    family: Rdict, start: bytes, end: bytes | None, error: CorruptionError
+) -> tuple[bytes, bytes | None]:
+    """Return the start of the unreadable rows, at or after `start`, and the next readable key or None."""
     fault = str(error.__cause__ or error)
     reading = ReadOptions()
     reading.set_verify_checksums(False)
     if not fault_of(fault).endswith(".sst"):
-        # A value in a blob file: its key is in a table that can be read.
+        # The value is in a blob file, and its key is in a readable SST file.
         cursor = family.iter(reading)
         cursor.seek(start)
         if cursor.valid():

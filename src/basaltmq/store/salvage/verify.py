@@ -1,18 +1,18 @@
-"""Verify: read a whole store back, and say in one line per fault which file, what is wrong and what it costs.
+"""Verify: reads a whole store and reports, in one line per fault, the file, the fault and its cost.
 
     STORE, SEALS, CHECKSUMS    their own checksum
-    everything listed          CHECKSUMS (a checkpoint) and SEALS
-    CURRENT, MANIFEST, WAL     our reader of RocksDB's log format (`wal`)
-    blob files                 our reader of them (`blobs`)
-    sst files                  RocksDB, row by row, past damage (`salvage`)
+    all listed files           CHECKSUMS (a checkpoint) and SEALS
+    CURRENT, MANIFEST, WAL     Basalt's reader of RocksDB's log format (`wal`)
+    blob files                 Basalt's reader of blob files (`blobs`)
+    SST files                  RocksDB, row by row, past damage (`salvage`)
 
-After the files come the losses: which queues, messages, topics and objects cannot be read.
+The losses follow the files: unreadable queues, messages, topics and objects.
 
-Tables are read by a second, read-only RocksDB on a scratch directory of links, with caches of its own: a block that is
-in the store's cache says nothing of the disk. An open store lends a RocksDB checkpoint (hard links) for that, so that
-compaction cannot take files away under the reader.
+SST files are read by a second, read-only RocksDB on a scratch directory of links, with its own caches, because a block
+in the store's cache proves nothing about the disk. For an open store the links come from a RocksDB checkpoint, so that
+compaction cannot delete files during the read.
 
-Nothing is changed, but that tables found sound are sealed when the store is open.
+Verify changes nothing, except that it seals intact SST and blob files of an open store.
 """
 
 from __future__ import annotations
@@ -40,17 +40,8 @@ from basaltmq.store.directory import (
     read_marker,
 )
 from basaltmq.store.integrity.blobs import BlobFault, scan_blobs
-from basaltmq.store.integrity.manifest import oldest_log
-from basaltmq.store.integrity.seals import (
-    Sealer,
-    Seals,
-    Sum,
-    check_manifest,
-    check_small,
-    file_sum,
-    is_table,
-    mismatch,
-)
+from basaltmq.store.integrity.manifest import added_blobs, oldest_log
+from basaltmq.store.integrity.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.naming import Loss
@@ -62,45 +53,45 @@ Progress = Callable[[int, int], None]
 
 SCRATCH: Final = "verify.tmp"
 FAULTS_PER_FILE_MAX: Final = 3
-"""Details of one file at most; a file with a thousand bad blocks is one bad file."""
+"""Faults reported per file. A file with a thousand bad blocks is one bad file."""
 
 
 @dataclass(slots=True)
 class _Findings:
-    """Faults by file, in the order they were met."""
+    """Faults by file, in the order found."""
 
     faults: dict[Path, list[str]] = field(default_factory=dict)
     costs: dict[Path, str] = field(default_factory=dict)
 
     def add(self, path: Path, what: str, cost: str | None = None) -> None:
-        told = self.faults.setdefault(path, [])
-        if what not in told and len(told) < FAULTS_PER_FILE_MAX:
-            told.append(what)
+        known = self.faults.setdefault(path, [])
+        if what not in known and len(known) < FAULTS_PER_FILE_MAX:
+            known.append(what)
         if cost is not None:
             self.costs[path] = cost
 
     def lines(self) -> list[str]:
         return [
-            f"{path}: {', '.join(told)}; {self.costs.get(path, 'restore a backup')}"
-            for path, told in self.faults.items()
+            f"{path}: {', '.join(known)}; {self.costs.get(path, 'restore a backup')}"
+            for path, known in self.faults.items()
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found: a line for each damaged file and each loss, and the files."""
+    """The damaged files, and one line per damaged file and per loss."""
 
     lines: list[str]
     files: list[Path]
 
 
 def verify(path: Path, progress: Progress | None = None) -> list[str]:
-    """Verify a checkpoint or a store nobody has open for writing. One line per fault; none means all is well."""
+    """Verify a checkpoint or a store that no process has open for writing. Return one line per fault."""
     return inspect(path, progress).lines
 
 
 def inspect(path: Path, progress: Progress | None = None) -> Verified:
-    """The same, with the damaged files."""
+    """Like `verify`, and also return the damaged files."""
     findings = _Findings()
     try:
         if read_marker(path) is None:
@@ -109,7 +100,7 @@ def inspect(path: Path, progress: Progress | None = None) -> Verified:
         if isinstance(error, NotAStoreError) and not is_database(path / DATABASE):
             raise
         what = str(error).removeprefix(f"{path / MARKER} ").removeprefix(f"{path} ")
-        findings.add(path / MARKER, what, "the store does not open; repair writes it anew")
+        findings.add(path / MARKER, what, "the store does not open; repair writes it again")
     with _shared_lock(path):
         run = _Run(path, path / DATABASE, findings, _Meter(path, progress), live=False)
         try:
@@ -122,7 +113,7 @@ def inspect(path: Path, progress: Progress | None = None) -> Verified:
 def verify_open(
     path: Path, create_checkpoint: Callable[[str], None], sealer: Sealer, progress: Progress | None = None
 ) -> list[str]:
-    """Verify a store this process has open for writing, while it goes on."""
+    """Verify a store that this process has open for writing, during operation."""
     findings = _Findings()
     try:
         read_marker(path)
@@ -149,12 +140,12 @@ def verify_open(
 
 
 class _Meter:
-    """Counts bytes read against the bytes there are."""
+    """Counts the bytes read, out of the total."""
 
     def __init__(self, path: Path, progress: Progress | None) -> None:
         self._progress = progress
         self._done = 0
-        # Tables are read twice, for their seals and through RocksDB.
+        # SST and blob files are read twice: for their seals and through RocksDB.
         self._total = sum(
             os.lstat(os.path.join(folder, name)).st_size * (2 if is_table(name) else 1)
             for folder, _, names in os.walk(path)
@@ -172,7 +163,7 @@ class _Meter:
 
 
 class _Run:
-    """One pass over a store. `database` holds the files that are read; faults are named as files of `path`/kv."""
+    """One pass over a store. `database` holds the files to read; faults name files in `path`/kv."""
 
     def __init__(self, path: Path, database: Path, findings: _Findings, meter: _Meter, *, live: bool) -> None:
         self._path = path
@@ -211,7 +202,7 @@ class _Run:
             self._findings.add(self._path / CHECKSUMS, str(error), "the backup cannot be restored as it is")
             return
         for name, what in check_sums(self._path, sums):
-            self._findings.add(self._path / name, what, "the backup is not whole: use another")
+            self._findings.add(self._path / name, what, "the backup is incomplete: use another")
 
     def _logs(self) -> None:
         named = self._named
@@ -223,7 +214,7 @@ class _Run:
             oldest = oldest_log(manifest)
         except CorruptionError as error:
             what = str(error).removeprefix(f"{named / 'CURRENT'} ")
-            self._findings.add(named / "CURRENT", what, "the store does not open; repair writes it anew")
+            self._findings.add(named / "CURRENT", what, "the store does not open; repair writes it again")
         logs = [log for log in wal_files(named) if wal_number(log) >= oldest]
         for log in logs:
             try:
@@ -231,7 +222,7 @@ class _Run:
                     scan_log(log), "writes from there on may be lost: restore a backup or repair", log == logs[-1]
                 )
             except FileNotFoundError:
-                # Flushed meanwhile.
+                # Flushed and deleted meanwhile.
                 continue
 
     def _log(self, scan: LogScan, cost: str, last: bool) -> None:
@@ -240,7 +231,7 @@ class _Run:
         if fault is None or (self._live and last and fault.torn and fault.what.startswith("the file ends")):
             return
         if fault.torn and not self._live:
-            cost = f"a torn tail of {scan.size_bytes - fault.cut_at} bytes, of writes not confirmed unless it is damage"
+            cost = f"a torn tail of {scan.size_bytes - fault.cut_at} bytes; without damage, of unconfirmed writes only"
         self._findings.add(scan.path, f"{fault.what} at byte {fault.offset}", cost)
 
     def _sums(self) -> dict[str, Sum]:
@@ -262,11 +253,11 @@ class _Run:
         except CorruptionError as error:
             if not str(error).startswith(str(self._path / SEALS)):
                 return
-            self._findings.add(self._path / SEALS, "does not match its checksum", "nothing: it is written anew at open")
+            self._findings.add(self._path / SEALS, "does not match its checksum", "nothing: open writes it again")
             return
         for name, what in check_small(self._path, seals):
             self._findings.add(
-                self._named / name, what, "no row is lost: RocksDB does without it; repair seals it anew"
+                self._named / name, what, "no row is lost: RocksDB works without it; repair seals it again"
             )
         if manifest is not None and seals.manifest is not None:
             self._findings.add(self._named / seals.manifest[0], manifest)
@@ -276,11 +267,23 @@ class _Run:
                 self._findings.add(self._named / name, mismatch(found, sealed))
 
     def _blobs(self) -> None:
+        added = self._added_blobs()
         for path in sorted(self._database.glob("*.blob")):
             self._meter.add(path.stat().st_size)
+            if added is not None and int(path.stem) not in added:
+                # Left over from a flush that a crash interrupted. RocksDB deletes it at the next open.
+                continue
             _, faults = scan_blobs(path)
             for fault in faults:
                 self._findings.add(self._named / path.name, _blob_fault(fault))
+
+    def _added_blobs(self) -> set[int] | None:
+        """Return the numbers of the blob files in the MANIFEST, None if it cannot be read."""
+        try:
+            manifest = current_manifest(self._database)
+            return added_blobs(manifest) if scan_log(manifest).fault is None else None
+        except (CorruptionError, OSError):
+            return None
 
     def _rows(self) -> None:
         """Read every row, past damage."""
@@ -306,7 +309,7 @@ class _Run:
                     self._fault(gap.what, gap.family, gap.file)
                 if survey.losses.missing_writes:
                     self._findings.add(self._named, survey.losses.missing_writes, "confirmed writes are lost")
-                self.losses = survey.told()
+                self.losses = survey.describe_losses()
 
     def _size(self, file: str) -> int:
         try:
@@ -318,7 +321,8 @@ class _Run:
         if file:
             self._findings.add(self._named / file, text)
             return
-        # RocksDB does not always say which file; where another reader found one in the same family, it is that.
+        # RocksDB does not always name the file. If another check found a faulty file in this family, assume it is that
+        # one.
         if any(
             path.name in self._tables and self._tables[path.name].family == family for path in self._findings.faults
         ):
@@ -344,7 +348,7 @@ def _shown(key: bytes) -> str:
 
 @contextmanager
 def _shared_lock(path: Path) -> Iterator[None]:
-    """Keep writers out while reading; a checkpoint has no LOCK and needs none."""
+    """Keep writers out during the read. A checkpoint has no LOCK and needs none."""
     try:
         fd = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

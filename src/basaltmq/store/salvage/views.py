@@ -1,12 +1,12 @@
-"""Read-only databases over the files of a damaged one. Nothing is written at the damaged one.
+"""Read-only databases over the files of a damaged one, which is never written.
 
-A view is a directory of links to tables and blob files, with a MANIFEST of its own, opened read-only. It can leave
-tables out, so that the rows of the others are read where one is damaged, and so that one table is read alone.
+A view is a directory of links to SST and blob files with its own MANIFEST, opened read-only. It can omit SST files: to
+read the others where one is damaged, or to read one alone.
 
-    MANIFEST    a copy of the one in use, plus edits that take tables out; or one made from the list of files
-    WAL         every whole record of the logs that are needed; RocksDB replays them into memory
-    blob files  links. One without a valid header or footer, or missing, is replaced by a copy that has both, with zeros
-                where bytes are missing: RocksDB refuses a blob file as a whole otherwise. A value in the zeros does not
+    MANIFEST    a copy of the one in use, plus edits that remove SST files; or one built from the list of files
+    WAL         every complete record of the required WAL files, which RocksDB replays into memory
+    blob files  links. A file that is missing, or without a valid header or footer, is replaced by a copy with both and
+                zeros for missing bytes, because RocksDB otherwise rejects the whole file. A value in the zeros does not
                 match its checksum.
 """
 
@@ -28,13 +28,13 @@ from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.files import Files
 
 OPEN_MAX: Final = 4
-"""Views kept open: all tables, one table alone, and all but the damaged one are used by turns."""
+"""Views kept open: reading alternates between all SST files, one alone, and all but the damaged one."""
 
 ABSENT_MAX: Final = 10_000
-"""Numbers of missing blob files that are thought of, the latest first: about 1 MB in a MANIFEST."""
+"""Most numbers of missing blob files to try, latest first: about 1 MB in a MANIFEST."""
 
 ABSENT_BEYOND: Final = 100
-"""Numbers thought of beyond the last file that is there: the missing one may have been the last."""
+"""Numbers to try after the last existing file, because the missing file may have been the last."""
 
 _MENDED: Final = "mended"
 _MANIFEST: Final = "MANIFEST-000001"
@@ -52,18 +52,18 @@ BLOB_LINE: Final = re.compile(r"^blob_file_number: (\d+) ", re.MULTILINE)
 
 @dataclass(slots=True)
 class Table:
-    """A table or blob file that belongs to a database."""
+    """An SST or blob file that belongs to a database."""
 
     family: str
     first: bytes = b""
     last: bytes | None = None
-    """None if it is not known."""
+    """None if unknown."""
     level: int = 0
     is_missing: bool = False
 
 
 class Views:
-    """Opens views. Close it: it holds files."""
+    """Opens views. Close it to release its files."""
 
     def __init__(self, files: Files, folder: Path) -> None:
         self._files = files
@@ -72,7 +72,7 @@ class Views:
         self._directories: list[Path] = []
         self._open: dict[tuple[str, frozenset[str]], tuple[Rdict, Rdict]] = {}
         self._whole: Rdict | None = None
-        """The view that leaves nothing out."""
+        """The view with all SST files."""
         self._families: dict[str, Rdict] = {}
         self._mended: dict[str, Path] = {}
         self.damaged_logs: dict[Path, list[DamagedRecord]] = {}
@@ -80,11 +80,11 @@ class Views:
         self._log_records: dict[str, Path] = {}
         self._copy_logs()
         self.tables: dict[str, Table] = {}
-        """Tables and blob files that belong to the database, missing ones included."""
+        """SST and blob files of the database, including missing ones."""
         if files.manifest is None:
-            self._know_listed()
+            self._add_listed_files()
         else:
-            self._know_named()
+            self._add_manifest_files()
         for name, table in self.tables.items():
             if name.endswith(".blob"):
                 path = files.database / name
@@ -96,7 +96,7 @@ class Views:
         return list(self._files.families)
 
     def family(self, label: str, without: frozenset[str] = frozenset()) -> Rdict:
-        """A family without some of its tables. It is closed when others are opened; do not keep it."""
+        """Return a family without some of its SST files. Do not keep it: opening other views closes it."""
         if not without:
             if self._whole is None:
                 self._open_whole()
@@ -112,8 +112,7 @@ class Views:
         return found[1]
 
     def substitute(self, name: str, family: str) -> bool:
-        """Stand in for a blob file that is missing, so that the keys of its values can be read. True if it was not yet
-        done."""
+        """Replace a missing or damaged blob file to make the keys of its values readable. False if already replaced."""
         if name in self._mended:
             return False
         self._mend(name, family)
@@ -127,7 +126,7 @@ class Views:
         return frozenset(name for name, table in self.tables.items() if table.is_missing and name.endswith(".sst"))
 
     def others(self, table: str) -> frozenset[str]:
-        """The tables of a family but one."""
+        """Return all SST files of a family except one."""
         family = self.tables[table].family
         return frozenset(
             name
@@ -148,7 +147,7 @@ class Views:
             raise translate(error, self._files.database) from error
 
     def _directory(self, without: frozenset[str], only: str | None) -> Path:
-        """A directory to open, with the files of all families, or of one."""
+        """Create a directory to open, with the files of all families or of one."""
         directory = self.folder / f"view-{len(self._directories) + 1}"
         directory.mkdir()
         self._directories.append(directory)
@@ -190,7 +189,7 @@ class Views:
             append_record(target, without_table(number, table.level, int(name[:-4])))
 
     def _add_absent(self, blobs: dict[str, list[int]]) -> None:
-        """List numbers of files that are not there as blob files too: some may be, and then an error names the file."""
+        """List unused file numbers as blob files. RocksDB's error then names a missing one."""
         taken = {int(name.split(".")[0]) for name in self.tables}
         last = max(taken, default=0) + ABSENT_BEYOND
         absent = [number for number in range(1, last) if number not in taken][-ABSENT_MAX:]
@@ -199,7 +198,7 @@ class Views:
                 blobs.setdefault(label, []).extend(absent)
 
     def _copy_logs(self) -> None:
-        """Logs that RocksDB can replay: links to sound ones, the whole records of the others."""
+        """Prepare WAL files for replay by RocksDB: links to intact ones, copies of the valid records of others."""
         for scan in self._files.logs:
             if scan.fault is None:
                 self._log_records[scan.path.name] = scan.path.resolve()
@@ -214,23 +213,23 @@ class Views:
                         at = write_record(log, at, record)
             self._log_records[scan.path.name] = target
 
-    def _know_listed(self) -> None:
-        """Without a MANIFEST, every table that says its family belongs to the database."""
+    def _add_listed_files(self) -> None:
+        """Without a MANIFEST, add every file that names its family."""
         for name, family in {**self._files.tables, **self._files.blobs}.items():
             if family:
                 self.tables[name] = Table(family)
 
-    def _know_named(self) -> None:
-        """Ask RocksDB which tables the MANIFEST names."""
+    def _add_manifest_files(self) -> None:
+        """Add the files in the MANIFEST, as RocksDB lists them."""
         self._open_whole()
         known: dict[str, Table] = {}
         for label, family in self._families.items():
-            self._know_family(known, label, family.property_value("rocksdb.sstables") or "")
+            self._parse_files(known, label, family.property_value("rocksdb.sstables") or "")
         for name, table in known.items():
             table.is_missing = not (self._files.database / name).exists()
         self.tables = known
         if any(table.is_missing for table in known.values()):
-            # The next one leaves out what is missing.
+            # The next view omits the missing files.
             self._close_whole()
 
     def _open_whole(self) -> None:
@@ -246,7 +245,7 @@ class Views:
             self._whole.close()
             self._whole = None
 
-    def _know_family(self, known: dict[str, Table], label: str, listing: str) -> None:
+    def _parse_files(self, known: dict[str, Table], label: str, listing: str) -> None:
         level = 0
         for entry in _TABLE_LINE.finditer(listing):
             if entry["level"]:
@@ -258,7 +257,7 @@ class Views:
             known[f"{int(number):06}.blob"] = Table(label)
 
     def _mend(self, name: str, family: str) -> None:
-        """Give a blob file the header and footer without which RocksDB reads none of it."""
+        """Write the header and footer without which RocksDB rejects a blob file."""
         path = self._files.database / name
         target = self.folder / _MENDED / name
         if path.exists():
@@ -270,7 +269,7 @@ class Views:
 
 
 def lenient_options() -> Options:
-    """Open in spite of a table that does not open, and read what can be read."""
+    """Return options that open a database with damaged SST files and read what is readable."""
     options = Options(raw_mode=True)
     options.set_paranoid_checks(False)
     options.set_max_open_files(64)

@@ -1,10 +1,10 @@
-"""The write batches in a write-ahead log, read without RocksDB, as far as to say which rows a damaged one was about.
+"""Reads the write batches in a WAL file without RocksDB, to name the rows of a damaged batch.
 
     sequence u64 | count u32 | changes ...                                     little-endian
 
     change   kind u8 | family varint, if the kind has one | key, and value or end of the range: varint length, bytes
 
-Nothing read here is verified: the record did not match its checksum. A key is named only where it can be decoded.
+The content is unverified, because the record did not match its checksum. A key is named only if it can be decoded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from basaltmq.errors import BasaltError
 from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.integrity.wal import DamagedRecord
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
 
 _HEAD_BYTES: Final = 12
@@ -29,7 +29,7 @@ _KINDS: Final = {
     14: (True, True),
     15: (False, True),
 }
-"""Kind -> whether it names a family, whether a second text follows the key."""
+"""Kind -> (names a family, has a second text after the key)."""
 
 _PUTS: Final = frozenset((1, 5))
 
@@ -43,7 +43,7 @@ class Change(NamedTuple):
 
 
 def changes(payload: bytes) -> Iterator[Change]:
-    """The changes of a batch, up to the first that cannot be told."""
+    """Yield the changes of a batch up to the first that cannot be parsed."""
     at = _HEAD_BYTES
     try:
         while at < len(payload):
@@ -63,14 +63,14 @@ def changes(payload: bytes) -> Iterator[Change]:
         return
 
 
-class Naming:
-    """Names what damaged records were about. `families` are the labels by number."""
+class BatchNaming:
+    """Describes damaged WAL records. `families` maps numbers to labels."""
 
     def __init__(self, families: Mapping[int, str]) -> None:
         self._families = families
 
     def losses(self, file: str, record: DamagedRecord) -> list[Loss]:
-        """What the changes of a damaged record were about, by queue."""
+        """Return the losses of a damaged record, by queue."""
         ids: dict[str, list[str]] = {}
         others: dict[str, int] = {}
         for change in changes(record.payload):
@@ -79,16 +79,16 @@ class Naming:
             if family in (Family.MESSAGES, Family.DELAYED):
                 try:
                     if family is Family.MESSAGES:
-                        queue, _, _, message_id = keys.decode_message_key(change.key)
+                        queue, _, _, message_id = queue_keys.decode_message_key(change.key)
                     else:
-                        queue, _, _, _, message_id = keys.decode_timed_message_key(change.key)
+                        queue, _, _, _, message_id = queue_keys.decode_timed_message_key(change.key)
                 except (BasaltError, UnicodeDecodeError):
                     continue
                 ids.setdefault(queue, []).append(message_id.hex())
             elif label:
                 others[label] = others.get(label, 0) + 1
         where = f"bytes {record.offset} to {record.end} of {file}"
-        text = f"{where} hold no whole record"
+        text = f"{where} hold no complete record"
         if others:
             text += "; changes of rows in " + ", ".join(f"{label} ({count})" for label, count in sorted(others.items()))
         found = [Loss(subject="writes", text=text, family="", file=file, end=None)]
@@ -99,7 +99,7 @@ class Naming:
             found.append(
                 Loss(
                     subject=f"queue {queue!r}",
-                    text=f"the last change of {len(named)} messages is lost: {shown}",
+                    text=f"the last changes of {len(named)} messages are lost: {shown}",
                     family=Family.MESSAGES.label,
                     file=file,
                     queues=[queue],

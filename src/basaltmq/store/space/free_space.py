@@ -1,8 +1,8 @@
-"""Free space of a disk: when producers are held, and when they go on.
+"""Monitors the free space of a disk and decides when publishers are blocked.
 
-Producers are held below `free_min_bytes`, and until the free space is a twentieth above it, so that the state does not
-flicker. After a write met a full disk (`met_full`) the reserve is released, and producers are held until there is room
-for the reserve again.
+Publishers are blocked below `free_min_bytes`, until the free space is 5 % above it; the gap prevents flapping. After a
+write failed on a full disk (`met_full`) the reserve is released. Publishers then stay blocked until there is room for
+the reserve again.
 """
 
 from __future__ import annotations
@@ -17,31 +17,33 @@ from basaltmq.store.families import MIB
 from basaltmq.store.space.reserve import Reserve
 
 CLEAR: Final = 1.05
-"""How far from its limit a value is clear of it."""
+"""Factor by which a value must exceed its limit before the block ends."""
 
 ROOM_MIN_BYTES: Final = 16 * MIB
-"""Free space after a full disk, whatever the limit: below it the next flush of a memory table meets the same error."""
+"""Minimum free space after a full disk, regardless of the limit. With less, the next memtable flush fails the same way.
+"""
 
 NEAR: Final = 4
-"""A disk that writes 1 GB/s takes 1.5 s from four times the default limit to the limit."""
+"""Multiple of the limit below which checks are more frequent. At 1 GB/s a disk takes 1.5 s from 4 times the default
+limit to the limit."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 def free_bytes(path: Path) -> int:
-    """Space left on the disk of a path, for this user."""
+    """Return the free bytes on the file system of a path, for this user."""
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
 
 
 def disk_bytes(path: Path) -> int:
-    """The size of the file system of a path."""
+    """Return the size of the file system of a path."""
     found = os.statvfs(path)
     return found.f_blocks * found.f_frsize
 
 
 class FreeSpace:
-    """Watches the disk of one directory. Any thread may call it."""
+    """Monitors the disk of one directory. Thread-safe."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class FreeSpace:
         self.free_bytes = 0
         self.is_low = False
         self.is_near = False
-        """Free space is within NEAR times the limit: look more often."""
+        """Free space is below NEAR times the limit, so check more often."""
         self._path = path
         self._free_min_bytes = free_min_bytes
         self._reserve = reserve
@@ -62,7 +64,7 @@ class FreeSpace:
         self._was_full = False
 
     def look(self) -> str | None:
-        """Why producers are held; None if they are not. OSError if the disk cannot be asked."""
+        """Return why publishers are blocked, None if they are not. Raises OSError if the disk cannot be queried."""
         free, least = self._free(self._path), self._free_min_bytes()
         self.free_bytes = free
         self.is_near = free < NEAR * least
@@ -77,14 +79,14 @@ class FreeSpace:
                 f"low on disk: the disk of {self._path} was full, and {free} bytes are free; "
                 f"publishing resumes at {self._wanted_bytes(least)} free bytes"
             )
-        return f"low on disk: {free} bytes are free at {self._path}, at least {least} are wanted"
+        return f"low on disk: {free} bytes are free at {self._path}, the minimum is {least}"
 
     def has_room(self) -> bool:
-        """Would `look` let producers go on? Changes nothing."""
+        """Whether `look` would unblock publishers. Changes no state."""
         return self._free(self._path) >= self._wanted_bytes(self._free_min_bytes())
 
     def met_full(self) -> None:
-        """A write failed because the disk is full: release the reserve, and hold producers until there is room."""
+        """Handle a write that failed on a full disk: release the reserve and block publishers until there is room."""
         self._was_full = self.is_low = True
         if self._reserve is not None and self._reserve.release():
             _log.warning(
@@ -100,7 +102,7 @@ class FreeSpace:
         return int(max(least, ROOM_MIN_BYTES) * CLEAR) + missing
 
     def _keep_reserve(self, free: int, least: int) -> None:
-        """Allocate the reserve, if that leaves enough."""
+        """Allocate the reserve if enough space remains."""
         reserve = self._reserve
         if reserve is None:
             return
@@ -111,6 +113,6 @@ class FreeSpace:
             if missing or not reserve.size_bytes:
                 reserve.keep()
         except OSError as error:
-            # Somebody else was faster. What was held stays held.
+            # Another process used the space. An existing block continues.
             self.is_low = self._was_full
             _log.warning("cannot allocate the reserve %s: %s", reserve.path, error)

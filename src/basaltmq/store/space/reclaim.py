@@ -1,12 +1,12 @@
-"""Giving the space of deleted rows back to the disk.
+"""Returns the space of deleted rows to the disk.
 
-Deleting gives no space back until RocksDB has compacted, and a store that takes no more messages may never compact by
-itself. `reclaim` flushes, which also deletes obsolete WAL files, and compacts the largest families first; blob files
-without live values go with it. `Reclaimer` repeats that at a bounded rate: only after something was written since the
-last time, and after a rest as long as the work took.
+Deleting rows frees no space until RocksDB compacts, and a store without new messages may never compact by itself.
+`reclaim` flushes, which also deletes obsolete WAL files, and compacts the largest families first. That also deletes
+blob files without live values. `Reclaimer` repeats this at a bounded rate: only after a write since the last run, and
+after a pause as long as that run.
 
-On a disk that is almost full neither may start: a flush that fails poisons the store, and a compaction that fails stops
-all later ones until the store is opened again.
+On an almost full disk neither may start: a failed flush poisons the store, and a failed compaction stops all later ones
+until the store is reopened.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Final, Protocol
 from basaltmq.store.families import MIB, Family
 
 SMALL_PART: Final = 100
-"""A family that holds less than one part in so many is not worth a compaction."""
+"""A family smaller than one SMALL_PART-th of the total is not compacted."""
 
 REST_S_MIN: Final = 1.0
-"""Between two reclaims of one store, however short they were."""
+"""Minimum pause between two runs on one store, in seconds."""
 
 FREE_BYTES_MIN: Final = 4 * MIB
-"""Left free by a flush, and needed by a compaction: its output begins with one file."""
+"""Free space that a flush must leave and a compaction needs: its output starts with one file."""
 
 
 class Reclaimable(Protocol):
-    """What is needed of a store."""
+    """The store operations that `reclaim` uses."""
 
     def properties(self, family: Family | None = None) -> dict[str, int]: ...
 
@@ -40,7 +40,7 @@ class Reclaimable(Protocol):
 
 
 class Beside(Protocol):
-    """What is kept beside a store and counts with it: the log of the streams."""
+    """Data next to a store that counts toward its size: the log of the streams."""
 
     def log_bytes(self) -> int: ...
 
@@ -54,9 +54,9 @@ def reclaim(
     beside: Beside | None = None,
     free_bytes: Callable[[], int] | None = None,
 ) -> None:
-    """Free what is held by deleted rows and records, until that is enough. Takes long: call it in a thread.
+    """Free the space of deleted rows and records until `is_enough`. Slow: call it in a thread.
 
-    `free_bytes`: of the disk, if it is nearly full.
+    `free_bytes` returns the free space of the disk; pass it when the disk is nearly full.
     """
 
     def has_room(needed_bytes: int) -> bool:
@@ -76,7 +76,7 @@ def reclaim(
 
 
 class Reclaimer:
-    """Reclaims again and again, at a bounded rate."""
+    """Repeats `reclaim` at a bounded rate."""
 
     def __init__(
         self, store: Reclaimable, beside: Beside | None = None, *, clock_s: Callable[[], float] = time.monotonic
@@ -88,11 +88,11 @@ class Reclaimer:
         self._writes = -1
 
     def step(self, is_enough: Callable[[], bool], free_bytes: Callable[[], int]) -> bool:
-        """Reclaim, if it is time and something was written since the last one; whether it did."""
+        """Run `reclaim` if it is due and there was a write since the last run. Return whether it ran."""
         begun_s = self._clock_s()
         if begun_s < self._due_s or self._store.writes() == self._writes:
             return False
-        # What is written meanwhile is for the next time. Cleaning the log writes too, once.
+        # Writes during this run count for the next one. Cleaning the log writes once too.
         self._writes = self._store.writes()
         try:
             reclaim(self._store, is_enough, beside=self._beside, free_bytes=free_bytes)

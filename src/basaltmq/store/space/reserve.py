@@ -1,9 +1,8 @@
-"""RESERVE: a preallocated file that is given up when the disk is full.
+"""RESERVE: a preallocated file that is deleted when the disk is full.
 
-Without it a full disk blocks consumers too: an acknowledgement is a write. `release` frees the space, so that stores
-can be opened again, consumers drain their queues, and compaction has room to work. `keep` allocates the file again.
-
-Its blocks are allocated, not only its size, so that nobody else can use them.
+Without it a full disk blocks consumers too, because an acknowledgement is a write. `release` frees the space, so that
+stores can be reopened, consumers can drain their queues, and compaction has room to work. `keep` allocates the file
+again. The file's blocks are allocated, not only its size, so that no other process can use them.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from basaltmq.store.families import MIB
 NAME: Final = "RESERVE"
 
 SIZE_BYTES: Final = 64 * MIB
-"""Room for the WAL of a million acknowledgements, or for half a write-buffer budget that recovery writes to disk."""
+"""Room for the WAL of a million acknowledgements, or for half a write-buffer budget that recovery flushes to disk."""
 
 
 class Reserve:
-    """The reserve of one data directory. Size 0 keeps none."""
+    """The reserve file of one data directory. A size of 0 disables it."""
 
     def __init__(self, directory: Path, size_bytes: int = SIZE_BYTES) -> None:
         self.path = directory / NAME
@@ -30,14 +29,14 @@ class Reserve:
 
     @property
     def missing_bytes(self) -> int:
-        """What `keep` would allocate."""
+        """Bytes that `keep` would allocate."""
         try:
             return max(0, self.size_bytes - self.path.stat().st_size)
         except FileNotFoundError:
             return self.size_bytes
 
     def keep(self) -> None:
-        """Allocate the file; OSError, and no file, if there is no room."""
+        """Allocate the file. Without room, raise OSError and leave no file."""
         if not self.size_bytes:
             self.release()
             return
@@ -53,7 +52,7 @@ class Reserve:
             os.close(fd)
 
     def release(self) -> bool:
-        """Give the space back; was there any?"""
+        """Delete the file. Return whether it existed."""
         with suppress(FileNotFoundError):
             self.path.unlink()
             return True

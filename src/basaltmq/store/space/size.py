@@ -1,20 +1,19 @@
-"""Size events: producers are held while the store is overfull, consumers never (SPEC A11).
+"""The size guard: blocks publishers while the store is overfull, never consumers (SPEC A11).
 
-    size   overfull_bytes ─────────●─────────────  producers held from here ...
+    size   overfull_bytes ─────────●─────────────  publishers blocked from here ...
                                     ╲
            underfull_bytes ──────────╲●──────────  ... to here
 
-Between the two marks the state stays what it was, so that it does not flicker. The size is the real one of all
-families, files and memory tables, and of the log `beside` the store. The store reports what producers and consumers
-write; every `step_bytes` of that the size is measured, which takes 30 to 50 us. So the store may pass its mark by one
-step. Nobody reports appends to the log: the owner calls `measure` from time to time.
+Between the two limits the state does not change, which prevents flapping. The size is that of all families (files and
+memtables) plus the log `beside` the store. The store reports every write. After every `step_bytes` of writes the guard
+measures the size, which takes 30 to 50 us. So the store may exceed its limit by one step. Appends to the log are not
+reported: the owner calls `measure` periodically.
 
-While overfull a thread reclaims space (`reclaim`) each time consumers have written something, and rests as long as it
-worked. It ends when the store is underfull.
+Until the store is underfull, a thread reclaims space (`reclaim`) after each write and pauses as long as it worked.
 
-Listeners are called by the thread that measured, one event after the other; they must be quick and not call `measure`.
-That thread may be in the middle of somebody's write, which is made: a listener that raises is logged, and a store that
-cannot be measured says so at its next call.
+The measuring thread calls the listeners, one event at a time. Listeners must be quick and must not call `measure`. The
+thread may be inside a write that is already applied, so a listener's exception is logged. If a store cannot be
+measured, its next call raises the error.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ from basaltmq.store.families import MIB
 from basaltmq.store.space.reclaim import Beside, Reclaimable, reclaim
 
 STEP_BYTES_MIN: Final = 64 * 1024
-"""Measured more often than this, the measuring would be seen in the write rate."""
+"""Minimum bytes between two measurements. More frequent measurements would reduce the write rate."""
 
 STEP_BYTES_MAX: Final = 8 * MIB
-"""The most a store of any size passes its mark by."""
+"""Largest overshoot of the limit, for a store of any size."""
 
 STEPS: Final = 16
-"""Measurements between the two marks."""
+"""Number of measurements between the two limits."""
 
 RECHECK_S: Final = 5.0
-"""While overfull: space may come back by means nobody reports, such as a reader letting go of old files."""
+"""Interval between checks while overfull: space can be freed without a report (a reader closes old files)."""
 
 CLOSE_WAIT_S: Final = 60.0
-"""A compaction of one family that outlasts this at close is left to the store's own close."""
+"""How long `close` waits for a compaction of one family. The store's own close handles a longer one."""
 
 Listener: TypeAlias = Callable[[bool, int], None]
-"""Called with whether the store is overfull, and its size in bytes."""
+"""Receives whether the store is overfull, and its size in bytes."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 class Measurable(Reclaimable, Protocol):
-    """What the guard needs of a store."""
+    """The store operations that the guard uses."""
 
     def size_bytes(self) -> int: ...
 
@@ -61,7 +60,7 @@ class Measurable(Reclaimable, Protocol):
 
 
 class SizeGuard:
-    """Watches the size of a store and holds its producers."""
+    """Measures the size of a store and blocks its publishers."""
 
     def __init__(
         self,
@@ -100,15 +99,15 @@ class SizeGuard:
         with self._measuring:
             self._listeners.append(listener)
             if self.overfull:
-                _tell(listener, True, self.size_bytes)
+                _notify(listener, True, self.size_bytes)
 
     def wrote(self, size_bytes: int) -> None:
-        """The store was written to, by a producer or a consumer."""
+        """Record a write by a publisher or a consumer."""
         self._unmeasured_bytes += size_bytes
         if self.overfull:
             self._written.set()
         elif self._unmeasured_bytes >= self.step_bytes and self._measuring.acquire(blocking=False):
-            # If it is held, somebody measures right now.
+            # If the lock is held, another thread is measuring.
             try:
                 with contextlib.suppress(BasaltError):
                     self._measure()
@@ -116,20 +115,20 @@ class SizeGuard:
                 self._measuring.release()
 
     def measure(self) -> int:
-        """Measure, tell whom it concerns, and return the size."""
+        """Measure the size, notify listeners of a change, and return the size."""
         with self._measuring:
             return self._measure()
 
     def admit(self) -> None:
-        """Producers ask before they write."""
+        """Raise StoreOverfullError if publishers are blocked. Call it before a publish."""
         if self.overfull:
             raise StoreOverfullError(
                 f"the store holds {self.size_bytes} bytes, its limit is {self._overfull_bytes}; "
-                f"it takes messages again once consumers have brought it down to {self._underfull_bytes}"
+                f"publishing resumes when consumers have reduced it to {self._underfull_bytes}"
             )
 
     def wait_underfull(self, timeout_s: float | None = None) -> bool:
-        """Block the calling thread while the store is overfull; False if it still is after `timeout_s`."""
+        """Block the calling thread while the store is overfull. Return False if it still is after `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._end is not None or not self.overfull, timeout_s)
             self._require_open()
@@ -153,7 +152,7 @@ class SizeGuard:
         self._require_open()
 
     def close(self) -> None:
-        """Stop. Whoever waits gets StoreClosedError. Call it before the store is closed."""
+        """Stop the guard; waiters get StoreClosedError. Call it before the store is closed."""
         self._stop(StoreClosedError("the store is closing"))
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -190,7 +189,7 @@ class SizeGuard:
             self._thread = threading.Thread(target=self._reclaim, name="basalt-reclaim", daemon=True)
             self._thread.start()
         for listener in self._listeners:
-            _tell(listener, overfull, self.size_bytes)
+            _notify(listener, overfull, self.size_bytes)
 
     def _wake(self) -> None:
         self._changed.notify_all()
@@ -198,14 +197,14 @@ class SizeGuard:
             try:
                 loop.call_soon_threadsafe(_resolve, future)
             except RuntimeError:
-                # The loop is closed; nobody waits there any more.
+                # The loop is closed, so nobody waits there.
                 continue
 
     def _reclaim(self) -> None:
-        """Give back the space of what was deleted, until the store is underfull."""
+        """Reclaim space until the store is underfull."""
         thread = threading.current_thread()
         rest_s = 0.0
-        # An underfull store may be overfull again, with another thread, before this one looks.
+        # The store may become overfull again, with a new thread, before this thread checks.
         while self.overfull and self._end is None and self._thread is thread:
             try:
                 if self._written.wait(RECHECK_S):
@@ -219,7 +218,7 @@ class SizeGuard:
                 else:
                     self.measure()
             except BasaltError as error:
-                # The store is closed or poisoned; nobody need wait for space in it.
+                # The store is closed or poisoned, so end all waits.
                 self._stop(error)
 
     def _is_enough(self) -> bool:
@@ -227,7 +226,7 @@ class SizeGuard:
         return not self.overfull or self._end is not None
 
 
-def _tell(listener: Listener, overfull: bool, size_bytes: int) -> None:
+def _notify(listener: Listener, overfull: bool, size_bytes: int) -> None:
     try:
         listener(overfull, size_bytes)
     except Exception:

@@ -1,28 +1,28 @@
-"""Group commit: one write and one sync serve everyone who waits.
+"""Group commit: batches concurrent commits into one write and one fsync.
 
-    asyncio:  commit_async ─> gathered for the rest of the tick ─> one write ─┐
-    threads:  commit, submit ─────────────────────────────────────────────────┤ the gathering group
-    planes:   write to the store or a lane, then durable(), wait_durable() ───┘
-                                                                              │
-    sync thread: take the group, begin a new one, write what threads handed over as one batch, sync, tell every member
+    asyncio:  commit_async ─> collected until the end of the tick ─> one write ─┐
+    threads:  commit, submit ───────────────────────────────────────────────────┤ the open group
+    planes:   write to the store or a lane, then durable(), wait_durable() ─────┘
+                                                                                │
+    sync thread: take the group, open a new one, write the threads' batches as one, sync, notify every member
 
-While a sync runs the next group gathers; a lone commit is synced at once. Threads that were told together mostly come
-back together, one after the other as they get the interpreter's lock: a sync that begins with the first of them leaves
-the others to the next one, two syncs where one would do. So the next group waits for as many as were told, no longer
-than the sync took; if they do not come back, it stops waiting for a while. Coroutines need none of this: those of one
-turn of their loop join together. A member joins its group
-before the group is taken, and the group is taken before its sync begins, so what it confirms was written before the
-sync. A failed sync fails exactly those who were waiting and poisons the store: whether their bytes reached the disk
-is not known, and only recovery can tell. Batches written together that the store refuses (one is malformed, all
-together are too large) are written again one by one, so that only the culprit fails. A stall is nobody's fault and
-fails them all, with nothing written.
+The next group collects members while a sync runs. A lone commit is synced at once. Threads notified together usually
+commit again together, one after the other as they acquire the GIL. A sync that starts with the first of them would
+leave the others to a second sync. So the next group waits for as many threads as were notified, for at most the
+duration of the last sync. If they do not return, the wait is suspended for some groups. Coroutines need no wait: those
+of one loop turn join together.
 
-Cancelling a future does not take its batch back. A loop that was closed while it waited gets no answer; its batch is
-written and durable like the others.
+A member joins its group before the group is taken, and the group is taken before its sync begins. So a sync covers
+every write that it confirms. A failed sync fails its waiting members and poisons the store: only recovery can tell
+whether their bytes reached the disk. If the store rejects the combined batch (one batch is malformed, or the sum is too
+large), the batches are written one by one, so that only the faulty one fails. A stall fails all; nothing is written.
 
-Budget, measured by `bench commits` on two busy cores: one loop serves 64 committers at 35 to 45 us each, the write and
-the committer itself included, some 20 times the rate of one committer. 64 threads cost about 90 us each, most of it
-the interpreter lock changing hands, and reach 8 to 11 times the rate of one: that is CPython's limit, not the disk's.
+Cancelling a future does not revoke its batch. If the event loop closes while it waits, its batch is still written and
+made durable, without a notification.
+
+Measured with `bench commits` on two busy cores: one loop serves 64 committers at 35 to 45 us each, including the write
+and the committer itself. That is about 20 times the rate of one committer. 64 threads cost about 90 us each, mostly for
+GIL handover, and reach 8 to 11 times the rate of one thread. The GIL is the limit, not the disk.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Final, Protocol, TypeVar
+from functools import partial
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from basaltmq.errors import (
     BasaltError,
@@ -47,20 +48,24 @@ from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
 from basaltmq.store.forks import in_child
 
 GROUP_BYTES_MAX: Final = BATCH_BYTES_MAX
-"""What `submit` lets wait for one sync; past it the disk is behind and the submitter is told so."""
+"""Bytes that may wait for one sync through `submit`. Beyond it `submit` raises StoreStalledError."""
 
 RETURN_WAIT_S_MAX: Final = 0.002
-"""What a group waits for threads that were told before, however slow the disk: they come back in tens of us each."""
+"""Longest wait of a group for notified threads, on any disk. Each thread returns within tens of us."""
 
 RETURN_WAITS_SKIPPED_MAX: Final = 64
-"""Groups that do not wait after waiting was in vain so often: then it costs a hundredth at most."""
+"""Most groups that skip the wait after repeated timeouts, which bounds its cost to about 1 %."""
 
 CLOSE_WAIT_S: Final = 60.0
-"""A sync that takes longer than this at close is a disk that has gone away."""
+"""How long `close` waits for a sync. A longer one means that the disk does not respond."""
+
+
+Synced: TypeAlias = Callable[[BasaltError | None], None]
+"""Called after a sync, with its error if it failed. Must not raise."""
 
 
 class Syncable(Protocol):
-    """Something written to first and made durable later."""
+    """A target that is written first and made durable later."""
 
     def sync(self) -> None: ...
 
@@ -68,7 +73,7 @@ class Syncable(Protocol):
 
 
 class _Member(Protocol):
-    """Somebody who handed over a batch and waits for it to be durable."""
+    """A waiter that handed over a batch."""
 
     batch: Batch
 
@@ -76,7 +81,7 @@ class _Member(Protocol):
 
 
 class _Thread:
-    """A thread blocked on a lock of its own, the cheapest thing to wake it by."""
+    """A thread blocked on its own lock, which is the cheapest way to wake it."""
 
     __slots__ = ("_done", "batch", "error")
 
@@ -97,7 +102,7 @@ class _Thread:
 
 
 class _Promise:
-    """A future of a thread that goes on."""
+    """A future for a thread that does not block."""
 
     __slots__ = ("batch", "future")
 
@@ -114,7 +119,7 @@ class _Promise:
 
 
 class _Awaiter:
-    """A coroutine's future; only its own loop's thread may touch it."""
+    """The future of a coroutine. Only the thread of its loop may touch it."""
 
     __slots__ = ("batch", "future")
 
@@ -123,27 +128,27 @@ class _Awaiter:
         self.future = future
 
     def settle(self, error: BasaltError | None) -> None:
-        _resolve(self.future, error)
+        resolve(self.future, error)
 
 
 class Group:
-    """Those who wait for one sync."""
+    """The members that wait for one sync."""
 
-    __slots__ = ("futures", "members", "submitted_bytes", "threads")
+    __slots__ = ("callbacks", "members", "submitted_bytes", "threads")
 
     def __init__(self) -> None:
         self.members: list[_Member] = []
         self.threads = 0
-        """Members that are blocked threads."""
+        """The number of members that are blocked threads."""
         self.submitted_bytes = 0
-        self.futures: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+        self.callbacks: dict[asyncio.AbstractEventLoop, list[Synced]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.members or self.futures)
+        return bool(self.members or self.callbacks)
 
 
 class _Tick:
-    """What one event loop has gathered since its last turn."""
+    """The commits of one event loop since its last turn."""
 
     __slots__ = ("awaiters", "loop")
 
@@ -153,7 +158,7 @@ class _Tick:
 
 
 class _Signal:
-    """Wakes one thread that waits for it. A lock held from the start: the cheapest there is."""
+    """Wakes one waiting thread. A lock that starts acquired is the cheapest primitive."""
 
     __slots__ = ("_held",)
 
@@ -162,7 +167,7 @@ class _Signal:
         self._held.acquire()
 
     def give(self) -> None:
-        """Once per `wait`."""
+        """Wake the waiter. Call it once per `wait`."""
         self._held.release()
 
     def wait(self, timeout_s: float = -1) -> bool:
@@ -170,7 +175,7 @@ class _Signal:
 
 
 class _Returning:
-    """How many threads the next group waits for. The group's lock guards `_wanted`; the rest is the sync thread's."""
+    """Decides how many threads a group waits for. The group's lock guards `_wanted`; the sync thread owns the rest."""
 
     __slots__ = ("_complete", "_limit_s", "_missed", "_skips", "_told", "_wanted")
 
@@ -192,7 +197,7 @@ class _Returning:
         self._limit_s = min(took_s, RETURN_WAIT_S_MAX)
 
     def wait(self, lock: threading.Lock, group: Group) -> None:
-        """Wait for those told last to come back, for as long as that sync took."""
+        """Wait for the threads notified last to join again, for at most the duration of the last sync."""
         if self._told < 2:
             return
         if self._skips:
@@ -207,7 +212,7 @@ class _Returning:
             return
         with lock:
             if not self._wanted:
-                # The last one came after all, and gave the signal.
+                # The last thread joined after the timeout and has given the signal.
                 self._complete.wait()
             self._wanted = 0
             if group.threads * 2 < self._told:
@@ -216,7 +221,7 @@ class _Returning:
 
 
 class GroupSync:
-    """Waits for durability on anything that can be synced: a store, a lane of the log."""
+    """Waits for durability on any target with `sync`: a store or a lane of the log."""
 
     def __init__(self, target: Syncable) -> None:
         self._target = target
@@ -231,33 +236,36 @@ class GroupSync:
         in_child(self._cut_off)
 
     def durable(self) -> asyncio.Future[None]:
-        """A future of the running loop that resolves when everything written so far is durable."""
+        """Return a future of the running loop that resolves when everything written so far is durable."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
-        self.resolve_durable(loop, [future])
+        self.after_sync(loop, [partial(resolve, future)])
         return future
 
-    def resolve_durable(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
-        """Have futures of this thread's loop resolved together when everything written so far is durable."""
+    def after_sync(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced]) -> None:
+        """Call back on this thread's loop when everything written so far is durable, or when the sync failed.
+
+        The callbacks run in the loop turn that is notified of the sync. Callbacks of a future would run a turn later.
+        """
         with self._lock:
             self._require_open()
-            self._group.futures.setdefault(loop, []).extend(futures)
+            self._group.callbacks.setdefault(loop, []).extend(callbacks)
             self._wake_up()
 
     def wait_durable(self) -> None:
-        """Return when everything written so far is durable. Blocks the calling thread."""
+        """Block the calling thread until everything written so far is durable."""
         member = _Thread(Batch())
         self._join(member)
         member.wait()
 
     def close(self) -> None:
-        """Sync what waits, then stop. The target stays open."""
+        """Sync the pending group, then stop the thread. The target stays open."""
         with self._lock:
             self._closing = True
             self._wake_up()
         self._thread.join(CLOSE_WAIT_S)
         if self._thread.is_alive():
-            raise StorageError(f"the last sync has not returned within {CLOSE_WAIT_S:.0f} s; the disk does not answer")
+            raise StorageError(f"the last sync has not returned within {CLOSE_WAIT_S:.0f} s; the disk does not respond")
 
     def _join(self, member: _Member) -> None:
         if threading.get_ident() == self._thread.ident:
@@ -273,7 +281,7 @@ class GroupSync:
             self._returning.joined(group.threads)
 
     def _cut_off(self) -> None:
-        """This is a forked child, without the sync thread: nothing can be confirmed here."""
+        """Disable this object in a forked child, which has no sync thread and can confirm nothing."""
         self._lock = threading.Lock()
         self._closing = True
         self._group = Group()
@@ -306,20 +314,20 @@ class GroupSync:
             self._tidy_up()
 
     def _hand_over(self) -> bool:
-        """Whether somebody else serves the group that waits. Under the lock."""
+        """Whether another thread serves the pending group. The lock is held."""
         return False
 
     def _tidy_up(self) -> None:
-        """What is left to do after a sync, and nobody waits for."""
+        """Work after a sync that nobody waits for."""
 
     def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
-        """Write what members handed over; return those whose fate hangs on the sync."""
+        """Write the members' batches and return the members whose result depends on the sync."""
         return members
 
     def _serve(self, group: Group) -> None:
         members = self._write(group.members)
         error: BasaltError | None = None
-        if members or group.futures:
+        if members or group.callbacks:
             try:
                 self._target.sync()
             except BasaltError as failure:
@@ -330,17 +338,15 @@ class GroupSync:
                 error = StorageError(f"the sync failed: {failure}")
         for member in members:
             member.settle(error)
-        for loop, futures in group.futures.items():
-            self._tell(loop, futures, error)
+        for loop, callbacks in group.callbacks.items():
+            self._tell(loop, callbacks, error)
 
-    def _tell(
-        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]], error: BasaltError | None
-    ) -> None:
-        """Resolve the futures of a loop, in its own thread."""
+    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
+        """Call back on a loop, in its own thread."""
         try:
-            loop.call_soon_threadsafe(resolve_all, futures, error)
+            loop.call_soon_threadsafe(call_all, callbacks, error)
         except RuntimeError:
-            # The loop is closed; nobody waits there any more.
+            # The loop is closed, so nobody waits there.
             return
 
 
@@ -353,15 +359,15 @@ class GroupCommit(GroupSync):
         super().__init__(store)
 
     def commit(self, batch: Batch) -> None:
-        """Write and return when durable. Blocks the calling thread."""
+        """Write a batch and block the calling thread until it is durable."""
         member = _Thread(batch)
         self._join(member)
         member.wait()
 
     def submit(self, batch: Batch) -> Future[None]:
-        """Hand a batch over from any thread; the future resolves when it is written and durable.
+        """Hand over a batch from any thread. The future resolves when the batch is written and durable.
 
-        Raises StoreStalledError, with nothing taken, when too much waits already.
+        Raises StoreStalledError, without taking the batch, when too many bytes wait already.
         """
         member = _Promise(batch)
         size_bytes = batch.size_bytes()
@@ -370,7 +376,7 @@ class GroupCommit(GroupSync):
             group = self._group
             if group.members and group.submitted_bytes + size_bytes > GROUP_BYTES_MAX:
                 raise StoreStalledError(
-                    f"{group.submitted_bytes} bytes wait for the disk already; wait for a future before the next batch"
+                    f"{group.submitted_bytes} bytes already wait for the disk; wait for a future before the next batch"
                 )
             group.submitted_bytes += size_bytes
             group.members.append(member)
@@ -378,9 +384,9 @@ class GroupCommit(GroupSync):
         return member.future
 
     def commit_async(self, batch: Batch) -> asyncio.Future[None]:
-        """Write at the end of this turn of the running loop; the future resolves when durable.
+        """Write a batch at the end of the running loop's turn. The future resolves when the batch is durable.
 
-        Does not wait for a stalled store: StoreStalledError tells the caller to hold its producers.
+        Does not wait during a write stall: StoreStalledError requires the caller to block its publishers.
         """
         loop = asyncio.get_running_loop()
         tick: _Tick | None = getattr(self._local, "tick", None)
@@ -400,7 +406,7 @@ class GroupCommit(GroupSync):
         written = _write_together(self._store, awaiters, wait_ms=0)
         if written:
             try:
-                self.resolve_durable(tick.loop, [awaiter.future for awaiter in written])
+                self.after_sync(tick.loop, [awaiter.settle for awaiter in written])
             except StoreClosedError as error:
                 for awaiter in written:
                     awaiter.settle(error)
@@ -413,7 +419,7 @@ _M = TypeVar("_M", bound=_Member)
 
 
 def _write_together(store: Store, members: Sequence[_M], wait_ms: int | None) -> Sequence[_M]:
-    """Write every member's batch, as one if the store takes it so; settle those it refuses, return the others."""
+    """Write the members' batches, as one if the store accepts that. Settle rejected members and return the others."""
     if not members:
         return members
     together = Batch()
@@ -438,12 +444,12 @@ def _settle_all(members: Sequence[_Member], error: BasaltError) -> None:
         member.settle(error)
 
 
-def resolve_all(futures: list[asyncio.Future[None]], error: BasaltError | None) -> None:
-    for future in futures:
-        _resolve(future, error)
+def call_all(callbacks: list[Synced], error: BasaltError | None) -> None:
+    for callback in callbacks:
+        callback(error)
 
 
-def _resolve(future: asyncio.Future[None], error: BasaltError | None) -> None:
+def resolve(future: asyncio.Future[None], error: BasaltError | None) -> None:
     if future.done():
         return
     if error is None:

@@ -1,9 +1,9 @@
-"""Group commit for planes that are called from a loop: they never wait, whoever confirms asks for the sync.
+"""Group commit for planes on an event loop: they never wait, and the confirming caller requests the sync.
 
-Where the disk is fast the loop syncs by itself (see `store.loop_time`), at the end of the turn and after the turn's
-answers and deliveries have gone out; what comes in meanwhile is the next, larger batch. Those who wait are told a turn
-later, when what consumers answered has been read: a publisher that is told first runs ahead of them, and the queue it
-builds is latency.
+If the disk is fast, the loop runs the sync itself (see `loop_time`). It does so at the end of the turn, after the
+turn's replies and deliveries are sent; requests that arrive meanwhile form the next, larger batch. Waiters are notified
+one turn later, after the consumers' replies are read. A publisher notified earlier would outrun the consumers, and the
+resulting backlog adds latency.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ import time
 
 from basaltmq.errors import BasaltError
 from basaltmq.store.api import Store
-from basaltmq.store.sync.group_commit import Group, GroupCommit, resolve_all
+from basaltmq.store.sync.group_commit import Group, GroupCommit, Synced, call_all
 from basaltmq.store.sync.loop_time import HERE_S_MAX, LoopTime
 
 
 class LoopCommit(GroupCommit):
-    """Syncs in the turn of the loop that asks, where the disk is fast."""
+    """Runs the sync on the requesting event loop if the disk is fast."""
 
     def __init__(self, store: Store, *, here_s_max: float = HERE_S_MAX) -> None:
         self._time = LoopTime(here_s_max)
         self._is_due = False
-        """Whether the loop has taken the thread's place and will sync soon."""
+        """Whether the loop has taken over from the thread and will sync soon."""
         self._here: asyncio.AbstractEventLoop | None = None
-        """The loop that is syncing."""
+        """The loop that runs a sync now."""
         super().__init__(store)
 
     def wait_durable(self) -> None:
-        """What was written is as durable as a write; the loop does not stand still for more."""
+        """Return at once: the loop must not block, so only the write itself is guaranteed."""
 
     def sync_in_thread(self) -> None:
-        """Leave the next sync to the thread: there is much to write."""
+        """Run the next sync in the thread, because much data has to be written."""
         with self._lock:
             self._time.away = max(1, self._time.away)
 
-    def resolve_durable(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
+    def after_sync(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced]) -> None:
         with self._lock:
             self._require_open()
-            self._group.futures.setdefault(loop, []).extend(futures)
+            self._group.callbacks.setdefault(loop, []).extend(callbacks)
             if not self._idle:
                 return
             if self._time.away:
                 self._wake_up()
                 return
-            # To others it looks as if the thread were at work: they join the group.
+            # Mark the thread as busy, so that others only join the group.
             self._idle = False
             self._is_due = True
         loop.call_soon(self._sync_here, loop)
@@ -55,7 +55,7 @@ class LoopCommit(GroupCommit):
         super().close()
 
     def _sync_here(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Sync for all who wait, and let the thread sleep on if nobody came meanwhile."""
+        """Sync the pending group. The thread stays asleep if no new members joined meanwhile."""
         with self._lock:
             if not self._is_due:
                 return
@@ -71,7 +71,7 @@ class LoopCommit(GroupCommit):
             self._go_on(loop)
 
     def _go_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Serve those who came during a sync; if there are none, the thread's place is free again."""
+        """Schedule the next group if members joined during the sync; otherwise mark the thread as idle."""
         with self._lock:
             self._idle = not self._group
             if self._idle:
@@ -84,13 +84,13 @@ class LoopCommit(GroupCommit):
 
     def _hand_over(self) -> bool:
         group = self._group
-        if self._time.away or self._closing or group.members or len(group.futures) != 1:
+        if self._time.away or self._closing or group.members or len(group.callbacks) != 1:
             return False
-        (loop,) = group.futures
+        (loop,) = group.callbacks
         try:
             loop.call_soon_threadsafe(self._sync_here, loop)
         except RuntimeError:
-            # It is closed: what waits is synced all the same, and nobody hears of it.
+            # The loop is closed. The thread syncs the group without a notification.
             return False
         self._is_due = True
         return True
@@ -100,10 +100,8 @@ class LoopCommit(GroupCommit):
             self._time.was_away()
         super()._serve(group)
 
-    def _tell(
-        self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]], error: BasaltError | None
-    ) -> None:
+    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
         if loop is self._here:
-            loop.call_soon(resolve_all, futures, error)
+            loop.call_soon(call_all, callbacks, error)
         else:
-            super()._tell(loop, futures, error)
+            super()._tell(loop, callbacks, error)

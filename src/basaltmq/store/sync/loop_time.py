@@ -1,9 +1,8 @@
-"""Whether a loop can spare the time to sync by itself.
+"""Decides whether the event loop or the sync thread runs the next sync.
 
-On a disk that syncs in a few hundred microseconds, waking a thread and hearing from it costs as much as the sync: each
-time the interpreter's lock changes hands twice, against a loop that is busy. So the loop syncs by itself. A sync that
-takes longer than the loop can spare sends the following ones to the thread, more of them each time it happens again: on
-a slow disk the loop stands still for one sync in a thousand.
+On a disk that syncs in a few hundred microseconds, waking a thread and returning costs as much as the sync, because the
+GIL changes hands twice against a busy loop. So the loop syncs itself. After a sync that takes too long, the thread runs
+the following ones; their number doubles with each repetition. On a slow disk the loop blocks for 1 in 1,000 syncs.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from __future__ import annotations
 from typing import Final
 
 HERE_S_MAX: Final = 0.002
-"""What the loop can spare: below what a turn with a full batch takes."""
+"""Longest sync that the loop accepts, in seconds. It is shorter than a turn with a full batch."""
 
 AWAY_MIN: Final = 8
 AWAY_MAX: Final = 1024
-"""Syncs left to the thread after a slow one, doubled with each that follows."""
+"""Number of syncs that the thread runs after a slow one. It doubles with each consecutive slow sync."""
 
 
 class LoopTime:
-    """Told how long each sync took, and who did it."""
+    """Tracks the duration and the place of each sync."""
 
     __slots__ = ("_away_next", "_here_s_max", "away")
 
@@ -27,10 +26,10 @@ class LoopTime:
         self._here_s_max = here_s_max
         self._away_next = AWAY_MIN
         self.away = 0
-        """Syncs the thread does before the loop tries again."""
+        """The number of syncs that the thread runs before the loop tries again."""
 
     def took(self, seconds: float) -> None:
-        """The loop has synced."""
+        """Record a sync on the loop."""
         if seconds <= self._here_s_max:
             self._away_next = AWAY_MIN
         else:
@@ -38,6 +37,6 @@ class LoopTime:
             self._away_next = min(AWAY_MAX, 2 * self._away_next)
 
     def was_away(self) -> None:
-        """The thread has."""
+        """Record a sync in the thread."""
         if self.away:
             self.away -= 1

@@ -1,6 +1,6 @@
-"""What the engines have in common: shards by number, leaders, committed offsets, and whole-shard operations.
+"""The common base of the engines: shard lookup, leader checks, committed offsets, and whole-shard operations.
 
-An engine derives from `EngineBase` and adds what it keeps. The base holds no records and no lock of its own.
+`EngineBase` holds no records and no lock. Engines derive from it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from basaltmq.streams.shards import Engine, ShardMeta, Shards, ShardSpec
 
 
 class EngineBase:
-    """The part of a `StorageAdapter` that does not depend on where records are."""
+    """The part of a `StorageAdapter` that does not depend on the storage of records."""
 
     engine: Engine
 
@@ -33,7 +33,7 @@ class EngineBase:
 
     def create_shard(self, spec: ShardSpec) -> ShardMeta:
         if spec.engine is not self.engine:
-            raise InvalidArgumentError(f"a shard of engine {spec.engine} cannot be made by engine {self.engine}")
+            raise InvalidArgumentError(f"engine {self.engine} cannot create a shard of engine {spec.engine}")
         meta = self._shards.create([self.place(spec)])[0]
         self._sync_rows()
         return meta
@@ -81,7 +81,7 @@ class EngineBase:
         self._sync_rows()
 
     def _sync_rows(self) -> None:
-        """Make what was written to the store durable."""
+        """Sync the rows written to the store."""
         self._store.sync()
 
     def _name_of(self, shard: int) -> TopicPartition:
@@ -89,10 +89,10 @@ class EngineBase:
         return meta.topic_id, meta.partition
 
     def _own(self, shard: int) -> ShardMeta:
-        """The row of a shard, which must be one of this engine's."""
+        """Return the row of a shard. Raises an error if the shard belongs to another engine."""
         meta = self._shards.get(shard)
         if meta.engine is not self.engine:
-            raise InvalidArgumentError(f"shard {shard} is kept by engine {meta.engine}, not by {self.engine}")
+            raise InvalidArgumentError(f"shard {shard} belongs to engine {meta.engine}, not to {self.engine}")
         return meta
 
     def _require_leader(self, shard: int) -> None:

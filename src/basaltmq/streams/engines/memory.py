@@ -1,18 +1,17 @@
-"""The memory engine: shards as lists, indexed by offset, tag, key and time; lost at a restart.
+"""The memory engine: shards as lists, indexed by offset, tag, key and time. A restart loses the records.
 
-What is lost is the records. A shard of this engine still exists after a restart, empty, and goes on with offsets it
-never used: every OFFSETS_RESERVED offsets the shard's row is written with a floor above them, and the next run begins
-there. So a group that committed an offset before the restart is told that it is out of range and what is available,
-instead of being handed other records under an old number. (The floor is written, not synced: it survives a crash of
-the process; after a power loss offsets of the last reservation may come again, as everything else here.)
+After a restart a shard still exists, empty, and continues with unused offsets. Every OFFSETS_RESERVED offsets the
+engine raises `next_offset_min` in the shard row, and the next run starts there. So a group with an older committed
+offset gets an out-of-range error with the available range, instead of other records under an old offset. The row is
+written but not synced. It survives a process crash. After a power loss, offsets of the last reservation may be reused.
 
-Bounded twice: each shard by its retention, all together by `size_bytes_max`. A write that would pass it first applies
-the shard's own retention, then is refused as a whole with StoreOverfullError; nothing is dropped that retention does
-not name.
+Two limits bound the memory: each shard's retention, and `size_bytes_max` for all shards. A write that would exceed the
+latter first applies the shard's retention. If that is not enough, StoreOverfullError rejects the whole write. Only
+retention drops records.
 
-A shard is two lists in step, offsets and entries, searched by bisection. Deleting a few splices them, deleting many
-builds the part between the first and the last of them again. Retention and compaction do a bounded part per step;
-compaction goes through the records as they lie and asks the key index which is the latest.
+A shard has two parallel lists, offsets and entries, searched by bisection. Deleting a few records splices the lists.
+Deleting many rebuilds the range between the first and the last of them. Retention and compaction do a bounded part per
+step. Compaction scans the records in order and finds the latest record per key in the key index.
 """
 
 from __future__ import annotations
@@ -66,19 +65,19 @@ from basaltmq.streams.shards import OFFSET_MAX, Engine, ShardMeta, Shards, check
 from basaltmq.streams.watermark import done
 
 SIZE_BYTES_MAX: Final = 256 << 20
-"""All records of the engine together, unless configured otherwise."""
+"""Default limit for all records of the engine."""
 
 ENTRY_OVERHEAD_BYTES: Final = 320
-"""What a record without key and tags costs beside its bytes; measured with tracemalloc: 303."""
+"""Overhead of a record without key and tags; tracemalloc measured 303 bytes."""
 
 INDEXED_OVERHEAD_BYTES: Final = 240
-"""What a key or a tag that no other record has costs beside its bytes; measured: 237 for a key, 157 for a tag."""
+"""Overhead of a unique key or tag; measured 237 bytes for a key, 157 bytes for a tag."""
 
 OFFSETS_RESERVED: Final = 65_536
-"""One small row per so many records keeps offsets from being used twice."""
+"""Offsets reserved per write of the shard row."""
 
 SPLICE_MAX: Final = 32
-"""Up to so many deletes are cut out one by one; for more the lists are built again."""
+"""Up to this many deletes splice the lists one by one; more rebuild a range."""
 
 
 class _Entry(NamedTuple):
@@ -130,7 +129,7 @@ class _Shard:
         return None
 
     def remove(self, going: Collection[int]) -> int:
-        """Delete records by offset; how many there were."""
+        """Delete records by offset. Return how many existed."""
         found = sorted(offset for offset in set(going) if self.find(offset) is not None)
         if len(found) <= SPLICE_MAX:
             for offset in found:
@@ -138,7 +137,7 @@ class _Shard:
                 self._unindex(self.entries[at : at + 1])
                 del self.offsets[at], self.entries[at]
         else:
-            # Only what lies between the first and the last that go is built again.
+            # Rebuild only the range between the first and the last deleted record.
             begin, end = bisect_left(self.offsets, found[0]), bisect_right(self.offsets, found[-1])
             gone = set(found)
             part = self.entries[begin:end]
@@ -165,13 +164,13 @@ class _Shard:
             yield self.entries[bisect_left(self.offsets, index[at])]
 
     def first_at_time(self, timestamp_ms: int, now_ms: int) -> int | None:
-        """The smallest offset of a live record that is not older."""
+        """Return the smallest offset of a live record at or after this time."""
         begin = self.start_offset
         if self.config.index_times:
             at = bisect_left(self.times_ms, timestamp_ms)
             if at == len(self.times_ms):
                 return None
-            # Records before the first that reached this time are all older. It may itself be gone.
+            # All records before the first one that reached this time are older. That record may be deleted.
             begin = max(begin, self.time_offsets[at])
         for entry in self.scan(begin):
             if entry.record.timestamp_ms >= timestamp_ms and not is_expired(entry.record, now_ms):
@@ -179,7 +178,7 @@ class _Shard:
         return None
 
     def _unindex(self, entries: list[_Entry]) -> None:
-        """Take records, by offset, out of the indexes; those of one key or tag together."""
+        """Remove records from the indexes, grouped by key and tag."""
         keyed: dict[bytes, list[int]] = {}
         tagged: dict[bytes, list[int]] = {}
         for record, _, size_bytes in entries:
@@ -195,7 +194,7 @@ class _Shard:
 
 
 def _drop(index: dict[bytes, list[int]], name: bytes, going: list[int]) -> None:
-    """Take ascending offsets out of a list that has them all."""
+    """Remove ascending offsets from a list that contains all of them."""
     offsets = index[name]
     if len(offsets) == len(going):
         del index[name]
@@ -206,7 +205,7 @@ def _drop(index: dict[bytes, list[int]], name: bytes, going: list[int]) -> None:
 
 
 class MemoryEngine(EngineBase):
-    """A `StorageAdapter` without a disk for records; the rows of its shards are in the store."""
+    """A `StorageAdapter` with records in memory. Only its shard rows are in the store."""
 
     engine = Engine.MEMORY
 
@@ -301,7 +300,7 @@ class MemoryEngine(EngineBase):
             return Append(shard, base, next_offset - 1, Durability.MEMORY)
 
     def wait(self, append: Append) -> None:
-        """In memory is as far as it goes."""
+        """Do nothing: `memory` is the highest level of this engine."""
 
     def confirmed(self, append: Append) -> asyncio.Future[None]:
         return done()
@@ -389,7 +388,7 @@ class MemoryEngine(EngineBase):
         return gone
 
     def close(self) -> None:
-        """Give unused reserved offsets back, so that a clean restart leaves no hole."""
+        """Return unused reserved offsets, so that a clean restart leaves no gap."""
         if self._closed:
             return
         self._closed = True
@@ -418,7 +417,7 @@ class MemoryEngine(EngineBase):
             return kept
 
     def _admit(self, kept: _Shard, shard: int, size_bytes: int, next_offset: int, now_ms: int) -> None:
-        """Everything that can refuse a write, before anything is changed."""
+        """Run every check that can reject a write, before any change."""
         if kept.is_deleted:
             raise ShardNotFoundError(f"shard {shard} is being deleted")
         self._reserve(kept, shard, next_offset)
@@ -428,8 +427,8 @@ class MemoryEngine(EngineBase):
         with self._lock:
             if self._size_bytes + size_bytes > self._size_bytes_max:
                 raise StoreOverfullError(
-                    f"the memory engine holds {self._size_bytes} bytes and cannot take {size_bytes} more: the limit is "
-                    f"{self._size_bytes_max}; give its topics a retention, delete records, or use a durable engine"
+                    f"the memory engine holds {self._size_bytes} bytes and cannot take {size_bytes} more; the limit is "
+                    f"{self._size_bytes_max}: set a retention for its topics, delete records, or use a durable engine"
                 )
             self._size_bytes += size_bytes
 
@@ -439,7 +438,7 @@ class MemoryEngine(EngineBase):
 
     def _reserve(self, kept: _Shard, shard: int, next_offset: int) -> None:
         if next_offset > OFFSET_MAX:
-            raise InvalidArgumentError(f"shard {shard} has used up its offsets")
+            raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
         if next_offset > kept.reserved_to:
             reserved_to = next_offset + OFFSETS_RESERVED
             self._shards.update(shard, next_offset_min=reserved_to)
@@ -496,7 +495,7 @@ class MemoryEngine(EngineBase):
         return self._remove(kept, going)
 
     def _retain_shard(self, kept: _Shard, now_ms: int, limit: int | None = None) -> int:
-        """Remove what retention names, at most `limit` records."""
+        """Apply retention to a shard, up to `limit` records. Return how many it removed."""
         oldest = (
             Extent(
                 entry.record.offset + 1, 1, entry.size_bytes, age_time_ms(entry.record.timestamp_ms, entry.stored_ms)
@@ -507,7 +506,7 @@ class MemoryEngine(EngineBase):
         return self._remove_before(kept, start)
 
     def _compact(self, kept: _Shard, now_ms: int, limit: int) -> tuple[int, int]:
-        """(records looked at, records deleted) of a part of a pass, which goes through the records as they lie."""
+        """Do a part of a pass in offset order. Return (records examined, records deleted)."""
         state = kept.compaction
         if not kept.config.compact or not (state.is_running or _begin(kept, now_ms)):
             return 0, 0
@@ -539,7 +538,7 @@ class MemoryEngine(EngineBase):
 
 
 def _begin(kept: _Shard, now_ms: int) -> bool:
-    """Begin a pass over a shard if one is due."""
+    """Start a compaction pass over a shard if one is due."""
     state = kept.compaction
     tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
     if not tombstone_due and not pass_is_due(kept.next_offset, state.passed_to, len(kept.offsets)):
@@ -551,7 +550,7 @@ def _begin(kept: _Shard, now_ms: int) -> bool:
 
 
 def _cost_bytes(record: Record) -> int:
-    """What keeping a record takes, as if its key and tags were its own: rather too much than too little."""
+    """Estimate the memory of a record. An upper bound: it assumes that key and tags are unique."""
     indexed = len(record.tags) + (record.key is not None)
     return record_size_bytes(record) + ENTRY_OVERHEAD_BYTES + INDEXED_OVERHEAD_BYTES * indexed
 

@@ -1,23 +1,23 @@
-"""Imports: staged records into topics, each batch of a run exactly once.
+"""Bulk imports: appends staged records to topics, each batch of a run exactly once.
 
-    files are staged (stage)
-      -> intent: the run's row says which files, and from which offset on in which partition; synced
-      -> appends: chunk after chunk, each atomic; then one wait until all are durable, which is when readers see them
-      -> done: the run's row says that this batch is the last one done; synced
+    files are staged (`stage`)
+      -> intent: the run's row lists the files and the first offset in each partition; synced
+      -> appends: chunk after chunk, each atomic; then one wait until all are durable and visible
+      -> done: the run's row records this batch as the last one done; synced
       -> the stage is removed
 
-A batch whose number is not above the last one done is done: nothing happens. Killed before the intent, nothing did.
-Killed after it, the import is finished by whoever imports next into this store, from the files of the intent, not from
-those staged again meanwhile, which may hold the same records in another order.
+A batch number at or below the last one done is a duplicate and is ignored. A crash before the intent leaves no effect.
+After a crash past the intent, the next import into the store completes the batch. It uses the files of the intent.
+Files that were staged again may hold the same records in another order.
 
-How far it came is told by the partitions themselves. A chunk is one append, so its records lie one after the other
-from the offset of the intent on, behind the chunk before it: right behind it, or behind what others appended in
-between, in a broker whose clients write to the same topic. It is there if such a place holds its records, time and all.
-Records that were removed since count as equal: a chunk of which nothing is left would have been removed as well. What
-could be mistaken is a run of records of others that are equal in key, value, headers and millisecond.
+The partitions themselves show how far an import came. A chunk is one append, so its records are contiguous. It starts
+at or after the intent's offset, and after the previous chunk. In a broker, other clients may append in between. A chunk
+is present if some position holds its records with equal timestamps. Deleted records count as equal, because a chunk
+that is completely gone was deleted too. A false match needs foreign records with equal key, value, headers and
+millisecond.
 
-Visible as one: readers see nothing of a batch before its first sync, which covers a whole lane. After a crash in the
-middle they may see the part that was durable until the import is finished.
+Visibility: readers see nothing of a batch before its first sync, which covers a whole lane. After a crash they may see
+the durable part until the import is completed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.directory import QUARANTINE
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import READ_BYTES_MAX, READ_RECORDS_MAX, Append, Clock
@@ -64,18 +64,18 @@ from basaltmq.streams.view import LOG
 NONE_DONE: Final = -1
 
 ONCE: Final = "once-"
-"""Runs named so have one batch that nobody can bring again, so nothing of them is remembered."""
+"""Prefix of runs with a single batch that cannot be repeated. Their rows are deleted after the import."""
 
 LAYOUT: Final = 1
 
 SEARCH_BYTES: Final = 4 << 20
-"""Read at once when a chunk is looked for among the records of others."""
+"""Bytes per read in the search for a chunk among the records of other clients."""
 
 _log = logging.getLogger("basaltmq.streams")
 
 
 class Base(msgspec.Struct, frozen=True):
-    """Where the records of an import begin in a partition."""
+    """The first offset of an import in a partition."""
 
     topic: str
     topic_id: UUID
@@ -84,7 +84,7 @@ class Base(msgspec.Struct, frozen=True):
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """A batch that is being imported."""
+    """A batch whose import has started."""
 
     batch: int
     parts: list[Part]
@@ -92,46 +92,46 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """The row of a run."""
+    """The state of a run, stored as a row."""
 
     layout: int = LAYOUT
     last_batch: int = NONE_DONE
     intent: Intent | None = None
     at_ms: int = 0
     owner: str = ""
-    """User who began the run through a broker; empty for runs of local processes and of earlier versions."""
+    """User who started the run through a broker; empty for runs of local processes and of earlier versions."""
 
 
 _decode_run: Final = msgpack_decoder(Run)
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What an import did."""
+    """The result of an import."""
 
     records: int
-    """0 if the batch had been done before."""
+    """0 if the batch was a duplicate."""
     was_done: bool = False
 
 
 def read_run(store: Store, run: str) -> Run:
-    """What a run has done; works on a view too."""
-    raw = store.get(Family.IMPORTS, keys.import_key(run))
+    """Return the state of a run. `store` may be a read-only view."""
+    raw = store.get(Family.IMPORTS, stream_keys.import_key(run))
     return Run() if raw is None else _decode(run, raw)
 
 
 def runs(store: Store) -> Iterator[tuple[str, Run]]:
-    """Every run, in the order of names."""
+    """Yield every run, ordered by name."""
     for key, raw in store.scan(Family.IMPORTS):
-        run = keys.decode_import_key(key)
+        run = stream_keys.decode_import_key(key)
         yield run, _decode(run, raw)
 
 
 def forget_run(store: Store, run: str) -> None:
-    """Remember nothing of a run, whose batches cannot come again; one that a crash cut off is finished first."""
+    """Delete the row of a run whose batches cannot come again. An interrupted import must be completed first."""
     if read_run(store, run).intent is not None:
-        raise PreconditionFailedError(f"an import of the run {run!r} was cut off; send its batch again to finish it")
+        raise PreconditionFailedError(f"an import of run {run!r} was interrupted; send its batch again to complete it")
     batch = Batch()
-    batch.delete(Family.IMPORTS, keys.import_key(run))
+    batch.delete(Family.IMPORTS, stream_keys.import_key(run))
     store.write(batch)
     store.sync()
 
@@ -140,14 +140,14 @@ def _decode(run: str, raw: bytes) -> Run:
     try:
         found = _decode_run(raw)
     except msgspec.DecodeError as error:
-        raise CorruptionError(f"the row of the import {run!r} cannot be read: {error}") from None
+        raise CorruptionError(f"the row of import run {run!r} cannot be decoded: {error}") from None
     if found.layout > LAYOUT:
-        raise CorruptionError(f"the import {run!r} is of layout {found.layout}; this version knows {LAYOUT}")
+        raise CorruptionError(f"import run {run!r} has layout {found.layout}; this version reads {LAYOUT}")
     return found
 
 
 class Imports:
-    """Imports into the topics of a store that this process has open. One at a time: its callers see to that."""
+    """Imports into the topics of an open store. The callers ensure that only one import runs at a time."""
 
     def __init__(self, path: Path, store: Store, streams: StreamPlane, clock_ms: Clock) -> None:
         self._path = path
@@ -156,9 +156,9 @@ class Imports:
         self._clock_ms = clock_ms
 
     def run(self, run: str, batch: int, parts: Sequence[Part], *, owner: str = "") -> Imported:
-        """Import a staged batch, unless that was done before. Durable on return; the stage is gone.
+        """Import a staged batch, unless it is a duplicate. Durable on return; the stage is removed.
 
-        A run without an owner becomes the property of `owner`.
+        `owner` becomes the owner of a run that has none.
         """
         folder = stage.folder_of(self._path, run, batch)
         self._finish_all(but=run)
@@ -168,11 +168,11 @@ class Imports:
             stage.remove(folder)
             return Imported(0, was_done=True)
         chunked = [part for part in parts if part.chunks]
-        # Opened, and so checked, before the intent, which could never be carried out without them.
+        # Open and check the files before writing the intent, which needs them.
         opened = [StagedPart(folder, part) for part in chunked]
         intent = Intent(batch, chunked, self._bases(chunked))
         self._save(run, msgspec.structs.replace(state, intent=intent, owner=state.owner or owner))
-        self._carry_out(run, intent, opened, is_resumed=False)
+        self._execute(run, intent, opened, is_resumed=False)
         stage.expire(self._path, self._needed(), self._clock_ms() / 1000)
         return Imported(sum(chunk.records for part in parts for chunk in part.chunks))
 
@@ -182,27 +182,27 @@ class Imports:
             topic = self._streams.topics.get(name)
             if topic.config.engine is Engine.MEMORY:
                 raise InvalidArgumentError(
-                    f"topic {name!r} is kept by the memory engine: an import survives a crash, and it does not"
+                    f"topic {name!r} uses the memory engine, which loses records in a crash; import into another engine"
                 )
             bases.append(Base(name, topic.id, number, self._streams.drivers.info(name, number).next_offset))
         return bases
 
     def _finish_all(self, but: str) -> None:
-        """Finish what others left; one that cannot be finished is its own run's to tell."""
+        """Complete interrupted imports of other runs. A failure is logged here and raised by the run itself."""
         for run, state in list(runs(self._store)):
             if state.intent is not None and run != but:
                 try:
                     self._finish(run)
                 except BasaltError as error:
-                    _log.warning("the import %s was left in the middle and cannot be finished: %s", run, error)
+                    _log.warning("the interrupted import %s cannot be completed: %s", run, error)
 
     def _finish(self, run: str) -> None:
         intent = read_run(self._store, run).intent
         if intent is not None:
             folder = stage.folder_of(self._path, run, intent.batch)
-            self._carry_out(run, intent, [StagedPart(folder, part) for part in intent.parts], is_resumed=True)
+            self._execute(run, intent, [StagedPart(folder, part) for part in intent.parts], is_resumed=True)
 
-    def _carry_out(self, run: str, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> None:
+    def _execute(self, run: str, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> None:
         appends: list[Append] = []
         for base in intent.bases:
             appends += self._append(base, intent, parts, is_resumed=is_resumed)
@@ -210,7 +210,7 @@ class Imports:
             self._streams.drivers.wait(append)
         if run.startswith(ONCE):
             batch = Batch()
-            batch.delete(Family.IMPORTS, keys.import_key(run))
+            batch.delete(Family.IMPORTS, stream_keys.import_key(run))
             self._store.write(batch)
             self._store.sync()
         else:
@@ -221,7 +221,7 @@ class Imports:
     def _append(self, base: Base, intent: Intent, parts: Sequence[StagedPart], *, is_resumed: bool) -> Iterator[Append]:
         drivers = self._streams.drivers
         if is_resumed and self._streams.topics.get(base.topic).id != base.topic_id:
-            # Another topic of this name: nothing of the import can be in it.
+            # A new topic of this name contains nothing of the import.
             is_resumed = False
         at = base.offset
         for part, staged in zip(intent.parts, parts, strict=True):
@@ -229,11 +229,11 @@ class Imports:
                 if (chunk.topic, chunk.partition) != (base.topic, base.partition):
                     continue
                 columns = staged.chunk(index)
-                place = self._place(base, at, columns) if is_resumed else None
+                place = self._find(base, at, columns) if is_resumed else None
                 if place is not None:
                     at = place + chunk.records
                     continue
-                # What follows a chunk that is not there is not there either.
+                # Chunks after a missing chunk are missing too.
                 is_resumed = False
                 yield from (
                     append
@@ -242,9 +242,9 @@ class Imports:
                     )
                 )
 
-    def _place(self, base: Base, at: int, columns: ColumnBatch) -> int | None:
-        """From where on the partition holds these records: at `at`, or behind what others appended after that."""
-        if self._is_there(base, at, columns):
+    def _find(self, base: Base, at: int, columns: ColumnBatch) -> int | None:
+        """Return the offset of these records, at `at` or after records of other clients. None if they are missing."""
+        if self._contains(base, at, columns):
             return at
         info = self._streams.drivers.info(base.topic, base.partition)
         if info.next_offset - at < columns.count:
@@ -254,22 +254,22 @@ class Imports:
         while True:
             found = self._streams.drivers.read(base.topic, base.partition, offset, READ_RECORDS_MAX, SEARCH_BYTES)
             for record in found.records():
-                if msgspec.structs.replace(record, offset=0) == first and self._is_there(base, record.offset, columns):
+                if msgspec.structs.replace(record, offset=0) == first and self._contains(base, record.offset, columns):
                     return record.offset
             if found.next_offset <= offset:
                 break
             offset = found.next_offset
         if offset < info.next_offset:
-            # Something lies behind what readers are shown: to guess that it is not ours could double it.
+            # Some records are not visible yet. Assuming that they are foreign could import a chunk twice.
             raise StoreStalledError(
-                f"partition {base.partition} of topic {base.topic!r} holds records from offset {offset} on that are "
-                "not durable, or of a transaction that is not decided: how far an import came is known when they are; "
+                f"partition {base.partition} of topic {base.topic!r} has records from offset {offset} on that are not "
+                "durable or belong to an open transaction, so the progress of the import is unknown; "
                 "try again"
             )
         return None
 
-    def _is_there(self, base: Base, at: int, columns: ColumnBatch) -> bool:
-        """Do the offsets from `at` on hold these records, as far as they hold any?"""
+    def _contains(self, base: Base, at: int, columns: ColumnBatch) -> bool:
+        """Whether the offsets from `at` on hold these records. Deleted records count as equal."""
         drivers = self._streams.drivers
         end = at + columns.count
         info = drivers.info(base.topic, base.partition)
@@ -293,7 +293,7 @@ class Imports:
     def _save(self, run: str, state: Run) -> None:
         batch = Batch()
         state = msgspec.structs.replace(state, at_ms=self._clock_ms())
-        batch.put(Family.IMPORTS, keys.import_key(run), msgspec.msgpack.encode(state))
+        batch.put(Family.IMPORTS, stream_keys.import_key(run), msgspec.msgpack.encode(state))
         self._store.write(batch)
         self._store.sync()
 
@@ -304,13 +304,13 @@ def _now_ms() -> int:
 
 @contextmanager
 def open_imports(path: Path, clock_ms: Callable[[], int] = _now_ms) -> Iterator[Imports]:
-    """The store at `path`, for an import; StoreLockedError if another process has it."""
+    """Open the store at `path` for an import. Raises StoreLockedError if another process has it open."""
     try:
         store = open_store(path, create=False)
     except StoreLockedError as error:
         raise StoreLockedError(
-            f"{error}. A write by path needs the store for a moment: write through the broker that has it, with "
-            'server="http://host:15672", or when nobody has it open for writing'
+            f"{error}. A write by path needs exclusive access to the store: write through its broker with "
+            'server="http://host:15672", or when no process has it open for writing'
         ) from None
     try:
         streams = StreamPlane(store, clock_ms, makers={Engine.SEGMENT: partial(_segment_engine, store, path)})
@@ -331,5 +331,5 @@ def _segment_engine(
     clock_ms: Clock,
     leaders: Leaders,
 ) -> SegmentEngine:
-    assert store is managed, "the plane makes its engines on the store it was given"
+    assert store is managed, "the plane creates its engines on the store it was given"
     return SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)

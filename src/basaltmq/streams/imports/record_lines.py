@@ -1,10 +1,10 @@
-"""Records as JSON lines, both ways.
+"""Conversion between records and JSON lines.
 
     {"value": "...", "key": "...", "headers": {"name": "..."}, "tags": ["..."], "timestamp_ms": 0, "expire_at_ms": 0}
 
-All but the value may be left out. A value or header of `null` is null (a value: a tombstone), "" is empty. Bytes that
-are not UTF-8 are base64 under `value_base64`, `key_base64`, `headers_base64` and `tags_base64`. Of several headers of
-one name the last is shown.
+Only the value is required. `null` is a null value (a tombstone) or a null header; "" is empty. Bytes that are not UTF-8
+are base64 under `value_base64`, `key_base64`, `headers_base64` and `tags_base64`. If a header name repeats, only its
+last value is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from basaltmq.log.batches.record import NEVER, UNSTAMPED, Record, StoredRecord
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
-    """One record of the input. Exactly one of `value` and `value_base64`."""
+    """One input record. Exactly one of `value` and `value_base64` is required."""
 
     value: str | msgspec.UnsetType | None = msgspec.UNSET
     value_base64: str | None = None
@@ -33,7 +33,7 @@ class Line(msgspec.Struct, forbid_unknown_fields=True):
     timestamp_ms: int = UNSTAMPED
     expire_at_ms: int = NEVER
     topic: str | None = None
-    """What `read` prints and `append` has no use for."""
+    """`read` prints topic, partition and offset; `append` ignores them."""
     partition: int | None = None
     offset: int | None = None
 
@@ -43,7 +43,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode_record(number: int, line: bytes, *, raw: bool, key: str | None) -> Record:
-    """The record of an input line; errors name the line."""
+    """Decode an input line. Errors name the line number."""
     if raw:
         return Record(line, None if key is None else key.encode())
     return to_record(number, read_line(number, line), key=key)
@@ -58,27 +58,27 @@ def read_line(number: int, line: bytes) -> Line:
         ) from error
 
 
-def to_record(number: int, said: Line, *, key: str | None = None) -> Record:
-    """The record a line says; `key` is that of lines without one."""
+def to_record(number: int, line: Line, *, key: str | None = None) -> Record:
+    """Convert a line to a record. `key` is the default for lines without a key."""
     fallback = None if key is None else key.encode()
-    text = None if said.value is msgspec.UNSET else said.value
-    value = _either(number, "value", text, said.value_base64)
-    if value is None and said.value is not None:
+    text = None if line.value is msgspec.UNSET else line.value
+    value = _either(number, "value", text, line.value_base64)
+    if value is None and line.value is not None:
         raise InvalidArgumentError(f"line {number}: a record needs value or value_base64")
-    own_key = _either(number, "key", said.key, said.key_base64)
+    own_key = _either(number, "key", line.key, line.key_base64)
     return Record(
         value,
         fallback if own_key is None else own_key,
         (
-            *((name, None if text is None else text.encode()) for name, text in said.headers.items()),
-            *((name, _bytes(number, "headers_base64", text)) for name, text in said.headers_base64.items()),
+            *((name, None if text is None else text.encode()) for name, text in line.headers.items()),
+            *((name, _bytes(number, "headers_base64", text)) for name, text in line.headers_base64.items()),
         ),
         (
-            *(tag.encode() for tag in said.tags),
-            *(_bytes(number, "tags_base64", tag) for tag in said.tags_base64),
+            *(tag.encode() for tag in line.tags),
+            *(_bytes(number, "tags_base64", tag) for tag in line.tags_base64),
         ),
-        said.timestamp_ms,
-        said.expire_at_ms,
+        line.timestamp_ms,
+        line.expire_at_ms,
     )
 
 
@@ -98,12 +98,12 @@ def _bytes(number: int, name: str, encoded: str) -> bytes:
 
 
 def encode_record(topic: str, partition: int, record: StoredRecord) -> bytes:
-    """The output line of a record, without what it does not have."""
+    """Encode a record as an output line, without absent fields."""
     return _encoder.encode({"topic": topic, "partition": partition, "offset": record.offset, **to_line(record)})
 
 
 def to_line(record: Record) -> dict[str, Any]:
-    """What `to_record` makes the same record of."""
+    """Return the JSON object of a record: the inverse of `to_record`."""
     line: dict[str, Any] = {}
     if record.timestamp_ms != UNSTAMPED:
         line["timestamp_ms"] = record.timestamp_ms
@@ -125,7 +125,7 @@ def to_line(record: Record) -> dict[str, Any]:
 
 
 def raw_value(line: dict[str, Any]) -> bytes:
-    """The value of a line; a null one is empty."""
+    """Return the value of a line as bytes; empty if it is null."""
     if "value_base64" in line:
         return base64.b64decode(line["value_base64"])
     return b"" if line["value"] is None else str(line["value"]).encode()
@@ -137,7 +137,7 @@ def _put(line: dict[str, Any], name: str, raw: bytes) -> None:
 
 
 def _shown(raw: bytes) -> tuple[str, str]:
-    """(text, what to add to the name it goes under)."""
+    """Return the text and the suffix for its field name."""
     try:
         return raw.decode(), ""
     except UnicodeDecodeError:

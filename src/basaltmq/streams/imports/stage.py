@@ -1,13 +1,13 @@
-"""The stage: records on their way into topics, in files beside the store that count for nothing yet.
+"""The staging area: files beside the store with records that are not imported yet.
 
     staging/
-      RUN/BATCH/part-00003-5f0c...e1.arrow      what one task brought: an Arrow IPC file, a chunk per record batch
+      RUN/BATCH/part-00003-5f0c...e1.arrow      the output of one task: an Arrow IPC file, one record batch per chunk
 
-A task that is tried twice, or a batch that is done again, makes a file of another name; which ones count is said by
-`imports`. A chunk belongs to one partition of one topic and becomes one append, which is atomic; its times are fixed
-when it is staged, so that it is the same whenever it is looked at.
+A retried task or a repeated batch creates a file with another name. `imports` determines which files count. A chunk
+belongs to one partition of one topic and becomes one atomic append. Its timestamps are fixed when it is staged, so its
+content never changes.
 
-The only module of the plane besides `imports` that needs pyarrow. Nothing here locks or opens the store.
+Besides `imports`, only this module of the plane needs pyarrow. It neither locks nor opens the store.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ STAGING: Final = "staging"
 
 CHUNK_RECORDS: Final = 20_000
 CHUNK_BYTES: Final = 8 << 20
-"""What a chunk holds at most, but for a single larger record: a frame that is written and read in one go."""
+"""Limits of a chunk, which becomes one frame. A single larger record is allowed."""
 
 ABANDONED_S: Final = 24 * 3600.0
-"""A stage that nobody finished is removed after a day: a query that comes back stages anew."""
+"""Unfinished stages are removed after a day. A query that resumes stages its records again."""
 
 CRC_PIECE_BYTES: Final = 1 << 20
 
@@ -50,7 +50,7 @@ SCHEMA: Final = pa.schema(
         pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
     ]
 )
-"""Of every staged file. No time is null."""
+"""Schema of every staged file. Timestamps are never null."""
 
 _RUN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -58,7 +58,7 @@ _log = logging.getLogger("basaltmq.streams")
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Records for one partition."""
+    """Records for one partition of a topic."""
 
     topic: str
     partition: int
@@ -66,32 +66,32 @@ class Chunk(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A staged file: what a task tells the one who commits."""
+    """A staged file, as a task reports it to the committer."""
 
     file: str
     size_bytes: int
     crc: int
     chunks: list[Chunk]
-    """In the order of the file's record batches."""
+    """In the order of the record batches in the file."""
 
 
 def check_run(run: str) -> str:
-    """The name of a run, which is that of a folder too."""
+    """Validate and return the name of a run, which is also a directory name."""
     if not _RUN.fullmatch(run):
         raise InvalidArgumentError(
-            f"a run is named by up to 100 letters, digits, dots, dashes and underscores, not {run!r:.120}"
+            f"a run name has up to 100 letters, digits, dots, dashes and underscores, not {run!r:.120}"
         )
     return run
 
 
 def folder_of(store: Path, run: str, batch: int) -> Path:
     if batch < 0:
-        raise InvalidArgumentError(f"batches of a run are numbered from 0 on, not {batch}")
+        raise InvalidArgumentError(f"batch numbers of a run start at 0, not {batch}")
     return store / STAGING / check_run(run) / str(batch)
 
 
 class PartWriter:
-    """Writes one file of a stage. `finish` makes it durable; without it, `discard`."""
+    """Writes one file of a stage. `finish` makes it durable; `discard` deletes an unfinished one."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self._folder = folder
@@ -105,7 +105,7 @@ class PartWriter:
         self._writer = pa.ipc.new_file(self._sink, SCHEMA)
 
     def add(self, topic: str, partition: int, batch: pa.RecordBatch, record_bytes_max: int) -> None:
-        """A chunk; refused here if a topic would refuse it, where nothing has happened yet."""
+        """Add a chunk. Rejects records that the topic would reject, before anything is imported."""
         from_arrow(batch, UNSTAMPED).check_sizes(record_bytes_max)
         try:
             self._writer.write_batch(batch)
@@ -129,16 +129,16 @@ class PartWriter:
 
 
 class StagedPart:
-    """A file of a stage, checked, to be read chunk by chunk."""
+    """A staged file with a verified checksum, read chunk by chunk."""
 
     def __init__(self, folder: Path, part: Part) -> None:
         path = folder / part.file
         try:
             if path.stat().st_size != part.size_bytes or _crc(path) != part.crc:
-                raise CorruptionError(f"the staged file {path} is not what was staged; run the batch again")
+                raise CorruptionError(f"the staged file {path} has changed since it was staged; run the batch again")
             self._file = pa.ipc.open_file(pa.memory_map(str(path)))
         except FileNotFoundError:
-            raise CorruptionError(f"the staged file {path} is gone; put it back, and run the batch again") from None
+            raise CorruptionError(f"the staged file {path} is missing; restore it, and run the batch again") from None
         except OSError as error:
             raise os_error(error, path) from error
 
@@ -147,7 +147,7 @@ class StagedPart:
 
 
 def remove(folder: Path) -> None:
-    """Remove a stage, and what it was in if that is empty; what cannot be removed expires."""
+    """Remove a stage and its empty parent directories. `expire` removes the rest later."""
     shutil.rmtree(folder, ignore_errors=True)
     for above in (folder.parent, folder.parent.parent):
         try:
@@ -157,7 +157,7 @@ def remove(folder: Path) -> None:
 
 
 def expire(store: Path, needed: Collection[tuple[str, int]], now_s: float, age_s: float = ABANDONED_S) -> int:
-    """Remove stages that nobody needs and nothing was added to for `age_s`; how many there were."""
+    """Remove stages that are not needed and unchanged for `age_s` seconds. Return how many."""
     gone = 0
     for folder in sorted((store / STAGING).glob("*/*")):
         run, batch = folder.parent.name, folder.name
@@ -171,7 +171,7 @@ def expire(store: Path, needed: Collection[tuple[str, int]], now_s: float, age_s
             remove(folder)
             gone += 1
     if gone:
-        _log.warning("%d abandoned stages in %s were removed", gone, store / STAGING)
+        _log.warning("removed %d abandoned stages in %s", gone, store / STAGING)
     return gone
 
 

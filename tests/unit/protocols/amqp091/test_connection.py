@@ -182,7 +182,7 @@ def test_publishers_of_a_held_virtual_host_are_told_and_not_read_until_it_has_ro
         publisher, transport = await opened(world, heartbeat=10)
         reader, reading = await opened(world)
         publisher.data_received(publish(b"before", key="a"))
-        world.server._held("/", "no room")
+        world.server._blocked_changed("/", "no room")
         await world.settle()
         assert transport.sent() == [m.ConnectionBlocked("no room")]
         assert not transport.is_read()
@@ -193,7 +193,7 @@ def test_publishers_of_a_held_virtual_host_are_told_and_not_read_until_it_has_ro
         # Somebody who begins to publish is held from the first message on, which is taken.
         reader.data_received(publish(b"first", key="a"))
         assert not reading.is_read()
-        world.server._held("/", None)
+        world.server._blocked_changed("/", None)
         await world.settle()
         assert transport.is_read()
         assert reading.is_read()

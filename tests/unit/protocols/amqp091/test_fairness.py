@@ -12,11 +12,17 @@ from tests.fuzz.amqp091 import World
 from tests.unit.protocols.amqp091.test_connection import Socket, in_world, opened
 from tests.unit.protocols.amqp091.wire import publish
 
-from basaltmq.broker.loop_shares import SHARE_S_MIN, TURN_S, LoopShares
+from basaltmq.broker.loop_shares import (
+    FAN_OUT_DRAFT_S,
+    FAN_OUT_QUEUE_S,
+    FAN_OUT_S,
+    SHARE_S_MIN,
+    TURN_S,
+    LoopShares,
+)
 from basaltmq.broker.routing.policy import Policy
 from basaltmq.broker.routing.topology import REMOVED_AT_ONCE
 from basaltmq.broker.vhost import VHost
-from basaltmq.protocols.amqp091.channel import DRAFTS_MAX
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.consuming import PORTIONS
 from basaltmq.protocols.amqp091.wire import methods as m
@@ -139,20 +145,109 @@ def test_input_behind_a_large_read_is_read_in_the_next_turn() -> None:
     in_world(scenario)
 
 
-def test_a_publisher_to_many_queues_stops_in_between() -> None:
+FAN_OUT = 500
+FANNED_TOGETHER = 1 + int((FAN_OUT_S / FAN_OUT - FAN_OUT_QUEUE_S - FAN_OUT_DRAFT_S) / FAN_OUT_DRAFT_S)
+"""Messages to that many queues that one batch has time for."""
+
+
+def fanning(world: World) -> list[str]:
+    names = [f"f{n}" for n in range(FAN_OUT)]
+    for name in names:
+        world.vhost.declare_queue(name)
+        world.vhost.bind_queue(name, "amq.fanout", "")
+    return names
+
+
+def fan_outs(*bodies: bytes) -> bytes:
+    return b"".join(publish(body, exchange="amq.fanout", key="") for body in bodies)
+
+
+def bodies_in(world: World, name: str) -> list[bytes]:
+    return [message.payload for message in world.vhost.plane.browse(name)]
+
+
+def test_fan_outs_share_batches_and_leave_turns_to_others_in_between() -> None:
     async def scenario(world: World) -> None:
-        ticking(world)
-        names = [f"f{n}" for n in range(DRAFTS_MAX)]
-        for name in names:
-            world.vhost.declare_queue(name)
-            world.vhost.bind_queue(name, "amq.fanout", "")
+        names = fanning(world)
+        world.server.shares = LoopShares(clock_s=lambda: 0.0)
         connection, _ = await opened(world)
-        connection.data_received(b"".join(publish(b"%d" % n, exchange="amq.fanout", key="") for n in range(20)))
-        assert len(world.vhost.publishing.pending) <= EVENTS_PER_TURN
-        await world.settle(turns=100)
+        batches: list[int] = []
+        flush = world.vhost.tick.flush
+
+        def flushing(*, for_turn: bool = False) -> None:
+            batches.append(len(world.vhost.tick.pending))
+            flush(for_turn=for_turn)
+
+        world.vhost.tick.flush = flushing  # type: ignore[method-assign]
+        sent = [b"%d" % n for n in range(3 * FANNED_TOGETHER)]
+        connection.data_received(fan_outs(*sent))
+        turns = 0
+        while sum(batches) < len(sent):
+            await world.settle(turns=1)
+            turns += 1
+            assert turns < TURNS_MAX
+        assert batches == [FANNED_TOGETHER] * 3, "one message per batch would cost four times as much"
+        assert turns >= 2 * int(FAN_OUT_S / TURN_S), "turns without a fan-out follow each batch"
         for name in (names[0], names[-1]):
-            bodies = [message.payload for message in world.vhost.plane.browse(name)]
-            assert bodies == [b"%d" % n for n in range(20)], "in order, none twice"
+            assert bodies_in(world, name) == sent, "in order, none twice"
+
+    in_world(scenario)
+
+
+def test_publishers_of_fan_outs_take_turns_and_owe_together() -> None:
+    async def scenario(world: World) -> None:
+        names = fanning(world)
+        world.server.shares = LoopShares(clock_s=lambda: 0.0)
+        publishers = [await opened(world) for _ in range(3)]
+        for number, (connection, _) in enumerate(publishers):
+            connection.data_received(fan_outs(*[b"%d" % number] * 2 * FANNED_TOGETHER))
+        assert len(world.vhost.tick.pending) == FANNED_TOGETHER, "one turn has time for one of them"
+        for _ in range(TURNS_MAX):
+            await world.settle(turns=1)
+            if len(bodies_in(world, names[0])) == 6 * FANNED_TOGETHER:
+                break
+        runs = bodies_in(world, names[0])[::FANNED_TOGETHER]
+        assert runs == [b"0", b"0", b"1", b"2", b"1", b"2"], "the first lines up first; from then on in turns"
+
+    in_world(scenario)
+
+
+def test_small_fan_outs_do_not_pass_those_in_line() -> None:
+    async def scenario(world: World) -> None:
+        names = fanning(world)
+        world.vhost.bind_queue(names[0], "amq.topic", "few")
+        world.vhost.bind_queue(names[1], "amq.topic", "few")
+        world.server.shares = LoopShares(clock_s=lambda: 0.0)
+        large, _ = await opened(world)
+        small, _ = await opened(world)
+        large.data_received(fan_outs(*[b"l"] * 2 * FANNED_TOGETHER))
+        small.data_received(publish(b"s", exchange="amq.topic", key="few") * 3)
+        for _ in range(TURNS_MAX):
+            await world.settle(turns=1)
+            if b"s" in bodies_in(world, names[0]):
+                break
+        assert bodies_in(world, names[0])[: 2 * FANNED_TOGETHER] == [b"l"] * 2 * FANNED_TOGETHER
+
+    in_world(scenario)
+
+
+def test_a_publisher_of_fan_outs_that_leaves_does_not_keep_others_in_line() -> None:
+    async def scenario(world: World) -> None:
+        names = fanning(world)
+        world.server.shares = LoopShares(clock_s=lambda: 0.0)
+        leaving, _ = await opened(world)
+        staying, _ = await opened(world)
+        leaving.data_received(fan_outs(*[b"l"] * 3 * FANNED_TOGETHER))
+        staying.data_received(fan_outs(b"s"))
+        leaving.connection_lost(None)
+        for _ in range(TURNS_MAX):
+            await world.settle(turns=1)
+            if b"s" in bodies_in(world, names[0]):
+                break
+        assert bodies_in(world, names[0]) == [b"l"] * FANNED_TOGETHER + [b"s"]
+        await world.settle()
+        assert world.server.shares.owed_s == 0
+        assert world.server.shares.behind == 0
 
     in_world(scenario)
 
@@ -246,7 +341,7 @@ def test_settling_many_deliveries_is_split_and_what_follows_sees_all_of_it(metho
 
 def test_a_connection_that_is_cut_gives_back_what_it_held_a_portion_per_turn() -> None:
     async def scenario(world: World) -> None:
-        world.vhost.chores._clock_s = count().__next__
+        world.vhost.tick.chores._clock_s = count().__next__
         connection, _ = await with_unacked(world, 5 * PORTION)
         connection.connection_lost(None)
         await world.settle(turns=1)
@@ -270,7 +365,7 @@ def test_an_unknown_tag_is_refused_also_behind_many_deliveries() -> None:
 
 def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
     async def scenario(world: World) -> None:
-        world.vhost.chores._clock_s = count().__next__
+        world.vhost.tick.chores._clock_s = count().__next__
         connection, _ = await opened(world)
         for number in range(300):
             world.vhost.declare_queue(f"mine{number}", exclusive=True, owner=connection)
@@ -287,7 +382,7 @@ def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
 
 def test_a_policy_reaches_many_queues_in_portions() -> None:
     async def scenario(world: World) -> None:
-        world.vhost.chores._clock_s = count().__next__
+        world.vhost.tick.chores._clock_s = count().__next__
         for number in range(500):
             world.vhost.declare_queue(f"p{number}")
         world.vhost.policies.set(Policy("short", "^p", {"max-length": 5}, 0, "queues"))

@@ -411,7 +411,7 @@ def test_after_the_end_nothing_can_be_sent() -> None:
     session = running()
     drain(session, encode_method(0, m.ConnectionClose(200, "bye", 0, 0)))
     assert sent(session) == [m.ConnectionCloseOk()]
-    with pytest.raises(LocalProtocolError, match="after the end"):
+    with pytest.raises(LocalProtocolError, match="the connection is closed"):
         session.send(1, m.BasicQosOk())
 
 

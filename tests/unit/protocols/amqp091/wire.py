@@ -13,6 +13,7 @@ from basaltmq.protocols.amqp091.wire.frames import BODY, END, HEAD, HEADER, METH
 from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method
 
 FRAME_MAX = 4096
+_WITH_CONTENT = (m.BasicPublish, m.BasicReturn, m.BasicDeliver, m.BasicGetOk)
 
 
 class Frame(NamedTuple):
@@ -60,7 +61,7 @@ def messages(found: Iterable[Frame]) -> list[Message]:
     method: m.Method | None = None
     properties, body, size = b"", b"", 0
     for frame in found:
-        if frame.kind == METHOD and frame.method.has_content:
+        if frame.kind == METHOD and isinstance(frame.method, _WITH_CONTENT):
             method, body = frame.method, b""
         elif frame.kind == HEADER:
             size = int.from_bytes(frame.payload[4:12], "big")

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from basaltmq.durability import Durability
 from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
 from basaltmq.protocols.grpc.varints import varint
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Deliveries
 from basaltmq.queues.plane import QueuePlane

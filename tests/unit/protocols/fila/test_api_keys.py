@@ -26,7 +26,7 @@ from basaltmq.protocols.grpc.services.access import Access, AccessMode, Accounts
 from basaltmq.protocols.grpc.services.api_keys import KINDS, PERMISSIONS_MAX, ApiKeys, matches
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import api_key_key, decode_api_key_key
+from basaltmq.store.keys.broker import api_key_key, decode_api_key_key
 from basaltmq.store.memory import MemoryStore
 
 REMOTE = "ipv4:10.1.2.3:4711"
@@ -119,7 +119,7 @@ def test_permissions_replace_those_before_and_are_all_or_nothing() -> None:
     key = keys.permit(key.id, [("produce", "a*"), ("consume", "b")])
     assert key.may("produce", "abc")
     assert not key.may("consume", "abc")
-    with pytest.raises(InvalidArgumentError, match="no permission 'read'"):
+    with pytest.raises(InvalidArgumentError, match="unknown permission 'read'"):
         keys.permit(key.id, [("admin", "*"), ("read", "*")])
     assert keys.get(key.id).permissions == key.permissions
     with pytest.raises(LimitExceededError):

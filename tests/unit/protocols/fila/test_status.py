@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from basaltmq import errors
-from basaltmq.client.error_mapping import BY_STATUS, fault
+from basaltmq.client.error_mapping import BY_STATUS, error_of_code
 from basaltmq.protocols.grpc.services.error_status import STATUS, status_of
 from basaltmq.protocols.grpc.status import Status as StatusCode
 
@@ -44,14 +44,14 @@ def test_every_error_arrives_at_a_client_as_what_it_is() -> None:
     for kind in kinds():
         # A store that is closed there is a broker that stops, and may be back.
         expected = errors.UnavailableError if kind is errors.StoreClosedError else kind
-        arrived = fault(kind.code, "what happened")
+        arrived = error_of_code(kind.code, "what happened")
         assert type(arrived).code == expected.code
         assert arrived.retriable == expected.retriable
         assert str(arrived) == "what happened"
 
 
 def test_a_code_nobody_knows_becomes_what_its_status_says() -> None:
-    assert type(fault("from the future", "x", BY_STATUS[StatusCode.NOT_FOUND])) is errors.NotFoundError
+    assert type(error_of_code("from the future", "x", BY_STATUS[StatusCode.NOT_FOUND])) is errors.NotFoundError
 
 
 def test_what_may_be_tried_again_is_told_so_by_its_status_too() -> None:

@@ -7,14 +7,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
+from basaltmq.durability import Durability
 from basaltmq.errors import AuthenticationError, MessageNotFoundError, QueueNotFoundError, StoreClosedError
-from basaltmq.protocols.grpc.services import waiting_consumers as takers
+from basaltmq.protocols.grpc.services import waiting_consumers as consumers
 from basaltmq.protocols.grpc.services.access import KeyCaller
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
 from basaltmq.protocols.grpc.services.fila import consume_streams as module
-from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, Streams
-from basaltmq.protocols.grpc.services.waiting_consumers import Takers
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, ConsumeStreams
+from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
@@ -30,8 +31,8 @@ class Bench:
         self.plane = QueuePlane(self.store, self.commit)
         self.plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, visibility_timeout_ms=visibility_ms))
         loop = asyncio.get_running_loop()
-        self.takers = Takers(self.plane, loop)
-        self.streams = Streams(self.plane, self.takers, loop, ack_from=ack_from)
+        self.consumers = WaitingConsumers(self.plane, loop)
+        self.streams = ConsumeStreams(self.plane, self.consumers, loop, ack_from=ack_from)
         self.keys = ApiKeys(self.store)
         self.key, _ = self.keys.create("all", is_superadmin=True)
 
@@ -106,7 +107,7 @@ def test_a_stream_that_ends_gives_back_what_it_holds_and_is_forgotten() -> None:
         bench.ack("one", held[0].id)
         await stream.aclose()
         assert bench.counts() == (4, 0)
-        assert (len(bench.streams), bench.streams.held, bench.takers.parties("q")) == (0, 0, 0)
+        assert (len(bench.streams), bench.streams.held, bench.consumers.push_consumers("q")) == (0, 0, 0)
         with pytest.raises(MessageNotFoundError):
             bench.ack("one", held[1].id)
 
@@ -136,7 +137,7 @@ def test_a_client_that_takes_nothing_loses_what_was_not_sent(monkeypatch: pytest
 
 def test_a_client_that_takes_nothing_does_not_keep_a_busy_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_S", 0.05)
-    monkeypatch.setattr(takers, "LOAD_SOFT_MAX", 2)
+    monkeypatch.setattr(consumers, "LOAD_SOFT_MAX", 2)
 
     async def test(bench: Bench) -> None:
         stuck, busy = bench.consume("stuck"), bench.consume("busy")

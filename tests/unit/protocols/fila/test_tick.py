@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, InvalidArgumentError, QueueFullError, QueueNotFoundError, StorageError
 from basaltmq.protocols.grpc.services.tick import GATHERED_BYTES_MAX, TURNS_MAX, Tick
-from basaltmq.queues.config import Durability, Overflow, QueueConfig
+from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
-from basaltmq.store.sync.group_commit import GroupCommit
+from basaltmq.store.sync.group_commit import GroupCommit, Synced, call_all
 
 
 class ManualCommit(GroupCommit):
@@ -21,15 +22,14 @@ class ManualCommit(GroupCommit):
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store)
-        self.waiting: list[asyncio.Future[None]] = []
+        self.waiting: list[Synced] = []
 
-    def resolve_durable(self, loop: asyncio.AbstractEventLoop, futures: list[asyncio.Future[None]]) -> None:
-        self.waiting += futures
+    def after_sync(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced]) -> None:
+        self.waiting += callbacks
 
-    def sync(self, error: BaseException | None = None) -> None:
+    def sync(self, error: BasaltError | None = None) -> None:
         waiting, self.waiting = self.waiting, []
-        for future in waiting:
-            future.set_exception(error) if error else future.set_result(None)
+        call_all(waiting, error)
 
 
 class Bench:

@@ -7,9 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from basaltmq.durability import Durability
 from basaltmq.errors import AccessRefusedError, QueueNotFoundError
-from basaltmq.protocols.grpc.services.waiting_consumers import LOAD_SOFT_MAX, Party, Takers
-from basaltmq.queues.config import Durability, QueueConfig
+from basaltmq.protocols.grpc.services.waiting_consumers import LOAD_SOFT_MAX, PushConsumer, WaitingConsumers
+from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
@@ -22,22 +23,24 @@ class Bench:
         self.commit = GroupCommit(self.store)
         self.plane = QueuePlane(self.store, self.commit)
         self.plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
-        self.takers = Takers(self.plane, asyncio.get_running_loop())
+        self.consumers = WaitingConsumers(self.plane, asyncio.get_running_loop())
 
     def fill(self, count: int) -> None:
         self.plane.enqueue("q", [b"%d" % i for i in range(count)])
 
-    def party(self, load: int = 0) -> Party:
-        party = Party()
-        party.load = load
-        self.takers.join("q", party)
-        return party
+    def push_consumer(self, load: int = 0) -> PushConsumer:
+        push_consumer = PushConsumer()
+        push_consumer.load = load
+        self.consumers.join("q", push_consumer)
+        return push_consumer
 
     def take(
-        self, count: int = 1, party: Party | None = None, timeout_s: float | None = None
+        self, count: int = 1, push_consumer: PushConsumer | None = None, timeout_s: float | None = None
     ) -> asyncio.Task[list[Delivery]]:
         return asyncio.create_task(
-            self.takers.take("q", count, consumer="c", party=party, visibility_ms=0, timeout_s=timeout_s)
+            self.consumers.take(
+                "q", count, consumer="c", push_consumer=push_consumer, visibility_ms=0, timeout_s=timeout_s
+            )
         )
 
 
@@ -84,7 +87,7 @@ def test_a_wait_ends_with_its_time() -> None:
 
 def test_the_least_loaded_is_served_first() -> None:
     async def test(bench: Bench) -> None:
-        busy, idle = bench.party(load=10), bench.party(load=0)
+        busy, idle = bench.push_consumer(load=10), bench.push_consumer(load=0)
         first, second = bench.take(1, busy), bench.take(1, idle)
         await turns()
         bench.fill(1)
@@ -99,13 +102,13 @@ def test_the_least_loaded_is_served_first() -> None:
 
 def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -> None:
     async def test(bench: Bench) -> None:
-        full, other = bench.party(load=LOAD_SOFT_MAX), bench.party(load=5)
+        full, other = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=5)
         waiting = bench.take(1, full)
         bench.fill(1)
         await turns()
         assert not waiting.done(), "the other will come for it"
         other.load = LOAD_SOFT_MAX
-        bench.takers.lighter("q")
+        bench.consumers.load_decreased("q")
         assert len(await waiting) == 1
 
     run(test)
@@ -113,7 +116,7 @@ def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -
 
 def test_who_does_not_wait_gets_what_a_full_party_must_leave() -> None:
     async def test(bench: Bench) -> None:
-        full, _ = bench.party(load=LOAD_SOFT_MAX), bench.party(load=5)
+        full, _ = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=5)
         waiting = bench.take(1, full)
         bench.fill(1)
         await turns()
@@ -137,13 +140,13 @@ def test_who_does_not_wait_goes_behind_who_does() -> None:
 
 def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
     async def test(bench: Bench) -> None:
-        full, stuck = bench.party(load=LOAD_SOFT_MAX), bench.party(load=1)
+        full, stuck = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=1)
         waiting = bench.take(1, full)
         bench.fill(1)
         await turns()
         assert not waiting.done()
         stuck.is_stalled = True
-        bench.takers.lighter("q")
+        bench.consumers.load_decreased("q")
         assert len(await waiting) == 1
 
     run(test)
@@ -151,7 +154,7 @@ def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
 
 def test_a_consumer_alone_is_not_limited() -> None:
     async def test(bench: Bench) -> None:
-        alone = bench.party(load=10 * LOAD_SOFT_MAX)
+        alone = bench.push_consumer(load=10 * LOAD_SOFT_MAX)
         bench.fill(1)
         assert len(await bench.take(1, alone)) == 1
 
@@ -160,7 +163,7 @@ def test_a_consumer_alone_is_not_limited() -> None:
 
 def test_several_who_wait_share_what_comes() -> None:
     async def test(bench: Bench) -> None:
-        waiting = [bench.take(100, bench.party()) for _ in range(4)]
+        waiting = [bench.take(100, bench.push_consumer()) for _ in range(4)]
         await turns()
         bench.fill(40)
         shares = [len(each) for each in await asyncio.gather(*waiting)]
@@ -173,8 +176,8 @@ def test_several_who_wait_share_what_comes() -> None:
 @pytest.mark.spec("C7")
 def test_a_caller_that_is_cancelled_with_messages_in_its_hands_gives_them_back() -> None:
     async def test(bench: Bench) -> None:
-        party = bench.party()
-        waiting = bench.take(5, party)
+        push_consumer = bench.push_consumer()
+        waiting = bench.take(5, push_consumer)
         await turns()
         bench.fill(5)
         # Served in this turn, cancelled before its task runs.
@@ -202,7 +205,7 @@ def test_a_cancelled_caller_leaves_the_line_to_the_next() -> None:
 
 def test_a_deleted_queue_ends_every_wait() -> None:
     async def test(bench: Bench) -> None:
-        waiting = [bench.take(), bench.take(1, bench.party())]
+        waiting = [bench.take(), bench.take(1, bench.push_consumer())]
         await turns()
         bench.plane.delete("q")
         for each in waiting:
@@ -214,10 +217,10 @@ def test_a_deleted_queue_ends_every_wait() -> None:
 
 def test_a_party_that_is_refused_stops_waiting() -> None:
     async def test(bench: Bench) -> None:
-        party = bench.party()
-        waiting, other = bench.take(1, party), bench.take()
+        push_consumer = bench.push_consumer()
+        waiting, other = bench.take(1, push_consumer), bench.take()
         await turns()
-        bench.takers.refuse("q", party, AccessRefusedError("no more"))
+        bench.consumers.refuse("q", push_consumer, AccessRefusedError("no more"))
         with pytest.raises(AccessRefusedError):
             await waiting
         bench.fill(1)
@@ -228,12 +231,12 @@ def test_a_party_that_is_refused_stops_waiting() -> None:
 
 def test_nothing_is_kept_of_queues_nobody_waits_at() -> None:
     async def test(bench: Bench) -> None:
-        party = bench.party()
+        push_consumer = bench.push_consumer()
         await bench.take(timeout_s=0.01)
-        assert bench.takers.parties("q") == 1
-        bench.takers.leave("q", party)
-        assert bench.takers.parties("q") == 0
-        assert bench.takers._lines == {}
+        assert bench.consumers.push_consumers("q") == 1
+        bench.consumers.leave("q", push_consumer)
+        assert bench.consumers.push_consumers("q") == 0
+        assert bench.consumers._by_queue == {}
         assert "q" not in bench.plane._waiters
 
     run(test)

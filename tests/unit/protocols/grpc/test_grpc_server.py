@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.fuzz.amqp091 import Transport
-from tests.unit.protocols.http2.peer import data, frames, goaway, headers, resets
+from tests.unit.protocols.http2.peer import data, frames, goaway, headers, prefixed, resets
 
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.errors import QueueNotFoundError
@@ -22,12 +22,12 @@ from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
 from basaltmq.protocols.grpc.http2.events import Headers
 from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, Code, Setting
-from basaltmq.protocols.grpc.http2.header_blocks import Meanings
-from basaltmq.protocols.grpc.messages import PREFIX, Messages, prefixed
+from basaltmq.protocols.grpc.http2.header_blocks import HeaderCache
+from basaltmq.protocols.grpc.messages import PREFIX, Messages
 from basaltmq.protocols.grpc.server.call import Call
 from basaltmq.protocols.grpc.server.connection import ANSWERS_BYTES_MAX, ServerConnection
-from basaltmq.protocols.grpc.server.immediate_future import Later
-from basaltmq.protocols.grpc.server.methods import AnswerStream, BothStreams, Unary
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
+from basaltmq.protocols.grpc.server.methods import BidiStreaming, ServerStreaming, Unary
 from basaltmq.protocols.grpc.server.server import GrpcServer
 from basaltmq.protocols.grpc.services.error_status import outcome_of
 from basaltmq.protocols.grpc.status import Outcome, Status, escaped, trailer, unescaped
@@ -42,7 +42,7 @@ class Session:
     def __init__(self, server: GrpcServer, **settings: int) -> None:
         self.connection, self.transport = ServerConnection(server), Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
-        self._reader: Connection[ResponseHead] = Connection(Meanings(ResponseHead), is_client=True)
+        self._reader: Connection[ResponseHead] = Connection(HeaderCache(ResponseHead), is_client=True)
         self._reader.take()
         given = [(Setting[name], value) for name, value in settings.items()]
         self.give(f.PREFACE + f.settings(given) + f.SETTINGS_ACK)
@@ -74,7 +74,7 @@ class Session:
 
     def outcome(self, stream: int = 1) -> Outcome | None:
         """How a call ended, if it did."""
-        reader: Connection[ResponseHead] = Connection(Meanings(ResponseHead), is_client=True)
+        reader: Connection[ResponseHead] = Connection(HeaderCache(ResponseHead), is_client=True)
         for _ in range(0, stream, 2):
             reader.open(b"")
         for event in reader.receive(self.raw):
@@ -97,7 +97,7 @@ class Handlers:
     def __init__(self) -> None:
         self.cancelled = 0
         self.written = 0
-        self.laters: list[Later[bytes]] = []
+        self.laters: list[ImmediateFuture[bytes]] = []
 
     def methods(self) -> dict[str, Any]:
         return {
@@ -109,12 +109,12 @@ class Handlers:
             "/Sleeps": Unary(self.sleeps, bytes),
             "/Breaks": Unary(lambda raw, call: 1 // 0, bytes),  # type: ignore[arg-type, return-value]
             "/Large": Unary(lambda raw, call: bytes(LARGE), bytes),
-            "/Counts": AnswerStream(self.counts),
-            "/Doubles": BothStreams(self.doubles),
+            "/Counts": ServerStreaming(self.counts),
+            "/Doubles": BidiStreaming(self.doubles),
         }
 
-    def later(self, raw: bytes, call: Call) -> Later[bytes]:
-        self.laters.append(Later())
+    def later(self, raw: bytes, call: Call) -> ImmediateFuture[bytes]:
+        self.laters.append(ImmediateFuture())
         return self.laters[-1]
 
     def fails(self, raw: bytes, call: Call) -> bytes:
@@ -223,17 +223,17 @@ def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
 
 
 def test_who_cannot_be_answered_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
-    later: Later[bytes] = Later()
-    told: list[Later[bytes]] = []
+    later: ImmediateFuture[bytes] = ImmediateFuture()
+    told: list[ImmediateFuture[bytes]] = []
 
-    def fails(known: Later[bytes]) -> None:
+    def fails(known: ImmediateFuture[bytes]) -> None:
         told.append(known)
         raise RuntimeError("a bug")
 
     later.then(fails)
     later.set_result(b"x")
     assert told == [later]
-    assert "could not be answered" in caplog.text
+    assert "cannot answer a gRPC call" in caplog.text
 
 
 def test_errors_arrive_with_status_text_and_code() -> None:
@@ -438,19 +438,19 @@ def test_who_does_not_begin_or_is_dead_is_sent_away_in_time() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         silent, transport = ServerConnection(server), Transport()
         silent.connection_made(transport)  # type: ignore[arg-type]
-        silent.tick(silent.began_s + 9)
+        silent.tick(silent.connected_s + 9)
         was_closed = transport.closed
-        silent.tick(silent.began_s + 11)
+        silent.tick(silent.connected_s + 11)
         assert (was_closed, transport.closed) == (False, True)
         assert goaway(b"".join(transport.written)) is Code.SETTINGS_TIMEOUT
         session = Session(server)
-        session.connection.tick(session.connection.heard_s + 31)
+        session.connection.tick(session.connection.received_s + 31)
         assert [each.kind for each in frames(session.raw)][-1] == f.PING
         session.give(f.ping(b"basalt  ", is_answer=True))
-        heard_s = session.connection.heard_s
+        received_s = session.connection.received_s
         closed = []
         for later_s in (20, 31, 40, 42):
-            session.connection.tick(heard_s + later_s)
+            session.connection.tick(received_s + later_s)
             closed.append(session.transport.closed)
         assert closed == [False, False, False, True]
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
 from basaltmq.protocols.grpc.http2.frames import HEAD, HEAD_BYTES, Code
-from basaltmq.protocols.grpc.http2.header_blocks import Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.header_blocks import Field, HeaderCache, encode
+from basaltmq.protocols.grpc.messages import prefix
 
 REQUEST = [(":method", "POST"), (":scheme", "http"), (":path", "/a.B/C"), ("content-type", "application/grpc")]
 OPENING = f.PREFACE + f.settings([])
@@ -33,6 +34,11 @@ def frames(raw: bytes) -> list[Frame]:
     return found
 
 
+def prefixed(message: bytes) -> bytes:
+    """A gRPC message with its length prefix."""
+    return prefix(message) + message
+
+
 def headers(stream: int, fields: list[Field] = REQUEST, *, ends: bool = False) -> bytes:
     return f.frame(f.HEADERS, f.END_HEADERS | (f.END_STREAM if ends else 0), stream, encode(fields))
 
@@ -51,7 +57,7 @@ class Clock:
 
 def served(clock: Clock | None = None, **given: Any) -> Connection[list[Field]]:
     """A server's connection that a client has opened."""
-    core: Connection[list[Field]] = Connection(Meanings(list), clock_s=clock or Clock(), **given)
+    core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=clock or Clock(), **given)
     core.take()
     assert core.receive(OPENING) == []
     assert frames(core.take()) == [Frame(f.SETTINGS, f.ACK, 0, b"")]

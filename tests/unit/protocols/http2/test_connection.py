@@ -20,7 +20,7 @@ from tests.unit.protocols.http2.peer import (
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.budget import ALLOWANCE, PER_SECOND
 from basaltmq.protocols.grpc.http2.connection import CONTINUATIONS_MAX, Connection
-from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers, Reset, Writable
+from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, Headers, Reset, Writable
 from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from basaltmq.protocols.grpc.http2.frames import (
     FRAME_BYTES_MIN,
@@ -30,7 +30,7 @@ from basaltmq.protocols.grpc.http2.frames import (
     Code,
     Setting,
 )
-from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, Field, HeaderCache, encode
 from basaltmq.protocols.grpc.http2.stream import Stream
 
 BLOCK = encode([(":status", "200")])
@@ -65,14 +65,14 @@ def test_a_call_goes_in_and_its_answer_out() -> None:
 def test_any_cut_of_the_bytes_means_the_same() -> None:
     raw = OPENING + headers(1) + data(1, b"x" * 100, ends=True)
     for size in (1, 2, 7, 50):
-        core: Connection[list[Field]] = Connection(Meanings(list), clock_s=Clock())
+        core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
         events = [e for at in range(0, len(raw), size) for e in core.receive(raw[at : at + size])]
         assert [type(each) for each in events] == [Headers, Data]
 
 
 def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
-    client: Connection[list[Field]] = Connection(Meanings(list), is_client=True, clock_s=Clock())
-    server: Connection[list[Field]] = Connection(Meanings(list), clock_s=Clock())
+    client: Connection[list[Field]] = Connection(HeaderCache(list), is_client=True, clock_s=Clock())
+    server: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
     content = bytes(range(256)) * 2_000
     stream = client.open(encode(REQUEST))
     client.send_last(stream, content[:3], content[3:])
@@ -96,7 +96,7 @@ def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
     assert got == content
     assert theirs is not None
     assert theirs.is_closed
-    assert stream.has_ended_there
+    assert stream.received_end
 
 
 def test_a_table_that_a_client_keeps_before_it_knows_better_is_honoured() -> None:
@@ -123,8 +123,8 @@ def test_what_a_block_means_is_remembered_only_where_no_table_stands_behind_it()
         reads += 1
         return fields
 
-    meanings = Meanings(read)
-    core: Connection[list[Field]] = Connection(meanings, clock_s=Clock())
+    header_cache = HeaderCache(read)
+    core: Connection[list[Field]] = Connection(header_cache, clock_s=Clock())
     core.receive(OPENING)
     for stream in (1, 3):
         core.receive(headers(stream))
@@ -300,7 +300,7 @@ FAULTS: list[tuple[str, bytes, Code]] = [
 def test_a_rule_broken_on_the_connection_ends_it_with_its_code(raw: bytes, code: Code) -> None:
     core = served()
     events = core.receive(raw)
-    assert isinstance(events[-1], Broken)
+    assert isinstance(events[-1], ConnectionFailed)
     assert goaway(core.take()) is code
     assert core.receive(headers(99)) == [], "nothing is heard after the end"
     assert core.take() == b""
@@ -336,9 +336,9 @@ def test_a_rule_broken_on_a_stream_ends_the_stream_and_no_other(raw: bytes, code
     ids=["HTTP/1.1", "TLS", "no settings", "an answer to settings"],
 )
 def test_who_does_not_begin_with_http2_is_sent_away(raw: bytes) -> None:
-    core: Connection[list[Field]] = Connection(Meanings(list), clock_s=Clock())
+    core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
     core.take()
-    assert [type(each) for each in core.receive(raw)] == [Broken]
+    assert [type(each) for each in core.receive(raw)] == [ConnectionFailed]
     assert goaway(core.take()) is Code.PROTOCOL_ERROR
 
 
@@ -472,8 +472,8 @@ def test_what_waits_for_a_stream_that_is_reset_is_forgotten() -> None:
 
 
 def test_what_one_connection_made_known_does_not_keep_anothers_table_from_growing() -> None:
-    meanings: Meanings[list[Field]] = Meanings(list)
-    cores: list[Connection[list[Field]]] = [Connection(meanings, clock_s=Clock()) for _ in range(2)]
+    header_cache: HeaderCache[list[Field]] = HeaderCache(list)
+    cores: list[Connection[list[Field]]] = [Connection(header_cache, clock_s=Clock()) for _ in range(2)]
     indexed = b"\x40\x01a\x01b"
     for core in cores:
         core.receive(OPENING)

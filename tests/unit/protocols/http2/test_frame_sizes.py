@@ -10,8 +10,8 @@ from tests.unit.protocols.http2.peer import OPENING, REQUEST, Clock, data, frame
 
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
-from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers
-from basaltmq.protocols.grpc.http2.frame_buffer import PIECE_BYTES_MIN, Rest
+from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, Headers
+from basaltmq.protocols.grpc.http2.frame_buffer import PIECE_BYTES_MIN, FrameBuffer
 from basaltmq.protocols.grpc.http2.frames import (
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
@@ -20,7 +20,7 @@ from basaltmq.protocols.grpc.http2.frames import (
     Code,
     Setting,
 )
-from basaltmq.protocols.grpc.http2.header_blocks import Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.header_blocks import Field, HeaderCache, encode
 from basaltmq.protocols.grpc.http2.stream import Stream
 
 CONTENT = random.Random(7).randbytes(FRAME_BYTES_TAKEN)
@@ -39,7 +39,7 @@ def sizes(core: Connection[list[Field]]) -> list[int]:
 
 @pytest.mark.parametrize("is_client", [False, True])
 def test_both_sides_offer_to_take_large_frames(is_client: bool) -> None:
-    core: Connection[list[Field]] = Connection(Meanings(list), is_client=is_client, clock_s=Clock())
+    core: Connection[list[Field]] = Connection(HeaderCache(list), is_client=is_client, clock_s=Clock())
     found = frames(core.take().removeprefix(f.PREFACE))[0]
     assert (Setting.MAX_FRAME_SIZE, FRAME_BYTES_TAKEN) in f.settings_of(found.payload)
 
@@ -56,7 +56,7 @@ def test_a_frame_of_the_size_that_was_offered_is_taken_however_it_is_cut(piece_b
     assert (bytes(first.chunk), first.size_bytes, first.has_ended) == (CONTENT, len(CONTENT), False)
     assert (last.chunk, last.has_ended) == (b"end", True)
     assert first.stream is stream
-    assert core._rest.size_bytes == 0
+    assert core._frame_buffer.size_bytes == 0
 
 
 def test_a_large_frame_may_be_padded() -> None:
@@ -74,7 +74,7 @@ def test_a_frame_over_the_size_that_was_offered_is_refused_before_it_is_there() 
     core = served()
     opened(core)
     (event,) = core.receive(f.head(FRAME_BYTES_TAKEN + 1, f.DATA, 0, 1))
-    assert isinstance(event, Broken)
+    assert isinstance(event, ConnectionFailed)
     assert goaway(core.take()) is Code.FRAME_SIZE_ERROR
 
 
@@ -82,7 +82,7 @@ def test_a_frame_over_the_size_that_was_offered_is_refused_before_it_is_there() 
 def test_only_data_has_reasons_to_be_large(kind: int) -> None:
     core = served()
     (event,) = core.receive(f.head(FRAME_BYTES_MIN + 1, kind, 0, 1))
-    assert isinstance(event, Broken)
+    assert isinstance(event, ConnectionFailed)
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
@@ -160,14 +160,14 @@ def test_a_frame_that_trickles_in_takes_no_more_memory_than_it_has_bytes() -> No
     raw = data(1, CONTENT[:50_000])
     for at in range(0, len(raw) - 2, 2):
         assert core.receive(raw[at : at + 2]) == []
-    assert sum(map(sys.getsizeof, core._rest._pieces)) < 1.1 * len(raw)
+    assert sum(map(sys.getsizeof, core._frame_buffer._pieces)) < 1.1 * len(raw)
     (event,) = core.receive(raw[-2:] if len(raw) % 2 == 0 else raw[-1:])
     assert isinstance(event, Data)
     assert bytes(event.chunk) == CONTENT[:50_000]
 
 
 def test_pieces_of_some_size_are_put_together_once() -> None:
-    rest = Rest()
+    rest = FrameBuffer()
     first = bytes(PIECE_BYTES_MIN)
     rest.keep(first, 10 * PIECE_BYTES_MIN)
     given = [bytes([number]) * PIECE_BYTES_MIN for number in range(10)]
@@ -184,21 +184,21 @@ def test_a_frame_is_put_together_when_it_is_whole_and_not_before() -> None:
     raw = data(1, CONTENT)
     for at in range(0, 100_000, 10_000):
         core.receive(raw[at : at + 10_000])
-    assert len(core._rest._pieces) == 10
+    assert len(core._frame_buffer._pieces) == 10
 
 
 def test_half_a_frame_is_forgotten_with_its_connection() -> None:
     core = served()
     opened(core)
     core.receive(data(1, CONTENT)[:-1])
-    assert core._rest.size_bytes == HEAD_BYTES + len(CONTENT) - 1
+    assert core._frame_buffer.size_bytes == HEAD_BYTES + len(CONTENT) - 1
     core.abandon(Code.INTERNAL_ERROR, "enough")
-    assert core._rest.size_bytes == 0
+    assert core._frame_buffer.size_bytes == 0
     assert core.receive(CONTENT[-1:]) == []
 
 
 def test_a_preface_in_pieces_is_followed_by_a_large_frame() -> None:
-    core: Connection[list[Field]] = Connection(Meanings(list), clock_s=Clock())
+    core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
     raw = OPENING + headers(1, REQUEST) + data(1, CONTENT, ends=True)
     events = [e for at in range(0, len(raw), 11) for e in core.receive(raw[at : at + 11])]
     assert [type(each) for each in events] == [Headers, Data]

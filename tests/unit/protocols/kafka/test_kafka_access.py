@@ -281,12 +281,12 @@ ADMINISTRATORS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRA
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made = World(tmp_path_factory.mktemp("access") / "store")
     made.topic(TOPIC)
-    source = made.desk.topic(TOPIC).id
+    source = made.context.topic(TOPIC).id
 
     async def fill() -> None:
         pid, epoch = await made.transactions.initialize(ID, TIMEOUT_MS)
         assert (pid, epoch) == (0, 0)
-        made.desk.plane.offsets.commit(GROUP, {(source, 0): Commit(1)})
+        made.context.plane.offsets.commit(GROUP, {(source, 0): Commit(1)})
 
     asyncio.run(fill())
     yield made
@@ -296,7 +296,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def ask(world: World, denied: Right | None, key: int, version: int, body: Answer) -> Answer:
     async def run() -> Answer:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](world.desk, cast(Client, Somebody(denied)), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](world.context, cast(Client, Somebody(denied)), k.decode_request(raw[4:]))
         if isinstance(answer, tuple):
             answer = answer[0]
         if asyncio.iscoroutine(answer):
@@ -317,8 +317,8 @@ def test_without_the_right_nothing_is_done_and_it_is_said(world: World, asked: A
     answer = ask(world, asked.right, asked.key, asked.version, asked.body)
     assert asked.told(answer) == asked.code
     assert world.transactions.get(ID) == before
-    assert [each.offset for each in world.desk.plane.offsets.of_group(GROUP).values()] == [1]
-    engine, shard = world.desk.engine(world.desk.topic(TOPIC), 0)
+    assert [each.offset for each in world.context.plane.offsets.of_group(GROUP).values()] == [1]
+    engine, shard = world.context.engine(world.context.topic(TOPIC), 0)
     assert engine.shard_info(shard).next_offset == 0
 
 
@@ -372,7 +372,7 @@ def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(world: World) 
     asked = {"topics": [{"name": "passing"}], "allow_auto_topic_creation": True}
     answer = ask(world, (CONFIGURE, "passing"), k.METADATA, 4, asked)
     assert answer["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
-    assert world.desk.plane.topics.find("passing") is None
+    assert world.context.plane.topics.find("passing") is None
 
 
 @pytest.mark.parametrize("key", sorted(ADMINISTRATORS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from uuid import UUID
 
-from basaltmq.protocols.kafka.groups.assignors import Share, TopicSize, by_range, uniform
+from basaltmq.protocols.kafka.groups.assignors import Assignment, TopicSize, by_range, uniform
 
 
 def topics(**partitions: int) -> dict[str, TopicSize]:
@@ -16,7 +16,7 @@ def everybody(names: str, *subscribed: str) -> dict[str, frozenset[str]]:
     return dict.fromkeys(names, frozenset(subscribed))
 
 
-def moved(before: dict[str, Share], after: dict[str, Share]) -> int:
+def moved(before: dict[str, Assignment], after: dict[str, Assignment]) -> int:
     """Partitions that were somebody's and are another's."""
     held = {place: member for member, places in before.items() for place in places}
     return sum(held.get(place, member) != member for member, places in after.items() for place in places)
@@ -45,7 +45,7 @@ def test_nobody_has_two_more_than_one_who_could_take_one_whatever_they_subscribe
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    held: dict[str, Share] = {}
+    held: dict[str, Assignment] = {}
     for _ in range(300):
         there = topics(**{name: rng.randint(1, 9) for name in "tuvw"})
         subscriptions = {

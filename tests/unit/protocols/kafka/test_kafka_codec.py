@@ -175,7 +175,7 @@ def test_a_varint_without_end_is_malformed() -> None:
 def test_unknown_requests_and_versions_are_told_apart() -> None:
     with pytest.raises(k.UnsupportedVersionError):
         k.decode_request(b"\x00\x12\x00\x63\0\0\0\1\xff\xff")
-    with pytest.raises(MalformedRequestError, match="request 99"):
+    with pytest.raises(MalformedRequestError, match="API key 99"):
         k.decode_request(b"\x00\x63\x00\x00\0\0\0\1\xff\xff")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from basaltmq.protocols.kafka.groups import consumer_group as module
 from basaltmq.protocols.kafka.groups.assignors import RANGE, TopicSize
-from basaltmq.protocols.kafka.groups.consumer_group import WAITING_MS, ConsumerGroup, State, Timing
-from basaltmq.protocols.kafka.groups.consumer_member import AWAY
+from basaltmq.protocols.kafka.groups.consumer_group import WAITING_HEARTBEAT_MS, ConsumerGroup, State, Timing
+from basaltmq.protocols.kafka.groups.consumer_member import STATIC_LEAVE
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.errors import Refused
 
@@ -71,7 +71,7 @@ def test_a_partition_reaches_its_next_member_when_the_one_before_has_let_go() ->
     assert (told(world.join("a")), world.group.state) == ({0, 1, 2, 3}, State.STABLE)
     second = world.join("b")
     assert (told(second), second["member_epoch"], world.group.state) == (set(), 2, State.RECONCILING)
-    assert second["heartbeat_interval_ms"] == WAITING_MS, "it asks soon again"
+    assert second["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS, "it asks soon again"
     kept = world.say("a", 1)
     assert (told(kept), kept["member_epoch"]) == ({0, 1}, 1), "it is told, and stays where it is"
     assert told(world.say("b", 2)) is None, "nothing is free"
@@ -100,7 +100,7 @@ def test_a_member_that_leaves_or_is_silent_gives_back_what_it_had() -> None:
     world.say("a", 3)
     assert world.group.expire(world.now_ms) == 0
     world.now_ms += 1
-    assert world.group.due_ms() == world.now_ms
+    assert world.group.deadline_ms() == world.now_ms
     assert world.group.expire(world.now_ms) == 1
     assert set(world.group.members) == {"a"}
     world.refused(e.UNKNOWN_MEMBER_ID, lambda: world.say("c", 4))
@@ -146,7 +146,7 @@ def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken(
         ("nobody", 2, e.UNKNOWN_MEMBER_ID),
         (None, -1, e.UNKNOWN_MEMBER_ID),
     ):
-        assert world.group.wrong(member, epoch) == code
+        assert world.group.epoch_error(member, epoch) == code
 
 
 def test_a_member_that_joins_again_has_nothing_until_it_is_told() -> None:
@@ -167,8 +167,8 @@ def test_a_static_member_comes_back_to_what_it_had_and_nobody_is_disturbed() -> 
     world.say("a", 1, {0, 1}, instance_id="one")
     world.say("b", 2)
     world.refused(e.UNRELEASED_INSTANCE_ID, lambda: world.join("a2", instance_id="one"))
-    left = world.say("a", AWAY, instance_id="one")
-    assert left["member_epoch"] == AWAY
+    left = world.say("a", STATIC_LEAVE, instance_id="one")
+    assert left["member_epoch"] == STATIC_LEAVE
     world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 2, instance_id="one"))
     back = world.join("a2", instance_id="one")
     assert (told(back), back["member_epoch"], world.group.epoch) == ({0, 1}, 2, 2)
@@ -185,7 +185,7 @@ def test_the_place_of_a_static_member_is_kept_for_a_session_and_no_longer() -> N
     world.join("a", instance_id="one")
     world.join("b")
     world.say("a", 1, instance_id="one")
-    world.say("a", AWAY, instance_id="one")
+    world.say("a", STATIC_LEAVE, instance_id="one")
     assert told(world.say("b", 2)) == {1}, "what it was letting go of is free at once"
     world.now_ms = TIMING.session_ms - 1
     assert (world.group.expire(world.now_ms), told(world.say("b", 2))) == (0, None)
@@ -258,26 +258,26 @@ def test_topics_that_come_grow_and_go_move_the_epoch_and_others_do_not() -> None
 def test_the_assignor_most_members_ask_for_is_used() -> None:
     world = World(t=3, u=3)
     world.join("a", ["t", "u"], server_assignor=RANGE)
-    assert world.group.basis.assignor == RANGE
+    assert world.group.inputs.assignor == RANGE
     world.join("b", ["t", "u"])
     assert {at for _, at in world.group.target["a"]} == {0, 1}
     assert len(world.group.target["a"]) == 4
     for name in ("c", "d"):
         world.join(name, ["t", "u"], server_assignor="uniform")
-    assert world.group.basis.assignor == "uniform"
+    assert world.group.inputs.assignor == "uniform"
     assert sorted(map(len, world.group.target.values())) == [1, 1, 2, 2]
 
 
 def test_targets_of_many_partitions_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GATHERED_MIN", 10)
-    monkeypatch.setattr(module, "GATHERED_PER_MS", 1)
+    monkeypatch.setattr(module, "RATE_LIMITED_PARTITIONS", 10)
+    monkeypatch.setattr(module, "PARTITIONS_PER_MS", 1)
     world = World(t=100)
     first = world.join("a")
     assert (len(told(first) or ()), first["member_epoch"]) == (100, 1), "the first is made at once"
     for name in ("b", "c", "d"):
         answer = world.join(name)
         assert (told(answer), answer["member_epoch"], world.group.state) == (set(), 1, State.ASSIGNING)
-        assert answer["heartbeat_interval_ms"] == WAITING_MS
+        assert answer["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS
     world.now_ms = 100
     world.say("b", 1)
     assert (world.group.target_epoch, world.group.epoch) == (4, 4)

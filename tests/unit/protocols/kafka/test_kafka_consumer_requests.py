@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 from tests.unit.protocols.kafka.test_kafka_context import Anybody
-from tests.unit.protocols.kafka.test_kafka_context import World as DeskWorld
+from tests.unit.protocols.kafka.test_kafka_context import World as ContextWorld
 
 from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.groups import consumer_groups as module
@@ -22,7 +22,7 @@ from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import APIS
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 
 SESSION_S = Timing().session_ms / 1000
 Fields = dict[str, Any]
@@ -47,10 +47,10 @@ async def pass_time(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-class World(DeskWorld):
+class World(ContextWorld):
     async def ask(self, key: int, version: int, body: Fields) -> Fields:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.desk, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](self.context, cast(Client, Anybody()), k.decode_request(raw[4:]))
         if asyncio.iscoroutine(answer):
             answer = await answer
         encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
@@ -97,7 +97,7 @@ class World(DeskWorld):
         return one
 
     def kept(self) -> bytes | None:
-        return self.store.get(Family.CONSUMER_GROUPS, keys.consumer_group_key("g"))
+        return self.store.get(Family.CONSUMER_GROUPS, stream_keys.consumer_group_key("g"))
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
         for fields, code in WRONG:
             answer = await world.beat(**fields)
             assert (answer["error_code"], answer["assignment"]) == (code, None), fields
-        assert not world.desk.consumer_groups.by_name
+        assert not world.context.consumer_groups.by_name
         assert world.kept() is None
         named = await world.beat("", version=0)
         assert named["error_code"] == 0
@@ -161,7 +161,7 @@ def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run
         await pass_time(SESSION_S / 2)
         await world.beat("b")
         await pass_time(SESSION_S / 2 - 1)
-        group = world.desk.consumer_groups.by_name["g"]
+        group = world.context.consumer_groups.by_name["g"]
         assert set(group.members) == {"a", "b"}
         await pass_time(1.01)
         assert set(group.members) == {"b"}
@@ -170,7 +170,7 @@ def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run
             await pass_time(SESSION_S - 1)
             assert (await world.beat("b", 3, topic_partitions=[]))["error_code"] == 0
         await pass_time(SESSION_S + 0.01)
-        assert not world.desk.consumer_groups.by_name
+        assert not world.context.consumer_groups.by_name
         assert world.kept() is None, "it had nothing to remember"
         assert (await world.beat("b", 3))["error_code"] == e.UNKNOWN_MEMBER_ID
 
@@ -183,15 +183,15 @@ def test_topics_made_in_any_thread_reach_members_by_name_and_by_pattern(run: Run
         assert partitions(first) == 1
         second = await world.beat("b", group_id="h", subscribed_topic_names=[], subscribed_topic_regex="la.*|t")
         assert partitions(second) == 0
-        group = world.desk.consumer_groups.by_name["h"]
-        await asyncio.wait(world.desk.consumer_groups._searches)
+        group = world.context.consumer_groups.by_name["h"]
+        await asyncio.wait(world.context.consumer_groups._searches)
         second = await world.beat("b", second["member_epoch"], group_id="h")
         assert partitions(second) == 1
         await asyncio.to_thread(world.topic, "late")
         await pass_time(0)
         assert partitions(await world.beat("a", first["member_epoch"])) == 2
         assert partitions(await world.beat("b", second["member_epoch"], group_id="h")) == 2
-        await asyncio.to_thread(world.desk.plane.topics.delete, "late")
+        await asyncio.to_thread(world.context.plane.topics.delete, "late")
         await pass_time(0)
         assert group.patterns["la.*|t"].topics == frozenset(("t",))
 
@@ -303,8 +303,8 @@ def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> 
     async def body(world: World) -> None:
         for name in ("a", "b", "c"):
             await world.beat(name)
-        world.desk.consumer_groups.close()
-        again = world.desk.consumer_groups = module.ConsumerGroups(world.desk.vhost, world.desk.plane)
+        world.context.consumer_groups.close()
+        again = world.context.consumer_groups = module.ConsumerGroups(world.context.vhost, world.context.plane)
         assert (await world.beat("a", 1))["error_code"] == e.UNKNOWN_MEMBER_ID
         back = await world.beat("a")
         assert (back["member_epoch"], partitions(back)) == (4, 1)
@@ -327,9 +327,9 @@ def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPa
         assert (await world.beat("d", group_id="three"))["error_code"] == 0
         # Both fall silent, one after the other.
         await pass_time(SESSION_S / 2 + 0.01)
-        assert set(world.desk.consumer_groups.by_name["three"].members) == {"d"}
+        assert set(world.context.consumer_groups.by_name["three"].members) == {"d"}
         await pass_time(SESSION_S / 2 + 0.01)
-        assert not world.desk.consumer_groups.by_name
+        assert not world.context.consumer_groups.by_name
         for name in ("e", "f"):
             assert (await world.beat(name))["error_code"] == 0
 
@@ -366,7 +366,7 @@ def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
         assert await alter((session, "4000"), operation=2) == e.INVALID_CONFIG
         assert await alter((session, "4000"), name="") == e.INVALID_REQUEST
         await pass_time(3.01)
-        assert not world.desk.consumer_groups.by_name, "it was silent for the session that was set"
+        assert not world.context.consumer_groups.by_name, "it was silent for the session that was set"
         assert (await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]}))["results"][0]["error_code"] != 0
         assert (await world.described())["error_code"] == e.GROUP_ID_NOT_FOUND, "settings do not make a group"
         assert await world.listed() == []

@@ -12,13 +12,13 @@ from typing import Any, cast
 import google_crc32c
 import pytest
 
-from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
 from basaltmq.log.batches.kafka import KafkaHeader, encode_plain, read_header, records
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.context import Answer, Client, Desk, Settings
+from basaltmq.protocols.kafka.context import Answer, Client, Context, Settings
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.transactions import producers as producers_module
@@ -29,7 +29,7 @@ from basaltmq.protocols.kafka.wire.api import APIS, Request
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.engines.segment.engine import SegmentEngine
@@ -37,10 +37,10 @@ from basaltmq.streams.engines.segment.producers_row import (
     Known,
     Producer,
     decode_row,
+    drop_lost_batches,
     encode_row,
     known_to,
     recover,
-    take_back,
 )
 
 
@@ -69,15 +69,13 @@ class Anybody:
 class World:
     def __init__(self, path: Path) -> None:
         self.store: RocksStore = open_store(path)
-        self.streams = StreamQueues(
-            self.store, path, lambda: 1_700_000_000_000, visible=lambda queue: None, failed=lambda error: None
-        )
+        self.streams = VHostStreams(self.store, path, lambda: 1_700_000_000_000)
         vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True)
-        self.desk = Desk(cast(Any, None), cast(Any, vhost), Settings())
+        self.context = Context(cast(Any, None), cast(Any, vhost), Settings())
 
     def topic(self, name: str, *settings: tuple[str, str]) -> tuple[SegmentEngine, int]:
-        self.desk.plane.topics.create(name, topic_config(settings, 1, Durability.WRITTEN))
-        return self.desk.engine(self.desk.topic(name), 0)
+        self.context.plane.topics.create(name, topic_config(settings, 1, Durability.WRITTEN))
+        return self.context.engine(self.context.topic(name), 0)
 
     def fetch(self, topic: str, offset: int, max_bytes: int = 1 << 20) -> dict[str, Any]:
         partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": max_bytes}
@@ -93,7 +91,7 @@ class World:
         }
 
         async def ask() -> Answer:
-            return fetch(self.desk, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+            return fetch(self.context, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
 
         answer = asyncio.run(ask())
         assert isinstance(answer, dict)
@@ -168,7 +166,7 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
         assert first.check(engine, shard, read_header(raw)) is None
         first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
     # The process ends without a word: the row knows eight of them, the log all.
-    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert decode_row(row)[0] == 8
     second = Producers(world.store)
@@ -190,7 +188,7 @@ def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(world: World
     ahead = Producer(0)
     ahead.batches.extend((sequence, sequence, sequence) for sequence in range(5))
     batch = Batch()
-    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(5, Known({pid: ahead})))
+    batch.put(Family.PRODUCERS, stream_keys.producers_key(shard), encode_row(5, Known({pid: ahead})))
     world.store.write(batch)
     producers = Producers(world.store)
     assert producers.check(engine, shard, read_header(batch_of(b"1", producer=(pid, 0, 1)))) == 1
@@ -219,13 +217,13 @@ def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_cra
         raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
         assert producers.check(engine, shard, read_header(raw)) is None
         producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
-    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert known_to(row) == 0
     engine.delete_by_offset(shard, [4])
     # Only the batches tell of their producer, so compaction has it written down before they go.
     assert compact() == [b"5"]
-    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert known_to(row) == 6
     is_known_after_a_crash()
@@ -268,7 +266,7 @@ def sent(producers: Producers, engine: SegmentEngine, shard: int, pid: int, sequ
 
 
 def row_end(world: World, shard: int) -> int:
-    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    raw = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert raw is not None
     return known_to(raw)
 
@@ -301,9 +299,9 @@ def test_what_goes_leaves_a_row_alone_that_knows_more(world: World) -> None:
     pid, _ = producers.next_id()
     sent(producers, engine, shard, pid, range(3))
     producers.settle(shard)
-    row = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert engine.delete_records_before(shard, 2) == 2
-    assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) == row
+    assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) == row
 
 
 @pytest.mark.promise("P1")
@@ -321,10 +319,10 @@ def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> 
     ahead[other].batches.extend([(0, 0, 8)])
     ahead[gone].batches.extend([(8, 8, end - 1), (9, 9, end)])
     batch = Batch()
-    batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(9, ahead))
+    batch.put(Family.PRODUCERS, stream_keys.producers_key(shard), encode_row(9, ahead))
     world.store.write(batch)
-    take_back(world.store, shard, end)
-    raw = world.store.get(Family.PRODUCERS, keys.producers_key(shard))
+    drop_lost_batches(world.store, shard, end)
+    raw = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert raw is not None
     known = recover(engine, shard, raw)
     assert {number: list(each.batches) for number, each in known.items()} == {
@@ -334,7 +332,7 @@ def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> 
     again = Producers(world.store)
     assert again.check(engine, shard, read_header(batches[1])) == 1
     assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
-    take_back(world.store, shard, end)
+    drop_lost_batches(world.store, shard, end)
     assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
 
 
@@ -363,7 +361,7 @@ def test_a_row_of_producers_that_is_cut_off_is_told() -> None:
     producer.batches.append((0, 4, 100))
     raw = encode_row(106, Known({7: producer}))
     for size in range(len(raw)):
-        with pytest.raises(CorruptionError, match="row of producers"):
+        with pytest.raises(CorruptionError, match="producer state row"):
             decode_row(raw[:size])
 
 

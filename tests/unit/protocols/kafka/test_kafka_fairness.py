@@ -6,14 +6,17 @@ import asyncio
 import struct
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fuzz.kafka import World, answers, settle
 
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
-from basaltmq.protocols.kafka import connection, topics
+from basaltmq.protocols.kafka import connection, list_offsets, topics
+from basaltmq.protocols.kafka.context import NODE_ID
 from basaltmq.protocols.kafka.wire import api as k
-from basaltmq.protocols.kafka.wire.schema import NIL
+from basaltmq.protocols.kafka.wire.schema import NIL, encode_array
+from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
 from basaltmq.streams.topics import TopicConfig
 
 LOOK_S = TURN_S / 10
@@ -77,10 +80,10 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
 
     async def run() -> None:
         world = World(tmp_path)
-        desk = world.server.desk()
+        context = world.server.context()
         names = [f"t{number:04}" for number in range(17)]
         for name in names:
-            desk.plane.topics.create(name, TopicConfig())
+            context.plane.topics.create(name, TopicConfig())
         asking, told = world.connect()
         other, answered = world.connect()
         for asked in (None, [{"name": name, "topic_id": NIL} for name in names]):
@@ -102,3 +105,59 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
         await world.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.promise("P13")
+def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(list_offsets, "PORTION", 5)
+    monkeypatch.setattr(connection, "TOPICS_ENCODED_HERE_MAX", 5)
+    placed: list[int] = []
+    offset_of = list_offsets._offset_of
+
+    def counting(*given: Any) -> Any:
+        placed.append(1)
+        return offset_of(*given)
+
+    monkeypatch.setattr(list_offsets, "_offset_of", counting)
+
+    async def run() -> None:
+        world = World(tmp_path)
+        world.server.context().plane.topics.create("t", TopicConfig(partitions=17))
+        asking, told = world.connect()
+        other, answered = world.connect()
+        wanted = [{"partition_index": at, "current_leader_epoch": -1, "timestamp": -1} for at in range(17)]
+        body = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": wanted}]}
+        asking.data_received(k.encode_request(k.LIST_OFFSETS, 6, 1, "c", body))
+        await settle(1)
+        assert len(placed) <= 5, "one portion per turn"
+        other.data_received(versions(7))
+        assert len(answers(b"".join(answered.written))) == 1
+        assert not told.written
+        for _ in range(1000):
+            if told.written:
+                break
+            await asyncio.sleep(0.01)
+        assert len(placed) == 17
+        (answer,) = answers(b"".join(told.written))
+        offsets = [struct.pack(">ih", at, 0) + struct.pack(">qqi", -1, 0, -1) for at in range(17)]
+        assert all(each in answer for each in offsets), "index, no error, no time, the end, no epoch"
+        for each in (asking, other):
+            each.connection_lost(None)
+        await world.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("is_flexible", [False, True])
+def test_partitions_are_encoded_as_one_by_one(version: int, is_flexible: bool) -> None:
+    for number in (0, 1, 127, 300):
+        expected = [
+            {"partition_index": at, "leader_id": NODE_ID, "replica_nodes": [NODE_ID],
+             "isr_nodes": [NODE_ID]} for at in range(number)
+        ]  # fmt: skip
+        assert topics._partitions(number, version, is_flexible) == encode_array(
+            METADATA_PARTITION, expected, version, is_flexible
+        )

@@ -12,12 +12,12 @@ import pytest
 
 from basaltmq.errors import MalformedRequestError
 from basaltmq.protocols.kafka.wire import api as k
-from basaltmq.protocols.kafka.wire import fast_codecs as shapes
+from basaltmq.protocols.kafka.wire import fast_codecs
 from basaltmq.protocols.kafka.wire.schema import Fields
 
 SEED = 20_261_116
 ONE, OTHER = UUID(int=7 << 64), UUID(int=9)
-FETCHES = range(shapes.FETCH_VERSION_MIN, shapes.FETCH_VERSION_MAX + 1)
+FETCHES = range(fast_codecs.FETCH_VERSION_MIN, fast_codecs.FETCH_VERSION_MAX + 1)
 
 
 def plain_body(key: int, version: int, raw: bytes) -> Fields:
@@ -74,8 +74,8 @@ def produce_body(name: str = "orders", records: bytes | None = b"r" * 400, **mor
 @pytest.mark.parametrize("version", FETCHES)
 def test_a_fetch_is_read_as_the_tables_read_it(version: int) -> None:
     usual = body_of(k.FETCH, version, fetch_body(1))
-    assert shapes.read_fetch(usual, 0) == plain_body(k.FETCH, version, usual)
-    assert shapes.read_fetch(b"xx" + usual + b"more", 2) == plain_body(k.FETCH, version, usual)
+    assert fast_codecs.read_fetch(usual, 0) == plain_body(k.FETCH, version, usual)
+    assert fast_codecs.read_fetch(b"xx" + usual + b"more", 2) == plain_body(k.FETCH, version, usual)
     for unusual in (
         fetch_body(2),
         fetch_body(0),
@@ -85,16 +85,16 @@ def test_a_fetch_is_read_as_the_tables_read_it(version: int) -> None:
         fetch_body(1, cluster_id="us"),
         fetch_body(1, forgotten_topics=[{"topic_id": OTHER, "partitions": [1]}]),
     ):
-        assert shapes.read_fetch(body_of(k.FETCH, version, unusual), 0) is None
+        assert fast_codecs.read_fetch(body_of(k.FETCH, version, unusual), 0) is None
 
 
 @pytest.mark.spec("B1")
 def test_a_produce_request_is_read_as_the_tables_read_it() -> None:
-    version = shapes.PRODUCE_VERSION
+    version = fast_codecs.PRODUCE_VERSION
     for name, records in product(("o", "orders", "o" * 126), (b"", b"r", b"r" * 126, b"r" * 127, b"r" * 70_000)):
         usual = body_of(k.PRODUCE, version, produce_body(name, records))
-        assert shapes.read_produce(usual, 0) == plain_body(k.PRODUCE, version, usual)
-        assert shapes.read_produce(b"xx" + usual + b"more", 2) == plain_body(k.PRODUCE, version, usual)
+        assert fast_codecs.read_produce(usual, 0) == plain_body(k.PRODUCE, version, usual)
+        assert fast_codecs.read_produce(b"xx" + usual + b"more", 2) == plain_body(k.PRODUCE, version, usual)
     two = produce_body()["topics"] * 2
     apart = [{"name": "a", "partitions": [{"index": at, "records": b"r"} for at in range(2)]}]
     for unusual in (
@@ -107,21 +107,21 @@ def test_a_produce_request_is_read_as_the_tables_read_it() -> None:
         produce_body(topics=[]),
         produce_body(topics=apart),
     ):
-        assert shapes.read_produce(body_of(k.PRODUCE, version, unusual), 0) is None
+        assert fast_codecs.read_produce(body_of(k.PRODUCE, version, unusual), 0) is None
 
 
 @pytest.mark.spec("B1")
 @pytest.mark.parametrize(
     ("key", "version", "raw"),
     [
-        (k.PRODUCE, shapes.PRODUCE_VERSION, body_of(k.PRODUCE, shapes.PRODUCE_VERSION, produce_body())),
+        (k.PRODUCE, fast_codecs.PRODUCE_VERSION, body_of(k.PRODUCE, fast_codecs.PRODUCE_VERSION, produce_body())),
         *((k.FETCH, version, body_of(k.FETCH, version, fetch_body(1))) for version in FETCHES),
     ],
     ids=["produce", *(f"fetch-{version}" for version in FETCHES)],
 )
 def test_what_was_harmed_is_read_or_refused_as_the_tables_do(key: int, version: int, raw: bytes) -> None:
     rng = random.Random(SEED)
-    read = shapes.read_fetch if key == k.FETCH else shapes.read_produce
+    read = fast_codecs.read_fetch if key == k.FETCH else fast_codecs.read_produce
     cuts = [raw[:end] for end in range(min(len(raw), 120))]
     flips = []
     for at in range(min(len(raw), 120)):
@@ -145,16 +145,16 @@ def produced(**more: Any) -> Fields:
 
 @pytest.mark.spec("B1")
 def test_answers_to_produce_requests_are_written_as_the_tables_write_them() -> None:
-    version = shapes.PRODUCE_VERSION
-    assert shapes.write_produced(produced()) == plain_answer(k.PRODUCE, version, produced())
+    version = fast_codecs.PRODUCE_VERSION
+    assert fast_codecs.write_produced(produced()) == plain_answer(k.PRODUCE, version, produced())
     two = {"topics": produced()["topics"] * 2}
     many = {"topics": [{"name": "o", "partitions": produced()["topics"][0]["partitions"] * 2}]}
     long = {"topics": [{**produced()["topics"][0], "name": "o" * 127}]}
     empty: Fields = {"topics": []}
     for unusual in (produced(error_code=3, error_message="no"), two, many, long, empty):
-        assert shapes.write_produced(unusual) is None
+        assert fast_codecs.write_produced(unusual) is None
     short = {"topics": [{"name": "o", "partitions": [{"index": 0, "base_offset": 5}]}]}
-    assert shapes.write_produced(short) is None
+    assert fast_codecs.write_produced(short) is None
 
 
 def fetched(**more: Any) -> Fields:
@@ -174,7 +174,7 @@ def test_answers_to_fetches_are_written_as_the_tables_write_them(version: int) -
         {**fetched(), "session_id": 77},
     ):
         out: list[bytes] = [b"head"]
-        assert shapes.write_fetched(body, out)
+        assert fast_codecs.write_fetched(body, out)
         assert b"".join(out[1:]) == plain_answer(k.FETCH, version, body)
     empty: Fields = {"topics": []}
     for unusual in (
@@ -188,5 +188,5 @@ def test_answers_to_fetches_are_written_as_the_tables_write_them(version: int) -
         {"topics": fetched()["topics"] * 2},
     ):
         left: list[bytes] = []
-        assert not shapes.write_fetched(unusual, left)
+        assert not fast_codecs.write_fetched(unusual, left)
         assert not left

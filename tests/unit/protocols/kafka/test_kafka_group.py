@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from basaltmq.protocols.kafka.groups.classic_group import Group, State
+from basaltmq.protocols.kafka.groups.classic_group import ClassicGroup, State
 from basaltmq.protocols.kafka.wire import errors as e
 
 SESSION_S = 10.0
@@ -42,8 +42,8 @@ class World:
 
     def __init__(self) -> None:
         self.last = 0
-        self.emptied: list[Group] = []
-        self.group = Group("g", self._new_id, self.emptied.append)
+        self.emptied: list[ClassicGroup] = []
+        self.group = ClassicGroup("g", self._new_id, self.emptied.append)
 
     def _new_id(self, client: str) -> str:
         self.last += 1
@@ -112,8 +112,8 @@ def test_a_third_member_makes_the_others_join_again() -> None:
         joined = await asyncio.gather(world.join(leader), world.join(other), third)
         assert {each["generation_id"] for each in joined} == {2}
         assert world.group.heartbeat(leader, None, 1) == e.ILLEGAL_GENERATION
-        assert world.group.wrong_commit(leader, None, 1) == e.ILLEGAL_GENERATION
-        assert world.group.wrong_commit("stranger", None, 2) == e.UNKNOWN_MEMBER_ID
+        assert world.group.commit_error(leader, None, 1) == e.ILLEGAL_GENERATION
+        assert world.group.commit_error("stranger", None, 2) == e.UNKNOWN_MEMBER_ID
 
     run(body)
 
@@ -160,7 +160,7 @@ def test_a_group_is_empty_when_the_last_member_left_or_fell_silent() -> None:
         assert leader not in world.group.members
         assert world.group.state is State.EMPTY
         assert world.emptied
-        assert world.group.wrong_commit("", None, -1) == e.NONE
+        assert world.group.commit_error("", None, -1) == e.NONE
 
     run(body)
 
@@ -232,20 +232,20 @@ def test_who_may_commit_follows_the_state_of_the_group() -> None:
     async def body() -> None:
         world = World()
         group = world.group
-        assert group.wrong_commit("", None, -1) == e.NONE, "nobody is there"
-        assert group.wrong_commit("gone", None, 3) == e.UNKNOWN_MEMBER_ID
+        assert group.commit_error("", None, -1) == e.NONE, "nobody is there"
+        assert group.commit_error("gone", None, 3) == e.UNKNOWN_MEMBER_ID
         first, second = await asyncio.gather(world.join(), world.join())
         leader, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
-        assert group.wrong_commit(leader["member_id"], None, 1) == e.REBALANCE_IN_PROGRESS, "nothing is dealt out"
+        assert group.commit_error(leader["member_id"], None, 1) == e.REBALANCE_IN_PROGRESS, "nothing is dealt out"
         waiting = world.sync(other["member_id"], 1)
         await world.sync(leader["member_id"], 1)
         await waiting
-        assert group.wrong_commit(leader["member_id"], None, 1) == e.NONE
-        assert group.wrong_commit("", None, -1) == e.UNKNOWN_MEMBER_ID, "members are there"
+        assert group.commit_error(leader["member_id"], None, 1) == e.NONE
+        assert group.commit_error("", None, -1) == e.UNKNOWN_MEMBER_ID, "members are there"
         world.join()
         await asyncio.sleep(0)
         assert group.state is State.PREPARING
-        assert group.wrong_commit(leader["member_id"], None, 1) == e.NONE, "before it joins again it may commit"
+        assert group.commit_error(leader["member_id"], None, 1) == e.NONE, "before it joins again it may commit"
 
     run(body)
 

@@ -64,7 +64,7 @@ def ask(world: World, consumer: Anybody, topics: dict[str, int], bytes_max: int,
         ],
         "forgotten_topics": [],
     }
-    answer = fetch(world.desk, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
+    answer = fetch(world.context, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
     assert isinstance(answer, dict)
     return [{name: each["partitions"][0].get(name) for name in FIELDS} for each in answer["topics"]]
 
@@ -80,14 +80,14 @@ def in_loop(world: World, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
             await run()
         finally:
-            world.desk.ahead.close()
+            world.context.ahead.close()
 
     asyncio.run(whole())
 
 
 def filled(world: World, name: str, batches: int, value_bytes: int = 1000) -> tuple[SegmentEngine, int]:
     world.topic(name)
-    engine, shard = world.desk.engine(world.desk.topic(name), 0)
+    engine, shard = world.context.engine(world.context.topic(name), 0)
     for number in range(batches):
         engine.wait(engine.append_kafka(shard, batch_of(b"%d" % number, b"x" * value_bytes)))
     return engine, shard
@@ -143,7 +143,7 @@ def test_answers_are_those_of_who_has_nothing_ready(world: World, seed: int) -> 
             (got,) = ask(world, consumers[at], {name: places[at]}, bytes_max, isolation)
             stranger = Consumer()
             (expected,) = ask(world, stranger, {name: places[at]}, bytes_max, isolation)
-            world.desk.ahead.take(stranger)
+            world.context.ahead.take(stranger)
             assert got == expected, f"seed {seed}, step {step}"
             info = engine.shard_info(shard)
             if got["records"]:
@@ -172,11 +172,11 @@ def test_a_partition_that_was_trimmed_is_not_answered_with_what_was_ready(world:
         consumer = Consumer()
         (answer,) = ask(world, consumer, {"trimmed": 0}, 4096)
         await idle()
-        assert world.desk.ahead.size_bytes > 0
+        assert world.context.ahead.size_bytes > 0
         engine.delete_records_before(shard, 30)
         (answer,) = ask(world, consumer, {"trimmed": next_of(answer)}, 4096)
         assert answer["error_code"] == 1, "out of range"
-        assert world.desk.ahead.size_bytes == 0
+        assert world.context.ahead.size_bytes == 0
 
     in_loop(world, run)
 
@@ -220,7 +220,7 @@ def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
     names = [f"little-{number}" for number in range(4)]
     for name in names:
         filled(world, name, 20)
-    ahead = world.desk.ahead
+    ahead = world.context.ahead
 
     async def run() -> None:
         consumers = [Consumer() for _ in range(4)]
@@ -241,7 +241,7 @@ def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
 
 def test_what_nobody_asks_for_is_let_go_of(world: World) -> None:
     engine, shard = filled(world, "aged", 20)
-    ahead = world.desk.ahead
+    ahead = world.context.ahead
 
     async def run() -> None:
         old, young = Consumer(), Consumer()
@@ -250,7 +250,7 @@ def test_what_nobody_asks_for_is_let_go_of(world: World) -> None:
             ahead.prepare(consumer, [Next(engine, shard, following, 4096)])
             await idle()
             assert ahead.size_bytes > 0
-            ahead._age()
+            ahead._expire()
         assert not ahead.take(old)
         assert ahead.take(young)
         assert ahead.size_bytes == 0

@@ -14,12 +14,12 @@ import pytest
 from tests.unit.log.strategies import transactional
 from tests.unit.protocols.kafka.test_kafka_context import Anybody
 
-from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.kafka import read_header
 from basaltmq.protocols.kafka.configs import topic_config
-from basaltmq.protocols.kafka.context import Client, Desk, Settings, awaited
+from basaltmq.protocols.kafka.context import Client, Context, Settings, awaited
 from basaltmq.protocols.kafka.server import handlers
 from basaltmq.protocols.kafka.transactions.coordinator import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
 from basaltmq.protocols.kafka.transactions.row import EPOCH_MAX, State, Transaction
@@ -28,7 +28,8 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import APIS
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 from basaltmq.streams.offsets import Commit
 
@@ -36,7 +37,7 @@ TIMEOUT_MS = 60_000
 
 
 class World:
-    """A desk without a broker around it; `crash` leaves what a killed process would."""
+    """A context without a broker around it; `crash` leaves what a killed process would."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,39 +46,37 @@ class World:
 
     def open(self) -> None:
         self.store = open_store(self.path)
-        self.streams = StreamQueues(
-            self.store, self.path, lambda: self.now_ms, visible=lambda queue: None, failed=lambda error: None
-        )
+        self.streams = VHostStreams(self.store, self.path, lambda: self.now_ms)
         queues = SimpleNamespace(by_name={})
         alarms = SimpleNamespace(reason=lambda vhost: None)
         vhost = SimpleNamespace(name="/", streams=self.streams, store=self.store, is_up=True, queues=queues)
         node = SimpleNamespace(alarms=alarms)
-        self.desk = Desk(cast(Any, node), cast(Any, vhost), Settings(), lambda: self.now_ms)
+        self.context = Context(cast(Any, node), cast(Any, vhost), Settings(), lambda: self.now_ms)
 
     def close(self) -> None:
-        self.desk.close()
+        self.context.close()
         self.streams.close()
         self.store.close()
 
     def reopen(self) -> None:
-        """As after a kill: nothing of the desk is told, what was written is there."""
-        self.desk.transactions.close()
+        """As after a kill: nothing of the context is told, what was written is there."""
+        self.context.transactions.close()
         self.streams.close()
         self.store.close()
         self.open()
 
     @property
     def transactions(self) -> Transactions:
-        return self.desk.transactions
+        return self.context.transactions
 
     def topic(self, name: str) -> int:
-        self.desk.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
-        return self.desk.topic(name).shards[0]
+        self.context.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
+        return self.context.topic(name).shards[0]
 
     async def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
         """As over the wire: what is missing has its default."""
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.desk, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](self.context, cast(Client, Anybody()), k.decode_request(raw[4:]))
         answer = await awaited(answer)
         encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
         return k.decode_response(key, version, encoded[4:])[1]
@@ -108,7 +107,7 @@ class World:
         return found
 
     def seen(self, topic: str) -> list[bytes]:
-        engine, shard = self.desk.engine(self.desk.topic(topic), 0)
+        engine, shard = self.context.engine(self.context.topic(topic), 0)
         return [(record.value or b"") for record in engine.read_by_offset(shard, 0).records()]
 
 
@@ -230,7 +229,7 @@ def test_states_answer_as_kafka_does(world: World) -> None:
 
 def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: World) -> None:
     shard, other = world.topic("t"), world.topic("u")
-    source = world.desk.topic("t")
+    source = world.context.topic("t")
 
     async def run() -> None:
         transactions = world.transactions
@@ -257,7 +256,7 @@ def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: W
         await asyncio.sleep(0)
         assert await refused(transactions.add("id", pid, epoch, groups=frozenset("g"))) == e.CONCURRENT_TRANSACTIONS
         await ending
-        committed = world.desk.plane.offsets.of_group("g")
+        committed = world.context.plane.offsets.of_group("g")
         assert {at: commit.offset for at, commit in committed.items()} == {(source.id, 0): 6}
 
     asyncio.run(run())
@@ -291,9 +290,9 @@ def test_offsets_of_members_need_their_generation(world: World) -> None:
         await world.ask(k.SYNC_GROUP, 3, {"group_id": "g", "generation_id": generation, "member_id": member})
         assert await code(member, generation + 1) == e.ILLEGAL_GENERATION
         assert await code("stranger", generation) == e.UNKNOWN_MEMBER_ID
-        assert not world.transactions.is_pending("g", world.desk.topic("t").id, 0)
+        assert not world.transactions.is_pending("g", world.context.topic("t").id, 0)
         assert await code(member, generation) == e.NONE
-        assert world.transactions.is_pending("g", world.desk.topic("t").id, 0)
+        assert world.transactions.is_pending("g", world.context.topic("t").id, 0)
 
     asyncio.run(run())
 
@@ -411,11 +410,13 @@ def test_what_is_added_and_what_is_decided_is_durable_before_anything_follows_fr
         await adding
         assert await world.produce("t", "id", raw) == 0
         ending, synced = await before_it_is_durable(transactions.end("id", pid, epoch, True))
-        assert world.desk.plane.drivers.info("t", 0).next_offset == 1, "a marker tells of a decision that may be lost"
+        assert world.context.plane.drivers.info("t", 0).next_offset == 1, (
+            "a marker tells of a decision that may be lost"
+        )
         assert world.seen("t") == []
         synced.set_result(None)
         await ending
-        assert world.desk.plane.drivers.info("t", 0).next_offset == 2
+        assert world.context.plane.drivers.info("t", 0).next_offset == 2
         assert world.seen("t") == [b"x"]
 
     asyncio.run(run())
@@ -431,7 +432,7 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str, is_commit: bool
 ) -> None:
     topics = {name: world.topic(name) for name in ("t", "u")}
-    source = world.desk.topic("t")
+    source = world.context.topic("t")
 
     class Killed(Exception):
         pass
@@ -462,7 +463,7 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
             monkeypatch.setattr(transactions, "_complete", dying(transactions._complete))
         with pytest.raises(Killed):
             await transactions.end("id", pid, epoch, is_commit)
-        ends = [world.desk.plane.drivers.info(name, 0).next_offset for name in topics]
+        ends = [world.context.plane.drivers.info(name, 0).next_offset for name in topics]
         world.reopen()
         row = world.transactions.get("id")
         assert row is not None
@@ -470,13 +471,17 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
         for name in topics:
             assert world.seen(name) == ([b"in " + name.encode()] if is_commit else [])
             assert (await world.fetch(name))["last_stable_offset"] == 2, "one record and one marker"
-        committed = world.desk.plane.offsets.of_group("g")
+        committed = world.context.plane.offsets.of_group("g")
         assert {at: commit.offset for at, commit in committed.items()} == ({(source.id, 0): 5} if is_commit else {})
         assert not world.transactions.is_pending("g", source.id, 0)
         assert ends == ([1, 1] if step == "decided" else [2, 2])
         await world.transactions.end("id", pid, epoch, is_commit)
-        assert not list(world.store.scan(Family.TRANSACTIONS, *keys.prefix_range(keys.busy_transaction_key(""))))
-        assert not list(world.store.scan(Family.TRANSACTIONS, *keys.prefix_range(keys.pending_offset_prefix("id"))))
+        assert not list(
+            world.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.busy_transaction_key("")))
+        )
+        assert not list(
+            world.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.pending_offset_prefix("id")))
+        )
 
     asyncio.run(run())
 
@@ -509,10 +514,10 @@ def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stop
 
 def test_records_no_row_knows_of_are_aborted_at_open(world: World) -> None:
     shard = world.topic("t")
-    engine, _ = world.desk.engine(world.desk.topic("t"), 0)
+    engine, _ = world.context.engine(world.context.topic("t"), 0)
     engine.wait(engine.append_kafka(shard, transactional(900, 0, b"stranger", epoch=4)))
     world.reopen()
-    engine, _ = world.desk.engine(world.desk.topic("t"), 0)
+    engine, _ = world.context.engine(world.context.topic("t"), 0)
     assert world.seen("t") == []
     assert engine.shard_info(shard).high_watermark == 2
     marker = read_header(engine.read_kafka(shard, 1).batches[0])
@@ -527,14 +532,14 @@ def test_what_is_known_of_producers_goes_with_the_topic(world: World) -> None:
         pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
         await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)), groups=frozenset("g"))
         assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
-        topic_id: UUID = world.desk.topic("t").id
+        topic_id: UUID = world.context.topic("t").id
         await world.transactions.commit_offsets("id", pid, epoch, "g", {(topic_id, 0): Commit(1)})
-        assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) is not None
-        await asyncio.to_thread(world.desk.plane.topics.delete, "t")
+        assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is not None
+        await asyncio.to_thread(world.context.plane.topics.delete, "t")
         await world.transactions.end("id", pid, epoch, True)
-        world.desk.producers.close()
-        assert world.store.get(Family.PRODUCERS, keys.producers_key(shard)) is None
-        assert world.desk.plane.offsets.of_group("g") == {}
+        world.context.producers.close()
+        assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is None
+        assert world.context.plane.offsets.of_group("g") == {}
 
     asyncio.run(run())
 

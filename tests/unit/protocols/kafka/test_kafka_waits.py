@@ -43,7 +43,7 @@ def asked(world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max
         "topics": [{"topic": "t", "topic_id": None, "partitions": [partition]}],
         "forgotten_topics": [],
     }
-    answer: Any = fetch(world.desk, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
+    answer: Any = fetch(world.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
     assert not isinstance(answer, dict), "there is something to wait for"
     return cast(Held, answer)
 
@@ -81,11 +81,11 @@ def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_tu
         for _ in range(2):
             assert not told.answers
             engine.append_kafka(shard, one)
-            world.desk.arrivals.came(shard, len(one))
+            world.context.arrivals.came(shard, len(one))
         assert not told.answers, "who appends is not held up"
         found = records_of(await told.one())
         assert len(found) == 2
-        assert len(world.desk.arrivals) == 0
+        assert len(world.context.arrivals) == 0
         client.deadline.close()
 
     asyncio.run(run())
@@ -101,7 +101,7 @@ def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(world: Wor
         asked(world, client, 0, max_wait_ms=30).start(told)
         assert records_of(await told.one()) == []
         assert asyncio.get_running_loop().time() >= begin + 0.03
-        assert len(world.desk.arrivals) == 0
+        assert len(world.context.arrivals) == 0
 
     asyncio.run(run())
 
@@ -117,9 +117,9 @@ def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(world: Wor
             waiting.start(told)
             if has_come:
                 engine.append_kafka(shard, batch_of(b"one"))
-                world.desk.arrivals.came(shard, 100)
+                world.context.arrivals.came(shard, 100)
             waiting.cancel()
-            assert len(world.desk.arrivals) == 0
+            assert len(world.context.arrivals) == 0
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not told.answers
@@ -141,7 +141,7 @@ def test_what_goes_wrong_in_a_fetch_that_waited_is_told(world: World, monkeypatc
             raise failure
 
         monkeypatch.setattr("basaltmq.protocols.kafka.fetch._look", fails)
-        world.desk.arrivals.came(world.desk.topic("t").shards[0], 1)
+        world.context.arrivals.came(world.context.topic("t").shards[0], 1)
         await asyncio.wait_for(told.came.wait(), WAIT_S)
         assert told.answers == [(None, failure)]
         client.deadline.close()

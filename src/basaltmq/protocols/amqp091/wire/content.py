@@ -1,4 +1,4 @@
-"""A message on its way in: a method, a header frame, and body frames until the size the header gave is reached."""
+"""Assembly of a published message: method, header frame, and body frames up to the announced size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from basaltmq.protocols.amqp091.wire.states import OPEN, ChannelPhase
 
 
 class ChannelState:
-    """One channel as the session sees it, with the content that is being put together on it."""
+    """Protocol state of one channel, with the content that is being received."""
 
     __slots__ = ("body_bytes", "got_bytes", "method", "number", "phase", "pieces", "properties")
 
@@ -23,7 +23,7 @@ class ChannelState:
         self.pieces: list[bytes] = []
 
     def header(self, data: bytes, at: int, stop: int) -> int:
-        """Take the header frame at `at` whose payload ends at `stop`; the number of body bytes it announces."""
+        """Read the header frame at `at` whose payload ends at `stop`. Return the announced body size in bytes."""
         if self.method is None or self.properties is not None:
             raise self._unexpected("a content header")
         if stop - at < HEAD_BYTES + CONTENT_FIXED_BYTES + 2:
@@ -34,26 +34,26 @@ class ChannelState:
                 UNEXPECTED_FRAME, f"a content header of class {class_id} follows a method of class {BASIC_CLASS}"
             )
         if weight:
-            raise ConnectionFault(UNEXPECTED_FRAME, f"a content header has weight {weight}: it is always 0")
+            raise ConnectionFault(UNEXPECTED_FRAME, f"content header with weight {weight}; expected 0")
         self.properties = data[at + CONTENT_HEAD.size : stop]
         self.body_bytes = int(body_bytes)
         return self.body_bytes
 
     def body(self, piece: bytes) -> bool:
-        """Take a piece of the body; whether it was the last."""
+        """Add a body frame. Return whether the body is complete."""
         if self.properties is None:
             raise self._unexpected("a content body")
         self.got_bytes += len(piece)
         if self.got_bytes > self.body_bytes:
             raise ConnectionFault(
                 FRAME_ERROR,
-                f"the body frames on channel {self.number} hold more than the {self.body_bytes} bytes announced",
+                f"the body frames on channel {self.number} exceed the announced {self.body_bytes} bytes",
             )
         self.pieces.append(piece)
         return self.got_bytes == self.body_bytes
 
     def take(self) -> tuple[BasicPublish, bytes, bytes]:
-        """The finished content; the channel is open for the next method."""
+        """Return the complete content, and open the channel for the next method."""
         method, properties, pieces = self.method, self.properties, self.pieces
         assert method is not None
         assert properties is not None
@@ -62,11 +62,11 @@ class ChannelState:
         return method, properties, pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def drop(self) -> None:
-        """Forget an unfinished content."""
+        """Discard an incomplete content."""
         self.method = self.properties = None
         self.body_bytes = self.got_bytes = 0
         self.pieces = []
 
     def _unexpected(self, what: str) -> ConnectionFault:
         due = "a method" if self.method is None else "a content header" if self.properties is None else "a content body"
-        return ConnectionFault(UNEXPECTED_FRAME, f"{what} came on channel {self.number} where {due} was due")
+        return ConnectionFault(UNEXPECTED_FRAME, f"{what} on channel {self.number}, expected {due}")

@@ -1,8 +1,8 @@
-"""What goes wrong on an AMQP connection, and the one table from Basalt's errors to AMQP's reply codes.
+"""AMQP faults and reply codes, and the mapping from Basalt's errors to them.
 
-A *channel fault* ends a channel: it is told by channel.close and the connection goes on. A *connection fault* ends the
-connection. Both are what the peer did or asked for, or what happened to it; clients branch on their codes. A *local*
-protocol error is our own bug: something was to be sent that the protocol does not allow.
+A *channel fault* closes a channel with channel.close; the connection continues. A *connection fault* closes the
+connection. Clients check the reply codes. A *local protocol error* is a server bug: an attempt to send something that
+the protocol does not allow.
 
     311 content-too-large    403 access-refused       501 frame-error        505 unexpected-frame
     312 no-route (return)    404 not-found            502 syntax-error       506 resource-error
@@ -59,14 +59,14 @@ NAMES: Final = {
 }
 
 SOFT: Final = frozenset({CONTENT_TOO_LARGE, ACCESS_REFUSED, NOT_FOUND, RESOURCE_LOCKED, PRECONDITION_FAILED})
-"""Codes that end a channel; all others end the connection."""
+"""Codes that close a channel; all others close the connection."""
 
 NO_METHOD: Final = (0, 0)
 _TEXT_BYTES_MAX: Final = 255
 
 
 class Fault(Exception):
-    """A reply code, a text, and the method that brought it about."""
+    """A reply code, a text, and the method that caused the fault."""
 
     def __init__(self, code: int, text: str, method: tuple[int, int] = NO_METHOD) -> None:
         super().__init__(f"{code} {NAMES[code]}: {text}")
@@ -76,26 +76,26 @@ class Fault(Exception):
 
     @property
     def reply_text(self) -> str:
-        """The text as clients know it, cut to a short string."""
+        """Return the text in RabbitMQ's form, truncated to a short string."""
         return shorten(f"{NAMES[self.code]} - {self.text}")
 
 
 class ChannelFault(Fault):
-    """Ends a channel."""
+    """A fault that closes a channel."""
 
 
 class ConnectionFault(Fault):
-    """Ends the connection."""
+    """A fault that closes the connection."""
 
 
 class LocalProtocolError(BasaltError):
-    """Something was to be sent that the protocol does not allow in this state: a bug on our side."""
+    """An attempt to send something that the protocol does not allow in this state: a server bug."""
 
     code = "amqp_local_protocol_error"
 
 
 def shorten(text: str) -> str:
-    """Text cut to what a short string holds."""
+    """Truncate text to the length of a short string."""
     raw = text.encode(errors="backslashreplace")
     return raw.decode() if len(raw) <= _TEXT_BYTES_MAX else raw[: _TEXT_BYTES_MAX - 3].decode(errors="ignore") + "..."
 
@@ -123,12 +123,12 @@ _CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
     (errors.StoreClosedError, CONNECTION_FORCED),
     (BasaltError, INTERNAL_ERROR),
 )
-"""The first class that fits gives the code, so the narrower ones come first."""
+"""The first matching class determines the code, so subclasses come first."""
 
 
 def fault_of(error: BasaltError, method: tuple[int, int] = NO_METHOD) -> Fault:
-    """The fault that tells a client of an error of ours."""
+    """Return the fault for an error."""
     code = next(code for cls, code in _CODES if isinstance(error, cls))
-    # A refused login is a connection's end although its code is one of a channel's.
+    # A failed login closes the connection, although its code is a channel code.
     soft = code in SOFT and not isinstance(error, errors.AuthenticationError)
     return (ChannelFault if soft else ConnectionFault)(code, str(error), method)

@@ -1,13 +1,14 @@
-"""Frames: what AMQP 0-9-1 cuts the byte stream into.
+"""AMQP 0-9-1 frames.
 
     | type u8 | channel u16 | payload bytes u32 | payload | end 0xCE |
 
     type 1 method       | class u16 | method u16 | arguments |
          2 header       | class u16 | weight u16 = 0 | body bytes u64 | property flags and properties |
-         3 body         | a piece of the body |
-         8 heartbeat    nothing, channel 0
+         3 body         | part of the body |
+         8 heartbeat    empty, channel 0
 
-A connection begins with eight bytes that are not a frame. A peer that sends others is answered with ours and cut off.
+A connection starts with an eight-byte protocol header, which is not a frame. The server responds to any other header
+with its own and closes the connection.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ END_BYTE: Final = b"\xce"
 HEAD: Final = Struct(">BHI")
 HEAD_BYTES: Final = HEAD.size
 OVERHEAD_BYTES: Final = HEAD_BYTES + 1
-"""What a frame adds to its payload."""
+"""Bytes that a frame adds to its payload."""
 
 CONTENT_HEAD: Final = Struct(">BHIHHQ")
 """A header frame up to its properties."""
 
 CONTENT_FIXED_BYTES: Final = 12
-"""Class, weight and body bytes: the payload of a header frame before the properties."""
+"""Bytes of class, weight and body size, which precede the properties in a header frame."""
 
 BASIC_CLASS: Final = 60
 """The only class with content."""
 
 FRAME_BYTES_MIN: Final = 4096
-"""Both sides must take frames of this size; a smaller limit cannot be negotiated."""
+"""Frame size that both sides must accept. A lower limit cannot be negotiated."""
 
 HEARTBEAT_FRAME: Final = HEAD.pack(HEARTBEAT, 0, 0) + END_BYTE
 
@@ -51,7 +52,7 @@ def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 def encode_content(channel: int, properties: bytes, body: bytes, frame_bytes_max: int) -> Sequence[bytes]:
-    """Header and body frames of one content, the body cut to the peer's frame size."""
+    """Encode header and body frames of a content. The body is split at the peer's frame size."""
     size = CONTENT_FIXED_BYTES + len(properties)
     header = CONTENT_HEAD.pack(HEADER, channel, size, BASIC_CLASS, 0, len(body)) + properties + END_BYTE
     piece_bytes = frame_bytes_max - OVERHEAD_BYTES

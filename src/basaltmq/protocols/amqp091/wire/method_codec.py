@@ -1,14 +1,14 @@
-"""Methods to bytes and back, derived from the table in methods.py.
+"""Encoding and decoding of methods, derived from the table in methods.py.
 
     method frame payload   | class u16 | method u16 | argument ... |
 
-    bit        consecutive bits share octets, the first in the lowest place
+    bit        consecutive bits share octets, the first in the lowest bit
     octet u8   short u16   long u32   longlong u64
     shortstr   length u8, UTF-8
     longstr    length u32, bytes
-    table      amqp_table.py
+    table      `broker/message/amqp_table.py`
 
-A decoder takes exactly the payload: what breaks off or goes on behind the last argument is malformed.
+A decoder must consume the payload exactly. A truncated payload or bytes after the last argument are malformed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 from basaltmq.broker.message import amqp_table
 from basaltmq.errors import MalformedTableError
 from basaltmq.protocols.amqp091.wire.errors import FRAME_ERROR, SYNTAX_ERROR, ConnectionFault, LocalProtocolError
-from basaltmq.protocols.amqp091.wire.frames import END_BYTE, HEAD, METHOD
+from basaltmq.protocols.amqp091.wire.frames import METHOD, encode_frame
 from basaltmq.protocols.amqp091.wire.methods import ALL, Method
 
 Reader: TypeAlias = Callable[[bytes, int, list[Any]], int]
@@ -34,12 +34,12 @@ _U32: Final = Struct(">I")
 _NUMBERS: Final = {"octet": Struct(">B"), "short": Struct(">H"), "long": Struct(">I"), "longlong": Struct(">Q")}
 
 
-class _Cut(Exception):
-    """An argument goes beyond the payload."""
+class _TruncatedError(Exception):
+    """An argument extends beyond the payload."""
 
 
 class Codec:
-    """Encoding and decoding of one method."""
+    """Codec of one method."""
 
     __slots__ = ("_names", "_prefix", "_steps", "cls")
 
@@ -59,10 +59,10 @@ class Codec:
         try:
             for read, _ in self._steps:
                 at = read(payload, at, values)
-        except (_Cut, IndexError, struct.error):
-            raise self._malformed(f"{len(payload)} bytes are too few") from None
+        except (_TruncatedError, IndexError, struct.error):
+            raise self._malformed(f"the payload of {len(payload)} bytes is too short") from None
         except UnicodeDecodeError:
-            raise self._malformed("a name is not UTF-8") from None
+            raise self._malformed("a short string is not UTF-8") from None
         except MalformedTableError as error:
             raise self._malformed(str(error), SYNTAX_ERROR) from None
         if at != len(payload):
@@ -101,7 +101,7 @@ def _bits(count: int) -> tuple[Reader, Writer]:
 
     def read(payload: bytes, at: int, values: list[Any]) -> int:
         if at + octets > len(payload):
-            raise _Cut
+            raise _TruncatedError
         bits = int.from_bytes(payload[at : at + octets], "little")
         values.extend(bool(bits >> place & 1) for place in range(count))
         return at + octets
@@ -119,7 +119,7 @@ def _read_shortstr(payload: bytes, at: int, values: list[Any]) -> int:
     start = at + 1
     end = start + payload[at]
     if end > len(payload):
-        raise _Cut
+        raise _TruncatedError
     values.append(payload[start:end].decode())
     return end
 
@@ -133,7 +133,7 @@ def _read_longstr(payload: bytes, at: int, values: list[Any]) -> int:
     start = at + 4
     end = start + int(_U32.unpack_from(payload, at)[0])
     if end > len(payload):
-        raise _Cut
+        raise _TruncatedError
     values.append(payload[start:end])
     return end
 
@@ -162,7 +162,7 @@ _STEPS: Final[dict[str, tuple[Reader, Writer]]] = {kind: _number(kind) for kind 
 
 @cache
 def codecs() -> dict[int, Codec]:
-    """Every method's codec by class id and method id in one number."""
+    """Return the codecs of all methods by `class id << 16 | method id`."""
     return {cls.number[0] << 16 | cls.number[1]: Codec(cls) for cls in ALL}
 
 
@@ -173,17 +173,16 @@ def _encoders() -> dict[type[Method], Codec]:
 
 @cache
 def name_of(cls: type[Method]) -> str:
-    """A method's name as the specification writes it: `queue.declare-ok`."""
+    """Return a method's name as in the specification, for example `queue.declare-ok`."""
     words = "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in cls.__name__).split()
     return f"{words[0]}.{'-'.join(words[1:])}"
 
 
 def encode_payload(method: Method) -> bytes:
-    """A method as the payload of its frame."""
+    """Encode a method as a frame payload."""
     return _encoders()[type(method)].encode(method)
 
 
 def encode_method(channel: int, method: Method) -> bytes:
-    """A method in its frame."""
-    payload = _encoders()[type(method)].encode(method)
-    return HEAD.pack(METHOD, channel, len(payload)) + payload + END_BYTE
+    """Encode a method as a complete frame."""
+    return encode_frame(METHOD, channel, encode_payload(method))

@@ -1,8 +1,8 @@
-"""Every method of AMQP 0-9-1 with RabbitMQ's extensions, as one table of classes.
+"""Table of all methods of AMQP 0-9-1 and RabbitMQ's extensions.
 
-A method is a class with its number and its arguments in the order of the wire; the kind of an argument is the name of
-its type (`ShortStr`, `Bit`, ...). method_codec.py reads this table once and derives encoding and decoding from it;
-nothing else in the package knows how arguments lie on the wire, except for the paths walked for every message.
+Each method is a class with its number and its arguments in wire order. The type name of an argument is its wire type
+(`ShortStr`, `Bit`, ...). method_codec.py derives the codecs from this table. Only the hot paths (publish, deliver, ack,
+confirm) encode or decode arguments by hand.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ Table: TypeAlias = amqp_table.Table
 
 
 class Method(msgspec.Struct):
-    """A method and its arguments. Subclasses give `number`: (class id, method id)."""
+    """A method and its arguments. Subclasses set `number`: (class id, method id)."""
 
     number: ClassVar[tuple[int, int]] = (0, 0)
-    has_content: ClassVar[bool] = False
 
 
 class ConnectionStart(Method):
@@ -331,7 +330,6 @@ class BasicCancelOk(Method):
 
 class BasicPublish(Method):
     number = (60, 40)
-    has_content = True
     ticket: Short
     exchange: ShortStr
     routing_key: ShortStr
@@ -341,7 +339,6 @@ class BasicPublish(Method):
 
 class BasicReturn(Method):
     number = (60, 50)
-    has_content = True
     reply_code: Short
     reply_text: ShortStr
     exchange: ShortStr
@@ -350,7 +347,6 @@ class BasicReturn(Method):
 
 class BasicDeliver(Method):
     number = (60, 60)
-    has_content = True
     consumer_tag: ShortStr
     delivery_tag: LongLong
     redelivered: Bit
@@ -367,7 +363,6 @@ class BasicGet(Method):
 
 class BasicGetOk(Method):
     number = (60, 71)
-    has_content = True
     delivery_tag: LongLong
     redelivered: Bit
     exchange: ShortStr

@@ -1,20 +1,20 @@
-"""Phases of a connection and of a channel, and what may come in each.
+"""Phases of connections and channels, and the methods valid in each.
 
-    connection                                        channel
-      HEADER          the eight bytes                   OPEN      methods; publish begins a content
-      START_OK        mechanism and credentials         CONTENT   a content's header or body is due
-      SECURE_OK       answer to a challenge             CLOSING   we said close: all but its answer is dropped
-      CHECKING        we look at the credentials        CLOSED    unknown number
-      TUNE_OK         limits
-      OPEN            virtual host
-      OPENING         we look for the virtual host
+    connection                                           channel
+      HEADER          protocol header expected             OPEN      methods; basic.publish starts a content
+      START_OK        mechanism and credentials expected   CONTENT   content header or body expected
+      SECURE_OK       challenge response expected          CLOSING   close sent: ignores all but the response
+      CHECKING        server checks the credentials        CLOSED    unknown channel number
+      TUNE_OK         limits expected
+      OPEN            virtual host expected
+      OPENING         server opens the virtual host
       RUNNING         everything
-      CLOSING         we said close: all but close and close-ok is dropped
-      CLOSED          nothing more is read or sent
+      CLOSING         close sent: ignores all but close and close-ok
+      CLOSED          nothing is read or sent
 
-The table gives the connection methods of each phase. Methods of other classes, contents and channels belong to
-RUNNING. A client that sends anything else in the handshake is told 503 (command invalid), later 504 (channel error).
-While CHECKING or OPENING the socket is not read.
+`ALLOWED` lists the connection methods of each phase. Other methods, contents and channels are valid in RUNNING only.
+Anything else gets 503 (command invalid) during the handshake, and 504 (channel error) later. The socket is not read in
+CHECKING and OPENING.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from basaltmq.protocols.amqp091.wire import methods as m
 
 
 class Phase(enum.Enum):
-    """Where a connection is."""
+    """Phase of a connection."""
 
     HEADER = "header"
     START_OK = "start-ok"
@@ -87,11 +87,11 @@ FROM_CLIENTS: Final[frozenset[type[m.Method]]] = frozenset(
         m.TxRollback,
     }
 )
-"""Methods a client may send on a channel. `basic.cancel-ok` answers our notice of a lost consumer."""
+"""Methods that a client may send on a channel. `basic.cancel-ok` responds to a server-sent basic.cancel."""
 
 
 class ChannelPhase(enum.IntEnum):
-    """Where a channel is."""
+    """Phase of a channel."""
 
     OPEN = 0
     CONTENT = 1

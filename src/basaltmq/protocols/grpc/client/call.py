@@ -1,4 +1,4 @@
-"""One call, as the client sees it."""
+"""One call on the client side."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class CallFailed(Exception):
-    """A call ended with another status than OK."""
+    """A call ended with a status other than OK."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"{outcome.status.name}: {outcome.text}")
         self.outcome = outcome
 
 
-class NotBegun(CallFailed):
-    """The server did nothing with the call."""
+class NotProcessed(CallFailed):
+    """The server guarantees that it did not process the call, so it may be retried."""
 
 
 class ClientCall:
-    """Requests out, answers in. It is over when its outcome is there."""
+    """One call: sends requests and receives answers. It has ended once `outcome` is set."""
 
     __slots__ = (
         "_connection",
@@ -39,7 +39,7 @@ class ClientCall:
         "_writer",
         "outcome",
         "stream",
-        "was_begun",
+        "was_processed",
     )
 
     def __init__(self, connection: ClientConnection, block: bytes, timeout_s: float | None) -> None:
@@ -49,20 +49,20 @@ class ClientCall:
         self._waiter: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self.outcome: Outcome | None = None
-        self.was_begun = True
-        """False when the server said that it did nothing with the call."""
+        self.was_processed = True
+        """False if the server guarantees that it did not process the call."""
         self.stream = connection.core.open(block)
         self.stream.owner = self
         self._timer = None if timeout_s is None else connection.loop.call_later(timeout_s, self._expire)
         connection.flush_soon()
 
     def send_last(self, request: bytes) -> None:
-        """The only request, or the last."""
+        """Send the only request, or the last one, and end the requests."""
         self._connection.core.send_last(self.stream, prefix(request), request)
         self._connection.flush_soon()
 
     async def send(self, request: bytes) -> None:
-        """One of many requests; returns when the server has room for it."""
+        """Send one of several requests. Return when the server has room for more."""
         if self.outcome is not None:
             return
         connection = self._connection
@@ -75,13 +75,13 @@ class ClientCall:
             await connection.can_write()
 
     def end(self) -> None:
-        """There are no more requests."""
+        """End the requests."""
         if self.outcome is None:
             self._connection.core.end(self.stream)
             self._connection.flush_soon()
 
     async def answer(self) -> bytes:
-        """The one answer; CallFailed if there is none."""
+        """Return the single answer. Raise CallFailed if there is none."""
         try:
             while self.outcome is None:
                 self._waiter = self._connection.loop.create_future()
@@ -90,11 +90,11 @@ class ClientCall:
             self.cancel()
         self._require_ok(self.outcome)
         if self._messages is None or len(self._messages.ready) != 1:
-            raise CallFailed(Outcome(Status.INTERNAL, "the server answered with no message, or with several"))
+            raise CallFailed(Outcome(Status.INTERNAL, "the server did not answer with exactly one message"))
         return self._messages.ready[0]
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Answers as they come; CallFailed at their end if it is not a good one."""
+        """Yield answers as they arrive. Raise CallFailed at the end if the status is not OK."""
         while True:
             messages = self._messages
             while messages is not None and messages.ready:
@@ -111,26 +111,26 @@ class ClientCall:
 
     def _require_ok(self, outcome: Outcome) -> None:
         if outcome.status is not Status.OK:
-            raise CallFailed(outcome) if self.was_begun else NotBegun(outcome)
+            raise CallFailed(outcome) if self.was_processed else NotProcessed(outcome)
 
     def _expire(self) -> None:
-        self._finish(Outcome(Status.DEADLINE_EXCEEDED, "there was no answer in time"))
+        self._finish(Outcome(Status.DEADLINE_EXCEEDED, "no answer arrived within the timeout"))
 
     def cancel(self) -> None:
-        """Give the call up, if it is not over."""
-        self._finish(Outcome(Status.CANCELLED, "the call was given up"))
+        """Cancel the call, unless it has ended."""
+        self._finish(Outcome(Status.CANCELLED, "the call was cancelled"))
 
-    def failed(self, outcome: Outcome, *, was_begun: bool = True) -> None:
-        """The stream or the connection is gone."""
-        self.was_begun = was_begun
+    def failed(self, outcome: Outcome, *, was_processed: bool = True) -> None:
+        """End the call, because the stream or the connection failed."""
+        self.was_processed = was_processed
         self._finish(outcome)
 
     def writable(self) -> None:
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 
-    def headed(self, head: ResponseHead, has_ended: bool) -> None:
-        """The beginning of an answer, or its end."""
+    def headers_received(self, head: ResponseHead, has_ended: bool) -> None:
+        """Handle response headers or trailers."""
         if head.outcome is not None:
             self._finish(head.outcome)
         elif head.http_status and head.http_status != "200":
@@ -142,7 +142,7 @@ class ClientCall:
 
     def received(self, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
         if self._messages is None:
-            self._finish(Outcome(Status.INTERNAL, "the server sent data before it answered"))
+            self._finish(Outcome(Status.INTERNAL, "the server sent data before its response headers"))
             return
         try:
             self._messages.add(chunk)
@@ -150,7 +150,7 @@ class ClientCall:
             self._finish(Outcome(Status.RESOURCE_EXHAUSTED, str(error)))
             return
         if self._messages.ready:
-            # Not given back to the window before they are read.
+            # Credit the window only after the messages are read.
             self._unread_bytes += size_bytes
             self._wake()
         else:
@@ -173,7 +173,7 @@ class ClientCall:
         if not self.stream.is_closed:
             core.closed(self.stream)
             self._connection.flush_soon()
-        self._connection.call_over()
+        self._connection.call_ended()
         self._wake()
         self.writable()
 
@@ -183,7 +183,7 @@ class ClientCall:
 
 
 def _status_of(http_status: str) -> Status:
-    """What gRPC makes of an answer that is only HTTP."""
+    """Return the status that gRPC defines for a plain HTTP error."""
     return {
         "400": Status.INTERNAL,
         "401": Status.UNAUTHENTICATED,

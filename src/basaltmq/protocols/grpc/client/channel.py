@@ -1,8 +1,8 @@
-"""A client's channel: calls over one connection, which is made when it is needed and made again when it was lost.
+"""A client channel: calls over one connection, which is opened on demand and reopened after it is lost.
 
-A call that the server did not begin with (it was leaving, or had no room) is made again once; whatever else happens to
-a connection ends its calls with UNAVAILABLE, because nobody knows how far they came. More calls than the server takes
-at once wait here.
+A call that the server did not process (GOAWAY or REFUSED_STREAM) is retried once. Any other failure of a connection
+ends its calls with UNAVAILABLE, because their progress is unknown. Calls beyond the server's limit of concurrent
+streams wait in the channel.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from basaltmq.protocols.grpc.client.call import CallFailed, ClientCall, NotBegun
+from basaltmq.protocols.grpc.client.call import CallFailed, ClientCall, NotProcessed
 from basaltmq.protocols.grpc.client.connection import ClientConnection
 from basaltmq.protocols.grpc.heads import ResponseHead
-from basaltmq.protocols.grpc.http2.header_blocks import Field, Meanings, encode
+from basaltmq.protocols.grpc.http2.header_blocks import Field, HeaderCache, encode
 from basaltmq.protocols.grpc.status import Outcome, Status
 
 ANSWER_BYTES_MAX: Final = 256 << 20
-"""One answer: a lease of many messages. It is in memory as a whole."""
+"""Largest answer, a lease of many messages. It is in memory as a whole."""
 
 CONNECT_S: Final = 20.0
-"""For a connection to be made, when the call that needs it has more time."""
+"""Connect timeout in seconds, for calls with a longer timeout of their own."""
 
 BLOCKS_MAX: Final = 256
-"""Header blocks remembered: one for each method, and each time a caller gives it."""
+"""Cached header blocks: one for each combination of method and timeout."""
 
 TRIES: Final = 2
 
 
 class Channel:
-    """Belongs to the loop it is used in. Nothing happens before the first call."""
+    """Use it in one event loop only. The first call opens the connection."""
 
     def __init__(
         self,
@@ -44,11 +44,11 @@ class Channel:
         user_agent: str = "basaltmq",
         answer_bytes_max: int = ANSWER_BYTES_MAX,
     ) -> None:
-        """`fields` go with every call."""
+        """`fields` is metadata for every call."""
         self.host = host
         self.port = port
         self.answer_bytes_max = answer_bytes_max
-        self.meanings: Meanings[ResponseHead] = Meanings(ResponseHead)
+        self.header_cache: HeaderCache[ResponseHead] = HeaderCache(ResponseHead)
         self._tls = tls
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._before = encode([(":method", "POST"), (":scheme", "http" if tls is None else "https")])
@@ -69,7 +69,7 @@ class Channel:
         self._is_closed = False
 
     async def unary(self, path: str, request: bytes, timeout_s: float | None = None) -> bytes:
-        """Call a method; CallFailed if it ends with anything but an answer."""
+        """Call a unary method and return its answer. Raise CallFailed if the status is not OK."""
         for left in reversed(range(TRIES)):
             connection = self._connection
             if connection is None or not connection.has_room:
@@ -78,18 +78,18 @@ class Channel:
             call.send_last(request)
             try:
                 return await call.answer()
-            except NotBegun as error:
+            except NotProcessed as error:
                 if not left:
                     raise CallFailed(error.outcome) from None
-        raise AssertionError("the last try raises")
+        raise AssertionError("the last attempt raises")
 
     async def stream(self, path: str, timeout_s: float | None = None) -> ClientCall:
-        """Begin a call with many requests, many answers, or both."""
+        """Start a call with several requests, several answers, or both."""
         connection = await self._room(timeout_s)
         return ClientCall(connection, self._block(path, timeout_s), timeout_s)
 
     async def answers(self, path: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The answers of a method that gives many."""
+        """Yield the answers of a server-streaming method."""
         call = await self.stream(path)
         call.send_last(request)
         try:
@@ -109,7 +109,7 @@ class Channel:
         return block
 
     async def _room(self, timeout_s: float | None) -> ClientConnection:
-        """A connection with room for a call."""
+        """Return a connection with room for another call."""
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -120,10 +120,10 @@ class Channel:
                     self._waiting.append(turn)
                     await turn
         except TimeoutError:
-            raise CallFailed(Outcome(Status.DEADLINE_EXCEEDED, "there was no answer in time")) from None
+            raise CallFailed(Outcome(Status.DEADLINE_EXCEEDED, "no answer arrived within the timeout")) from None
 
     def has_room(self) -> None:
-        """A call ended, or a connection did: somebody who waits may look again."""
+        """Wake one waiting call, because a call or a connection ended."""
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -138,7 +138,7 @@ class Channel:
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect())
             self._connecting.add_done_callback(self._tried)
-        # Others may wait for it too: who gives up does not take it along.
+        # Other calls may wait for the same connection, so a cancelled call must not cancel the attempt.
         return await asyncio.shield(self._connecting)
 
     def _tried(self, task: asyncio.Task[ClientConnection]) -> None:
@@ -161,7 +161,7 @@ class Channel:
         except TimeoutError:
             raise self._unreachable("no answer") from None
         except OSError as error:
-            # A certificate that is not trusted is one too.
+            # SSL errors, such as an untrusted certificate, are OSErrors too.
             raise self._unreachable(str(error)) from None
         if self._is_closed:
             made.close()
@@ -172,13 +172,13 @@ class Channel:
         return CallFailed(Outcome(Status.UNAVAILABLE, f"cannot connect to {self.host} port {self.port}: {why}"))
 
     def lost(self, connection: ClientConnection) -> None:
-        """A connection takes no more calls."""
+        """Forget a connection that accepts no more calls."""
         if connection is self._connection:
             self._connection = None
         self.has_room()
 
     async def close(self) -> None:
-        """End all calls."""
+        """Close the connection and fail all calls."""
         self._is_closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -191,7 +191,7 @@ class Channel:
 
 
 def timeout_text(timeout_s: float) -> str:
-    """A time as gRPC writes it, in at most eight digits."""
+    """Return a timeout in gRPC notation, with at most eight digits."""
     for unit, per_s in (("u", 1e6), ("m", 1e3), ("S", 1.0)):
         number = max(1, round(timeout_s * per_s))
         if number < 100_000_000:

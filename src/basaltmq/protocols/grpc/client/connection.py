@@ -1,4 +1,4 @@
-"""A client's connection: moves bytes between its socket and the core, and answers to their calls."""
+"""A connection of the gRPC client: socket, HTTP/2 state machine, and dispatch of answers to calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.protocols.grpc.client.call import ClientCall
 from basaltmq.protocols.grpc.heads import ResponseHead
 from basaltmq.protocols.grpc.http2.connection import Connection
-from basaltmq.protocols.grpc.http2.events import Broken, Data, Headers, Leaving, Reset, Writable
+from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, GoAway, Headers, Reset, Writable
 from basaltmq.protocols.grpc.http2.frame_sender import is_bulky
 from basaltmq.protocols.grpc.http2.frames import STREAM_MAX, Code
 from basaltmq.protocols.grpc.status import Outcome, Status
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from basaltmq.protocols.grpc.client.channel import Channel
 
 KEEPALIVE_S: Final = 30.0
-"""A server that is silent while calls wait is asked for a sign of life this often."""
+"""Interval of pings to a server that is silent while calls wait for answers."""
 
 KEEPALIVE_TIMEOUT_S: Final = 20.0
 
 WRITE_BYTES_HIGH: Final = 1 << 20
 STREAM_LAST: Final = STREAM_MAX - 1_000
-"""A connection that has had so many calls is replaced."""
+"""A connection that has used this many stream ids is replaced."""
 
 _CODES: Final = {
     Code.CANCEL: Status.CANCELLED,
@@ -34,14 +34,14 @@ _CODES: Final = {
 
 
 class ClientConnection(asyncio.Protocol):
-    """To one server."""
+    """A connection to one server."""
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.core: Connection[ResponseHead] = Connection(channel.meanings, is_client=True, clock_s=loop.time)
+        self.core: Connection[ResponseHead] = Connection(channel.header_cache, is_client=True, clock_s=loop.time)
         self.answer_bytes_max = channel.answer_bytes_max
         self.is_usable = True
-        """Takes calls."""
+        """Whether new calls may start on this connection."""
         self.is_paused = False
         self._channel = channel
         self._transport: asyncio.Transport | None = None
@@ -50,17 +50,17 @@ class ClientConnection(asyncio.Protocol):
         self._begun: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._room: list[asyncio.Future[None]] = []
-        self._heard_s = loop.time()
+        self._received_s = loop.time()
         self._keeper = loop.call_later(KEEPALIVE_S, self._keep)
         self._why = "the connection was closed"
 
     @property
     def has_room(self) -> bool:
-        """Whether another call may begin."""
+        """Whether another call may start now."""
         return self.is_usable and len(self.core) < self.core.peer_streams_max
 
     async def begun(self) -> None:
-        """Wait until the server has said that it speaks HTTP/2; OSError if it does not."""
+        """Wait for the server's SETTINGS frame. Raise OSError if the connection fails before."""
         await self._begun
 
     async def gone(self) -> None:
@@ -88,7 +88,7 @@ class ClientConnection(asyncio.Protocol):
             self._gone.set_result(None)
 
     def _retire(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         if self.is_usable:
             self.is_usable = False
             self._channel.lost(self)
@@ -107,13 +107,13 @@ class ClientConnection(asyncio.Protocol):
                 each.set_result(None)
 
     async def can_write(self) -> None:
-        """Wait until the socket takes more, or is gone."""
+        """Wait until the socket accepts more data or the connection is lost."""
         future = self.loop.create_future()
         self._room.append(future)
         await future
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self.loop.time()
+        self._received_s = self.loop.time()
         self._is_receiving = True
         try:
             for event in self.core.receive(data):
@@ -126,13 +126,13 @@ class ClientConnection(asyncio.Protocol):
                     self._on_writable(event)  # type: ignore[arg-type]
                 elif kind is Reset:
                     self._on_reset(event)  # type: ignore[arg-type]
-                elif kind is Leaving:
-                    self._on_leaving(event)  # type: ignore[arg-type]
-                elif kind is Broken:
-                    self._on_broken(event)  # type: ignore[arg-type]
+                elif kind is GoAway:
+                    self._on_goaway(event)  # type: ignore[arg-type]
+                elif kind is ConnectionFailed:
+                    self._on_failed(event)  # type: ignore[arg-type]
         finally:
             self._is_receiving = False
-        if self.core.has_begun and not self._begun.done():
+        if self.core.is_established and not self._begun.done():
             self._begun.set_result(None)
         self._flush()
 
@@ -144,7 +144,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _on_headers(self, event: Headers[ResponseHead]) -> None:
         if event.stream.owner is not None:
-            event.stream.owner.headed(event.fields, event.has_ended)
+            event.stream.owner.headers_received(event.fields, event.has_ended)
 
     def _on_writable(self, event: Writable) -> None:
         if event.stream.owner is not None:
@@ -154,23 +154,23 @@ class ClientConnection(asyncio.Protocol):
         call = event.stream.owner
         if call is not None:
             status = _CODES.get(Code(event.code), Status.INTERNAL) if event.code in set(Code) else Status.UNKNOWN
-            text = event.text or f"the server gave the call up (HTTP/2 code {event.code})"
-            call.failed(Outcome(status, text), was_begun=event.code != Code.REFUSED_STREAM)
+            text = event.text or f"the server reset the call (HTTP/2 code {event.code})"
+            call.failed(Outcome(status, text), was_processed=event.code != Code.REFUSED_STREAM)
 
-    def _on_leaving(self, event: Leaving) -> None:
-        self._why = event.text or "the server is leaving"
+    def _on_goaway(self, event: GoAway) -> None:
+        self._why = event.text or "the server is shutting down the connection"
         self._retire()
         for stream in self.core.streams():
             if stream.id > event.last_stream and stream.owner is not None:
-                stream.owner.failed(Outcome(Status.UNAVAILABLE, self._why), was_begun=False)
+                stream.owner.failed(Outcome(Status.UNAVAILABLE, self._why), was_processed=False)
         if not len(self.core):
             self.close()
 
-    def _on_broken(self, event: Broken) -> None:
-        self._why = f"the server broke the rules of HTTP/2: {event.text}"
+    def _on_failed(self, event: ConnectionFailed) -> None:
+        self._why = f"the server violated HTTP/2: {event.text}"
         self.close()
 
-    def call_over(self) -> None:
+    def call_ended(self) -> None:
         if self.is_usable:
             if self.core.is_used_up(STREAM_LAST):
                 self._retire()
@@ -179,7 +179,7 @@ class ClientConnection(asyncio.Protocol):
             self.close()
 
     def flush_soon(self) -> None:
-        """Send what there is to send at the end of this turn, together with what else comes up in it."""
+        """Send pending output at the end of this loop turn, together with other output of the turn."""
         if not self._is_receiving and not self._is_scheduled:
             self._is_scheduled = True
             self.loop.call_soon(self._flush)
@@ -194,9 +194,9 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.write(b"".join(out))
 
     def _keep(self) -> None:
-        silent_s = self.loop.time() - self._heard_s
+        silent_s = self.loop.time() - self._received_s
         if silent_s > KEEPALIVE_S + KEEPALIVE_TIMEOUT_S:
-            self._why = "the server does not answer"
+            self._why = "the server did not answer a keepalive ping"
             if self._transport is not None:
                 self._transport.abort()
             return
@@ -208,7 +208,7 @@ class ClientConnection(asyncio.Protocol):
             self._keeper = self.loop.call_later(max(1.0, KEEPALIVE_S - silent_s), self._keep)
 
     def close(self) -> None:
-        """End it, and every call of it."""
+        """Close the connection and fail all its calls."""
         self._retire()
         self._flush()
         if self._transport is not None:

@@ -1,9 +1,9 @@
-"""How much useless work one connection may ask for.
+"""Abuse limit: how many frames without useful work one connection may send.
 
-Some frames cost the receiver something and mean nothing: pings, settings, streams that are reset at once, empty data.
-Honest clients send few of them, or send them beside useful work: a gRPC client pings after data it received, to learn
-how fast the line is. So there is an allowance that fills with time and with work done, and a client that spends more is
-sent away (ENHANCE_YOUR_CALM). Rapid reset is the same: a call counts as work only when it was answered.
+PING, SETTINGS, empty DATA and streams that are reset at once cost the receiver time and do no work. Honest clients send
+few of them, or send them next to useful work: a gRPC client pings after received data to estimate its bandwidth.
+The allowance therefore refills over time and with useful work. A client that exceeds it is disconnected with
+ENHANCE_YOUR_CALM. This also covers rapid reset, because a call counts as work only once it has been answered.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Final
 
 ALLOWANCE: Final = 1_000
-"""Useless frames in one go: a client that gives up all its calls at once (a thousand may run) is honest."""
+"""Largest burst of useless frames. An honest client may cancel all of its calls (up to 1,000) at once."""
 
 PER_SECOND: Final = 100
-"""Many more than a client with reasons sends, and not worth the trouble to an attacker."""
+"""Refill rate in frames per second: far above honest use, and too low to be worth an attack."""
 
 
 class Budget:
-    """Of one connection."""
+    """The allowance of one connection."""
 
     __slots__ = ("_clock_s", "_left", "_seen_s")
 
@@ -28,13 +28,13 @@ class Budget:
         self._left = float(ALLOWANCE)
         self._seen_s = clock_s()
 
-    def worked(self) -> None:
-        """Something useful was done."""
+    def refill(self) -> None:
+        """Refill the allowance by one frame, because useful work was done."""
         if self._left < ALLOWANCE:
             self._left += 1
 
-    def spend(self) -> bool:
-        """A useless frame came; False if there were too many."""
+    def charge(self) -> bool:
+        """Charge one useless frame. Return False if the allowance is exhausted."""
         self._left -= 1
         if self._left < 0:
             now_s = self._clock_s()

@@ -1,20 +1,19 @@
-"""A connection of HTTP/2 without I/O, either side of it.
+"""The HTTP/2 state machine of one connection, client or server side, without I/O.
 
     bytes from the socket ──> receive() ──> events
     send(), end(), answer(), reset() ... ──> take() ──> bytes for the socket
 
-What it holds up:
+Invariants:
 
-- What is received is bounded: by the windows we give (a stream's, the connection's), by the size of a frame, of a
-  header block and of what it says, by the number of streams. A window is given back as its user says `consumed`.
-- What is sent keeps to the other side's windows; what does not fit waits here, counted in `waiting_bytes`, and goes out
-  turn by turn among the streams. Whoever sends looks at that number: nothing here stops them.
-- A rule broken on a stream ends the stream, one broken on the connection ends the connection, with the code RFC 9113
-  has for it. Frames that mean nothing are counted (budget.py).
-- Frames that were on their way when a stream was given up here are passed over; any other frame on a stream that is
-  over is a fault.
+- Received data is bounded by the stream and connection windows, the frame size, the header block size and the number
+  of streams. Window credit is returned when the user calls `consumed`.
+- Sent data respects the peer's windows. Data that does not fit waits here, counted in `waiting_bytes`, and is sent
+  round-robin over the streams. Nothing here blocks the sender: senders check `waiting_bytes` themselves.
+- A protocol violation on a stream resets the stream. A violation on the connection ends the connection. Both use the
+  error code that RFC 9113 defines. Frames without useful work are counted by `Budget`.
+- Frames that were in flight when this side reset a stream are ignored. Any other frame on a closed stream is an error.
 
-Budget: about 10 us for the frames of a unary call, both ways.
+Budget: about 10 us of CPU time for all frames of a unary call, both directions.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.budget import Budget
-from basaltmq.protocols.grpc.http2.events import Broken, Chunk, Data, Event, Headers, Leaving, PingAnswered, Reset
+from basaltmq.protocols.grpc.http2.events import Chunk, ConnectionFailed, Data, Event, GoAway, Headers, PingAcked, Reset
 from basaltmq.protocols.grpc.http2.faults import ConnectionFault, StreamFault
-from basaltmq.protocols.grpc.http2.frame_buffer import Rest
-from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES, Sending
+from basaltmq.protocols.grpc.http2.frame_buffer import FrameBuffer
+from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES, FrameSender
 from basaltmq.protocols.grpc.http2.frames import (
     FRAME_BYTES_MIN,
     FRAME_BYTES_TAKEN,
@@ -39,14 +38,14 @@ from basaltmq.protocols.grpc.http2.frames import (
     Code,
     Setting,
 )
-from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, BlockReader, Meanings
+from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, BlockReader, HeaderCache
 from basaltmq.protocols.grpc.http2.stream import Stream
 
 STREAMS_MAX: Final = 1_000
-"""Streams of one connection at once."""
+"""Concurrent streams per connection."""
 
 CONTINUATIONS_MAX: Final = 8
-"""Frames that go on with a header block. One is more than a call needs; a client may send small ones."""
+"""CONTINUATION frames per header block. A gRPC call needs none, but some clients send small frames."""
 
 _EMPTY: Final = b""
 
@@ -54,12 +53,12 @@ F = TypeVar("F")
 C = TypeVar("C", bytes, Chunk)
 
 
-class Connection(Sending, Generic[F]):
-    """One side of a connection. `F` is what header fields are read into."""
+class Connection(FrameSender, Generic[F]):
+    """One side of an HTTP/2 connection. `F` is the type that header fields are parsed into."""
 
     def __init__(
         self,
-        meanings: Meanings[F],
+        header_cache: HeaderCache[F],
         *,
         is_client: bool = False,
         streams_max: int = STREAMS_MAX,
@@ -68,20 +67,20 @@ class Connection(Sending, Generic[F]):
         super().__init__(Budget(clock_s), is_client=is_client)
         self._streams_max = streams_max
         self._last_stream = 0
-        """The highest that was opened, by the client."""
-        self._reader = BlockReader(meanings)
-        self._rest = Rest()
+        """The highest stream id that the client has opened."""
+        self._reader = BlockReader(header_cache)
+        self._frame_buffer = FrameBuffer()
         self._preface = _EMPTY if is_client else f.PREFACE
-        """What is still to come of it."""
+        """The part of the client preface that has not arrived yet."""
         self._has_settings = False
         self._block: list[bytes] = []
-        """A header block of which more is to come."""
+        """Fragments of an incomplete header block."""
         self._block_stream = 0
         self._block_ends = False
         self._peer_window = WINDOW_DEFAULT
         self._is_leaving = False
         self.peer_streams_max = STREAMS_MAX
-        """Streams the other side takes at once; fewer than it may say, and all there are before it has."""
+        """MAX_CONCURRENT_STREAMS of the peer, or our default until its SETTINGS arrive."""
         self.is_over = False
         if is_client:
             self._out.append(f.PREFACE)
@@ -99,22 +98,22 @@ class Connection(Sending, Generic[F]):
         return len(self._streams)
 
     @property
-    def has_begun(self) -> bool:
-        """Whether the other side has shown that it speaks HTTP/2."""
+    def is_established(self) -> bool:
+        """Whether the peer's first SETTINGS frame has arrived."""
         return self._has_settings
 
     def is_used_up(self, stream_last: int) -> bool:
-        """Whether streams were opened up to this number."""
+        """Whether stream ids up to this one have been used."""
         return self._last_stream >= stream_last
 
     def streams(self) -> list[Stream]:
         return list(self._streams.values())
 
     def receive(self, data: bytes) -> list[Event[F]]:
-        """What the bytes mean. After a connection is over they mean nothing."""
+        """Parse bytes from the socket and return the resulting events. Return none once the connection has ended."""
         if self.is_over:
             return []
-        buffer = self._rest.with_next(data)
+        buffer = self._frame_buffer.with_next(data)
         if buffer is None:
             return []
         try:
@@ -122,21 +121,21 @@ class Connection(Sending, Generic[F]):
                 buffer = self._read_preface(buffer)
             self._read_frames(buffer)
         except ConnectionFault as fault:
-            self._break(fault.code, str(fault))
+            self._fail_connection(fault.code, str(fault))
         events: list[Event[F]] = self._events
         self._events = []
         return events
 
     def _read_preface(self, buffer: bytes) -> bytes:
-        """What comes after the preface."""
+        """Consume the preface and return the bytes after it."""
         part = buffer[: len(self._preface)]
         if not self._preface.startswith(part):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "this is HTTP/2, and the client speaks something else")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "the client does not speak HTTP/2: the preface is wrong")
         self._preface = self._preface[len(part) :]
         return buffer[len(part) :]
 
     def _read_frames(self, buffer: bytes) -> None:
-        """Handle whole frames, and keep what is left."""
+        """Handle all complete frames and buffer the incomplete one."""
         position, end = 0, len(buffer)
         wanted_bytes = HEAD_BYTES
         unpack = HEAD.unpack_from
@@ -152,7 +151,7 @@ class Connection(Sending, Generic[F]):
             position = start + length
             payload: Any
             if length > FRAME_BYTES_MIN and 2 * length > end:
-                # Not worth a copy. What is less than half of the buffer would keep more in memory than it is.
+                # Pass large payloads as views. A view keeps the whole buffer alive, so copy payloads below half of it.
                 payload = memoryview(buffer)[start:position]
             else:
                 payload = buffer[start:position]
@@ -167,92 +166,92 @@ class Connection(Sending, Generic[F]):
                 else:
                     self._on_other(kind, flags, stream_id, payload)
             except StreamFault as fault:
-                self._end_stream(fault)
+                self._fail_stream(fault)
         if position < end:
-            self._rest.keep(buffer[position:], wanted_bytes - (end - position))
+            self._frame_buffer.keep(buffer[position:], wanted_bytes - (end - position))
 
     def _require_expected(self, kind: int, flags: int, stream_id: int) -> None:
-        """Raise unless it is the frame that has to come: the rest of a header block, or the first of all."""
+        """Raise unless this frame continues the open header block or is the initial SETTINGS frame."""
         if self._block_stream and (kind != f.CONTINUATION or stream_id != self._block_stream):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted by another frame")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "another frame interrupts a header block")
         if not self._has_settings:
             if kind != f.SETTINGS or flags & f.ACK:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame has to be SETTINGS")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "the first frame must be SETTINGS")
             self._has_settings = True
 
     def _on_other(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         handle = _HANDLERS.get(kind)
         if handle is None:
-            self._spend()
+            self._charge()
         else:
             handle(self, flags, stream_id, payload)
 
-    def _end_stream(self, fault: StreamFault) -> None:
-        """A rule was broken on a stream."""
-        self._spend()
+    def _fail_stream(self, fault: StreamFault) -> None:
+        """Reset a stream after a protocol violation."""
+        self._charge()
         stream = self._streams.get(fault.stream_id)
         self._out.append(f.rst_stream(fault.stream_id, fault.code))
-        self._remember(fault.stream_id)
+        self._remember_reset(fault.stream_id)
         if stream is not None:
             self._close(stream)
             self._events.append(Reset(stream, fault.code, str(fault)))
 
-    def _spend(self) -> None:
-        if not self._budget.spend():
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
+    def _charge(self) -> None:
+        if not self._budget.charge():
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that do no useful work")
 
-    def _break(self, code: Code, text: str) -> None:
+    def _fail_connection(self, code: Code, text: str) -> None:
         self._out.append(f.goaway(self._last_stream, code, text))
         self.is_over = True
-        self._rest.clear()
-        self._events.append(Broken(code, text))
+        self._frame_buffer.clear()
+        self._events.append(ConnectionFailed(code, text))
 
-    def _known(self, stream_id: int) -> Stream | None:
-        """The stream a frame is for, None if it is over; a fault if there never was one."""
+    def _existing(self, stream_id: int) -> Stream | None:
+        """Return the stream of a frame, or None if it is closed. Raise if it was never opened."""
         stream = self._streams.get(stream_id)
         if stream is None and (stream_id == 0 or stream_id > self._last_stream or not stream_id & 1):
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame for stream {stream_id}, which was not opened")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a frame for stream {stream_id}, which was never opened")
         return stream
 
-    def _passed_over(self, stream_id: int) -> None:
-        """A frame for a stream that is over: on its way when it was given up here, or a fault."""
-        if stream_id not in self._given_up and not self._is_client:
-            raise ConnectionFault(Code.STREAM_CLOSED, f"stream {stream_id} is over")
-        self._spend()
+    def _on_closed_stream(self, stream_id: int) -> None:
+        """Ignore a frame for a stream that this side reset. Raise if the peer should know that it is closed."""
+        if stream_id not in self._reset_ids and not self._is_client:
+            raise ConnectionFault(Code.STREAM_CLOSED, f"a frame for stream {stream_id}, which is closed")
+        self._charge()
 
     def _on_data(self, flags: int, stream_id: int, payload: Chunk) -> None:
         size_bytes = len(payload)
         self._receive_window -= size_bytes
         if self._receive_window < 0:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the connection's window takes")
+            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "data exceeds the connection's window")
         stream = self._streams.get(stream_id)
         if stream is None:
-            self._known(stream_id)
-            self._passed_over(stream_id)
+            self._existing(stream_id)
+            self._on_closed_stream(stream_id)
             self._credit(size_bytes)
             return
         has_ended = bool(flags & f.END_STREAM)
-        if stream.has_ended_there:
+        if stream.received_end:
             self._credit(size_bytes)
-            raise StreamFault(stream_id, Code.STREAM_CLOSED, "data after the end of its stream")
+            raise StreamFault(stream_id, Code.STREAM_CLOSED, "data after END_STREAM")
         stream.receive_window -= size_bytes
         if stream.receive_window < 0:
             self._credit(size_bytes)
-            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "more data than the stream's window takes")
+            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "data exceeds the stream's window")
         chunk = _unpadded(payload) if flags & f.PADDED else payload
         if not chunk and not has_ended:
-            self._spend()
-        stream.has_ended_there = has_ended
+            self._charge()
+        stream.received_end = has_ended
         self._events.append(Data(stream, chunk, size_bytes, has_ended))
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"headers on stream {stream_id}, which no client opens")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"headers on stream {stream_id}: client streams have odd ids")
         if flags & f.PADDED:
             payload = _unpadded(payload)
         if flags & f.PRIORITIZED:
             if len(payload) < 5:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "headers too short for their priority")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a HEADERS frame is too short for its priority field")
             payload = payload[5:]
         if flags & f.END_HEADERS:
             self._on_block(stream_id, payload, bool(flags & f.END_STREAM))
@@ -263,10 +262,10 @@ class Connection(Sending, Generic[F]):
 
     def _on_continuation(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not self._block_stream:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a CONTINUATION of nothing")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a CONTINUATION frame without an open header block")
         self._block.append(payload)
         if len(self._block) > CONTINUATIONS_MAX + 1 or sum(map(len, self._block)) > LIST_BYTES_MAX:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block without end")
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block is too large or has too many frames")
         if flags & f.END_HEADERS:
             block, self._block, self._block_stream = b"".join(self._block), [], 0
             self._on_block(stream_id, block, self._block_ends)
@@ -275,57 +274,57 @@ class Connection(Sending, Generic[F]):
         fields = self._reader.read(block)
         stream = self._streams.get(stream_id)
         if stream is None:
-            stream = self._opened(stream_id)
+            stream = self._accept(stream_id)
             if stream is None:
                 return
-        elif stream.has_ended_there:
-            raise StreamFault(stream_id, Code.STREAM_CLOSED, "headers after the end of their stream")
+        elif stream.received_end:
+            raise StreamFault(stream_id, Code.STREAM_CLOSED, "headers after END_STREAM")
         elif not has_ended and not self._is_client:
-            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "headers in the middle of a stream")
-        stream.has_ended_there = has_ended
+            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a second HEADERS frame must end the stream")
+        stream.received_end = has_ended
         self._events.append(Headers(stream, fields, has_ended))
 
-    def _opened(self, stream_id: int) -> Stream | None:
-        """A stream the client opens, if it may."""
+    def _accept(self, stream_id: int) -> Stream | None:
+        """Open a stream for the client. Return None if the frame belongs to a stream that this side has reset."""
         if stream_id <= self._last_stream:
-            self._passed_over(stream_id)
+            self._on_closed_stream(stream_id)
             return None
         if self._is_client:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"the server answers stream {stream_id}, which was not opened")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
         self._last_stream = stream_id
         if self._is_leaving or len(self._streams) >= self._streams_max:
-            # The client may try again elsewhere: nothing was done with it.
-            raise StreamFault(stream_id, Code.REFUSED_STREAM, "there are too many streams")
+            # REFUSED_STREAM guarantees that nothing was processed, so the client may retry.
+            raise StreamFault(stream_id, Code.REFUSED_STREAM, "too many concurrent streams")
         stream = self._streams[stream_id] = Stream(stream_id, self._peer_window, STREAM_WINDOW_BYTES)
         return stream
 
     def _on_priority(self, flags: int, stream_id: int, payload: bytes) -> None:
         if not stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a priority of no stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a PRIORITY frame on stream 0")
         if len(payload) != 5:
-            raise StreamFault(stream_id, Code.FRAME_SIZE_ERROR, "a priority of the wrong size")
-        self._spend()
+            raise StreamFault(stream_id, Code.FRAME_SIZE_ERROR, "a PRIORITY frame of the wrong size")
+        self._charge()
 
     def _on_rst_stream(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an RST_STREAM of the wrong size")
-        stream = self._known(stream_id)
-        self._spend()
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an RST_STREAM frame of the wrong size")
+        stream = self._existing(stream_id)
+        self._charge()
         if stream is not None:
             self._close(stream)
             self._events.append(Reset(stream, f.u32(payload)))
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "settings of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a SETTINGS frame on a stream other than 0")
         if flags & f.ACK:
             if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an answer to settings with a payload")
+                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a SETTINGS acknowledgement with a payload")
             self._reader.acked()
             return
         if len(payload) % 6:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "settings of the wrong size")
-        self._spend()
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a SETTINGS frame of the wrong size")
+        self._charge()
         for number, value in f.settings_of(payload):
             self._set(number, value)
         self._out.append(f.SETTINGS_ACK)
@@ -334,70 +333,70 @@ class Connection(Sending, Generic[F]):
     def _set(self, number: int, value: int) -> None:
         if number == Setting.INITIAL_WINDOW_SIZE:
             if value > WINDOW_MAX:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"a window of {value} bytes")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE {value} exceeds {WINDOW_MAX}")
             by = value - self._peer_window
             self._peer_window = value
             for stream in self._streams.values():
                 stream.send_window += by
                 if stream.send_window > WINDOW_MAX:
-                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window grows beyond what it may be")
+                    raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"a stream's window exceeds {WINDOW_MAX} bytes")
         elif number == Setting.MAX_FRAME_SIZE:
             if not FRAME_BYTES_MIN <= value <= f.FRAME_BYTES_MAX:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, f"frames of {value} bytes")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range")
             self._frame_bytes_max = min(value, FRAME_BYTES_TAKEN)
         elif number == Setting.ENABLE_PUSH:
             if value > 1:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, f"ENABLE_PUSH is 0 or 1, not {value}")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, f"ENABLE_PUSH must be 0 or 1, not {value}")
         elif number == Setting.MAX_CONCURRENT_STREAMS:
             self.peer_streams_max = value
 
     def _on_push_promise(self, flags: int, stream_id: int, payload: bytes) -> None:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "nobody may push here")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "server push is disabled")
 
     def _on_ping(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a ping of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a PING frame on a stream other than 0")
         if len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a ping of the wrong size")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a PING frame of the wrong size")
         if flags & f.ACK:
-            self._events.append(PingAnswered())
+            self._events.append(PingAcked())
             return
-        self._spend()
+        self._charge()
         self._out.append(f.ping(payload, is_answer=True))
 
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a GOAWAY of a stream")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a GOAWAY frame on a stream other than 0")
         if len(payload) < 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a GOAWAY that is too short")
-        self._spend()
-        self._events.append(Leaving(*f.goaway_of(payload)))
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a GOAWAY frame is too short")
+        self._charge()
+        self._events.append(GoAway(*f.goaway_of(payload)))
 
     def _on_window_update(self, flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE of the wrong size")
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a WINDOW_UPDATE frame of the wrong size")
         by = f.u32(payload) & WINDOW_MAX
         if not stream_id:
             if not by:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a window that grows by nothing")
+                raise ConnectionFault(Code.PROTOCOL_ERROR, "a WINDOW_UPDATE frame with an increment of 0")
             self._send_window += by
             if self._send_window > WINDOW_MAX:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the window grows beyond what it may be")
+                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, f"the connection's window exceeds {WINDOW_MAX} bytes")
             self._pump()
             return
-        stream = self._known(stream_id)
+        stream = self._existing(stream_id)
         if stream is None:
             return
         if not by:
-            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a window that grows by nothing")
+            raise StreamFault(stream_id, Code.PROTOCOL_ERROR, "a WINDOW_UPDATE frame with an increment of 0")
         stream.send_window += by
         if stream.send_window > WINDOW_MAX:
-            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, "the window grows beyond what it may be")
+            raise StreamFault(stream_id, Code.FLOW_CONTROL_ERROR, f"the stream's window exceeds {WINDOW_MAX} bytes")
         if stream.waiting:
             self._pump()
 
     def open(self, block: bytes) -> Stream:
-        """Open a stream with these header fields, as the client."""
+        """Open a stream with this header block. Client side only."""
         assert self._is_client
         self._last_stream += 2 if self._last_stream else 1
         stream_id = self._last_stream
@@ -406,38 +405,37 @@ class Connection(Sending, Generic[F]):
         return stream
 
     def ping(self) -> None:
-        """Ask for a sign of life."""
         self._out.append(f.ping(b"basalt  "))
 
     def leave(self, code: Code = Code.NO_ERROR, text: str = "") -> None:
-        """Take no more streams; those there are go on."""
+        """Send GOAWAY: refuse new streams and let open streams finish."""
         if not self.is_over:
             self._is_leaving = True
             self._out.append(f.goaway(self._last_stream, code, text))
 
     def abandon(self, code: Code, text: str) -> None:
-        """End the connection at once."""
+        """Send GOAWAY and end the connection at once."""
         if not self.is_over:
             self._out.append(f.goaway(self._last_stream, code, text))
             self.is_over = True
-            self._rest.clear()
+            self._frame_buffer.clear()
 
 
 def _check_size(kind: int, length: int) -> None:
-    """Refuse a frame that is larger than was offered, or than its kind has reasons to be."""
+    """Raise if a frame exceeds our MAX_FRAME_SIZE, or is large and not DATA."""
     if length > FRAME_BYTES_TAKEN:
         raise ConnectionFault(
-            Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes; at most {FRAME_BYTES_TAKEN} are taken"
+            Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes exceeds the limit of {FRAME_BYTES_TAKEN} bytes"
         )
     if kind != f.DATA and kind in _HANDLERS:
-        raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is no data")
+        raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")
 
 
 def _unpadded(payload: C) -> C:
-    """The payload of a padded frame, of which the first byte says how much padding is at its end."""
+    """Return the payload of a padded frame. Its first byte is the length of the padding at the end."""
     padding = payload[0] if payload else 0
     if not payload or padding >= len(payload):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame is all padding")
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "the padding fills the whole frame")
     return payload[1 : len(payload) - padding]
 
 

@@ -1,4 +1,4 @@
-"""What a connection tells of, in the order it happened."""
+"""The events that a connection reports, in the order in which they occurred."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from basaltmq.protocols.grpc.http2.stream import Stream
 F = TypeVar("F")
 
 Chunk: TypeAlias = "bytes | memoryview[int]"
-"""Content of some size is a view of what was read, which stays in memory as long as the view does."""
+"""Content of a stream. Large content is a view of the read buffer, which stays in memory as long as the view."""
 
 
 class Headers(Generic[F]):
-    """Header fields of a stream arrived, in the form the connection was told to give them."""
+    """Parsed header fields of a stream arrived."""
 
     __slots__ = ("fields", "has_ended", "stream")
 
@@ -24,7 +24,7 @@ class Headers(Generic[F]):
 
 
 class Data:
-    """A part of a stream's content. Whoever is done with it says so with `Connection.consumed`."""
+    """Content of a stream arrived. The receiver must call `Connection.consumed` when it has processed it."""
 
     __slots__ = ("chunk", "has_ended", "size_bytes", "stream")
 
@@ -32,12 +32,12 @@ class Data:
         self.stream = stream
         self.chunk = chunk
         self.size_bytes = size_bytes
-        """What it took of the window, padding included."""
+        """Bytes charged to the window, including padding."""
         self.has_ended = has_ended
 
 
 class Reset:
-    """A stream ended before its time: the other side gave it up, or broke a rule on it."""
+    """A stream ended early: the peer reset it, or violated the protocol on it."""
 
     __slots__ = ("code", "stream", "text")
 
@@ -48,7 +48,7 @@ class Reset:
 
 
 class Writable:
-    """All that was given to a stream to send, and waited for the other side's window, is on its way."""
+    """All data of a stream that waited for the peer's window has been sent."""
 
     __slots__ = ("stream",)
 
@@ -56,14 +56,14 @@ class Writable:
         self.stream = stream
 
 
-class PingAnswered:
-    """The other side lives."""
+class PingAcked:
+    """The peer acknowledged a PING."""
 
     __slots__ = ()
 
 
-class Leaving:
-    """The other side takes no streams above `last_stream`."""
+class GoAway:
+    """The peer sent GOAWAY and processes no streams above `last_stream`."""
 
     __slots__ = ("code", "last_stream", "text")
 
@@ -73,8 +73,8 @@ class Leaving:
         self.text = text
 
 
-class Broken:
-    """The connection is over; what is to be sent says why. Nothing comes after it."""
+class ConnectionFailed:
+    """The connection failed and reports no more events. The output still holds a GOAWAY with the reason."""
 
     __slots__ = ("code", "text")
 
@@ -83,4 +83,4 @@ class Broken:
         self.text = text
 
 
-Event = Headers[F] | Data | Reset | Writable | PingAnswered | Leaving | Broken
+Event = Headers[F] | Data | Reset | Writable | PingAcked | GoAway | ConnectionFailed

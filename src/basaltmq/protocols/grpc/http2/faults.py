@@ -1,4 +1,4 @@
-"""How the other side may break the rules: of the whole connection, or of one stream."""
+"""Protocol violations by the peer: connection errors and stream errors (RFC 9113, section 5.4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from basaltmq.protocols.grpc.http2.frames import Code
 
 
 class ConnectionFault(Exception):
-    """The connection cannot go on."""
+    """A connection error: the connection must end."""
 
     def __init__(self, code: Code, text: str) -> None:
         super().__init__(text)
@@ -14,7 +14,7 @@ class ConnectionFault(Exception):
 
 
 class StreamFault(Exception):
-    """One stream cannot go on; the others are not touched."""
+    """A stream error: one stream is reset, the others continue."""
 
     def __init__(self, stream_id: int, code: Code, text: str) -> None:
         super().__init__(text)

@@ -1,8 +1,8 @@
-"""Half a frame, in the pieces it came in.
+"""Buffer for an incomplete frame.
 
-They are put together once, when the frame is whole: a frame of 256 KiB that trickles in would otherwise be copied with
-every read. Small pieces are put together as they come, so that a sender of single bytes does not cost an object for
-each. What is kept is at most the frame that was begun, and what came with its end.
+The pieces are joined once, when the frame is complete. Joining on every read would copy a slow 256 KiB frame many
+times. Small pieces are merged as they arrive, so a sender of single bytes does not cost one object per byte. The buffer
+holds at most one incomplete frame and the data that arrived with its end.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 PIECE_BYTES_MIN: Final = 4_096
-"""Two pieces side by side have more than this: what an object costs is little beside it."""
+"""Two adjacent pieces together exceed this size, so the overhead per object is small."""
 
 
-class Rest:
-    """Of one connection."""
+class FrameBuffer:
+    """The incomplete frame of one connection."""
 
     __slots__ = ("_missing_bytes", "_pieces")
 
@@ -27,13 +27,13 @@ class Rest:
         return sum(map(len, self._pieces))
 
     def keep(self, piece: bytes, missing_bytes: int) -> None:
-        """The beginning of a frame; nothing can be done before so many bytes have come."""
+        """Store the start of a frame. `missing_bytes` more bytes are needed before parsing can continue."""
         if piece:
             self._pieces = [piece]
             self._missing_bytes = missing_bytes
 
     def with_next(self, data: bytes) -> bytes | None:
-        """What was kept and what came, if that is enough to go on; None if it is not, and it is kept too."""
+        """Return the buffered bytes with `data` appended. Return None, and buffer `data`, while bytes are missing."""
         pieces = self._pieces
         if not pieces:
             return data

@@ -1,7 +1,7 @@
-"""What one side of a connection sends: frames, within the windows the other side gives.
+"""The sending half of a connection: builds frames within the peer's flow-control windows.
 
-What does not fit a window waits with its stream, and goes out a frame of each stream in turn when there is room. The
-windows given to the other side for what it sends are kept here too, because giving them back is a frame.
+Data that does not fit a window waits in its stream. When window credit arrives, the streams send one frame each in
+turn. The receive windows are also kept here, because returning credit means sending a frame.
 """
 
 from __future__ import annotations
@@ -16,57 +16,55 @@ from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, HEAD, WINDOW_D
 from basaltmq.protocols.grpc.http2.stream import Stream
 
 STREAM_WINDOW_BYTES: Final = 1 << 20
-"""What may be on its way to us on one stream: a large batch without a stop, at any delay a data centre has."""
+"""Receive window of one stream: a large batch without a pause, at the round-trip times of a data centre."""
 
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
-"""And on all streams of a connection."""
+"""Receive window of a connection, over all its streams."""
 
-GIVEN_UP_MAX: Final = 1_024
-"""Streams given up here that frames may still come for; more than a connection has at once."""
+RESET_STREAMS_MAX: Final = 1_024
+"""Remembered streams that this side reset and for which frames may still arrive. More than the concurrent streams."""
 
 BULK_BYTES: Final = 32 << 10
-"""What is joined costs a copy; from here on parts go to the socket as they are. Chosen, not measured:"""
+"""Output from this size on is written in parts, because joining it costs a copy. Chosen, not measured."""
 
 BULK_PART_BYTES: Final = 2 << 10
-"""they have to be of this size on average, so that what the socket does for each of them is shared by many bytes."""
+"""Average size that parts must have to be written unjoined, so that the socket's cost per part is small."""
 
 _EMPTY: Final = b""
 _NO_TABLE: Final = b"\x20"
-"""HPACK: the table has no room from here on. Said once, in the first block; what is sent needs none."""
+"""HPACK size update to 0, sent once, before the first block. Our blocks use no dynamic table."""
 
 
-class Sending:
-    """The half of a connection that sends."""
-
+class FrameSender:
     def __init__(self, budget: Budget, *, is_client: bool) -> None:
         self._is_client = is_client
         self._budget = budget
         self._streams: dict[int, Stream] = {}
-        self._given_up: dict[int, None] = {}
+        self._reset_ids: dict[int, None] = {}
         self._blocked: dict[int, Stream] = {}
-        """Streams that wait for a window."""
+        """Streams whose data waits for window credit."""
         self._events: list[Any] = []
         self._out: list[bytes | memoryview[int]] = []
         self._table = _NO_TABLE
         self._send_window = WINDOW_DEFAULT
         self._receive_window = CONNECTION_WINDOW_BYTES
         self._frame_bytes_max = FRAME_BYTES_MIN
-        """What the other side takes in one frame; less than it may say."""
+        """Largest frame that we send: the peer's MAX_FRAME_SIZE, capped by our own limit."""
         self._credit_bytes = 0
         self.waiting_bytes = 0
-        """Of all streams, for want of a window."""
+        """Bytes of all streams that wait for window credit."""
 
     def take(self) -> bytes:
-        """What is to be sent."""
+        """Return the pending output and clear it."""
         return b"".join(self.take_parts())
 
     def take_parts(self) -> list[bytes | memoryview[int]]:
-        """The same in parts, for a socket that takes several: content of some size is not copied for it."""
+        """Return the pending output in parts, so that a scatter write need not copy large content."""
         out, self._out = self._out, []
         return out
 
     def headers(self, stream: Stream, block: bytes) -> None:
-        """Send header fields; at most a frame of them."""
+        """Send a header block of at most one frame."""
         assert len(block) < FRAME_BYTES_MIN
         if not stream.is_closed:
             self._send_block(stream.id, block, f.END_HEADERS)
@@ -78,10 +76,10 @@ class Sending:
         self._out.append(block)
 
     def send(self, stream: Stream, *contents: bytes) -> bool:
-        """Send contents, one behind the other, as far as the windows allow; whether all of it is on its way."""
+        """Send contents in order as far as the windows allow. Return whether everything has been sent."""
         if stream.is_closed:
             return True
-        assert not stream.has_ended_here
+        assert not stream.sent_end
         size_bytes = sum(map(len, contents))
         if size_bytes:
             is_first = not stream.waiting
@@ -95,7 +93,7 @@ class Sending:
         return not stream.waiting
 
     def send_last(self, stream: Stream, first: bytes, content: bytes) -> None:
-        """Send content in two parts that ends the stream, as the client."""
+        """Send the final content, given in two parts, and end the stream. Client side only."""
         size_bytes = len(first) + len(content)
         if (
             stream.is_closed
@@ -106,33 +104,33 @@ class Sending:
         ):
             stream.trailer = _EMPTY
             self.send(stream, first, content)
-            stream.has_ended_here = True
+            stream.sent_end = True
             return
         stream.send_window -= size_bytes
         self._send_window -= size_bytes
         self._out += (HEAD.pack(size_bytes >> 8, size_bytes & 0xFF, f.DATA, f.END_STREAM, stream.id), first, content)
-        stream.has_ended_here = True
-        self._budget.worked()
+        stream.sent_end = True
+        self._budget.refill()
         self._ended(stream)
 
     def end(self, stream: Stream, trailer: bytes = _EMPTY) -> None:
-        """Nothing more is sent on a stream but this block, behind all that waits."""
+        """End the stream with this trailer block, after all waiting data."""
         if stream.is_closed:
             return
-        assert not stream.has_ended_here
-        stream.has_ended_here = True
+        assert not stream.sent_end
+        stream.sent_end = True
         if stream.waiting:
             stream.trailer = trailer
         else:
             self._finish(stream, trailer)
 
     def answer(self, stream: Stream, block: bytes, first: bytes, content: bytes, trailer: bytes) -> None:
-        """Header fields, content in two parts, and trailer in one go."""
+        """Send headers, content (given in two parts) and trailers, and end the stream."""
         size_bytes = len(first) + len(content)
         if (
             stream.is_closed
             or self._table
-            or not stream.has_ended_there
+            or not stream.received_end
             or not 0 < size_bytes <= self._frame_bytes_max
             or size_bytes > stream.send_window
             or size_bytes > self._send_window
@@ -153,12 +151,12 @@ class Sending:
             pack(len(trailer) >> 8, len(trailer) & 0xFF, f.HEADERS, f.END_HEADERS | f.END_STREAM, stream_id),
             trailer,
         )
-        stream.has_ended_here = stream.is_closed = True
+        stream.sent_end = stream.is_closed = True
         del self._streams[stream_id]
-        self._budget.worked()
+        self._budget.refill()
 
     def _send_some(self, stream: Stream) -> bool:
-        """Send one frame of what waits; whether there may be another."""
+        """Send one frame of the waiting data. Return whether another may follow."""
         window = min(stream.send_window, self._send_window, self._frame_bytes_max)
         if window <= 0:
             return False
@@ -182,7 +180,7 @@ class Sending:
         self._send_window -= size_bytes
         stream.waiting_bytes -= size_bytes
         self.waiting_bytes -= size_bytes
-        self._budget.worked()
+        self._budget.refill()
         if stream.waiting:
             return True
         self._blocked.pop(stream.id, None)
@@ -193,7 +191,7 @@ class Sending:
         return False
 
     def _pump(self) -> None:
-        """Send what waited for a window, a frame of each stream in turn."""
+        """Send data that waited for window credit, one frame of each stream in turn."""
         while self._blocked and self._send_window > 0:
             has_sent = False
             for stream in list(self._blocked.values()):
@@ -212,33 +210,33 @@ class Sending:
         self._ended(stream)
 
     def _ended(self, stream: Stream) -> None:
-        """The last of a stream is on its way."""
-        if stream.has_ended_there:
-            self._budget.worked()
+        """Close a stream whose last frame has been sent."""
+        if stream.received_end:
+            self._budget.refill()
             self._close(stream)
         elif not self._is_client:
-            # Answered before all was said: the rest is not wanted.
+            # The answer is complete before the request: tell the client to stop sending.
             self.reset(stream, Code.NO_ERROR)
 
     def closed(self, stream: Stream) -> None:
-        """Forget a stream that has ended on both sides, as the client."""
+        """Close a stream that has ended in both directions, or cancel it. Client side only."""
         if not stream.is_closed:
-            if stream.has_ended_here and stream.has_ended_there and not stream.waiting:
+            if stream.sent_end and stream.received_end and not stream.waiting:
                 self._close(stream)
             else:
                 self.reset(stream, Code.CANCEL)
 
     def reset(self, stream: Stream, code: Code) -> None:
-        """Give a stream up."""
+        """Send RST_STREAM and close the stream."""
         if not stream.is_closed:
             self._out.append(f.rst_stream(stream.id, code))
-            self._remember(stream.id)
+            self._remember_reset(stream.id)
             self._close(stream)
 
-    def _remember(self, stream_id: int) -> None:
-        if len(self._given_up) >= GIVEN_UP_MAX:
-            del self._given_up[next(iter(self._given_up))]
-        self._given_up[stream_id] = None
+    def _remember_reset(self, stream_id: int) -> None:
+        if len(self._reset_ids) >= RESET_STREAMS_MAX:
+            del self._reset_ids[next(iter(self._reset_ids))]
+        self._reset_ids[stream_id] = None
 
     def _close(self, stream: Stream) -> None:
         stream.is_closed = True
@@ -249,11 +247,11 @@ class Sending:
         stream.waiting.clear()
 
     def consumed(self, stream: Stream, size_bytes: int) -> None:
-        """Data of a stream is no longer held: the other side may send as much again."""
+        """Return window credit for data that has been processed."""
         self._credit_bytes += size_bytes
         if self._credit_bytes >= CONNECTION_WINDOW_BYTES // 2:
             self._credit(0)
-        if not stream.has_ended_there and not stream.is_closed:
+        if not stream.received_end and not stream.is_closed:
             stream.credit_bytes += size_bytes
             if stream.credit_bytes >= STREAM_WINDOW_BYTES // 2:
                 self._out.append(f.window_update(stream.id, stream.credit_bytes))
@@ -269,5 +267,5 @@ class Sending:
 
 
 def is_bulky(parts: Sequence[bytes | memoryview[int]]) -> bool:
-    """Whether parts are better written as they are than joined."""
+    """Whether writing the parts separately is cheaper than joining them."""
     return sum(map(len, parts)) >= max(BULK_BYTES, BULK_PART_BYTES * len(parts))

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113), as bytes.
+"""Encoding of HTTP/2 frames (RFC 9113).
 
     +-----------------------------------------------+
     |                length u24                     |
@@ -9,7 +9,7 @@
     +-+---------------------------------------------+
     |                payload (length)             ...
 
-What a frame means, and whether it may come at all, is told in connection.py.
+`Connection` decides what a frame means and whether it is allowed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from struct import Struct
 from typing import Final
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""What a client says first."""
+"""The first bytes that a client sends."""
 
 HEAD: Final = Struct(">HBBBI")
-"""The length in two parts, type, flags, stream."""
+"""Frame header: length (16 high bits, 8 low bits), type, flags, stream id."""
 
 HEAD_BYTES: Final = HEAD.size
 _SETTING: Final = Struct(">HI")
@@ -31,17 +31,16 @@ _U32: Final = Struct(">I")
 _GOAWAY: Final = Struct(">II")
 
 FRAME_BYTES_MIN: Final = 16_384
-"""What everybody has to take as the payload of a frame."""
+"""The smallest permitted MAX_FRAME_SIZE: every peer accepts payloads of this size."""
 
 FRAME_BYTES_TAKEN: Final = 256 << 10
-"""What this side offers to take, and the most it sends to who takes as much: a batch of a hundred messages of 1 KB is
-one frame, not seven. Half a frame is kept in memory, and a frame holds up the other streams of its connection: for
-20 ms where 100 Mbit/s are all there is."""
+"""Our MAX_FRAME_SIZE, and the largest frame we send. A batch of 100 messages of 1 KB is then one frame, not seven.
+The limit bounds memory, because an incomplete frame is buffered. It also bounds head-of-line blocking: a frame takes
+20 ms at 100 Mbit/s."""
 
 FRAME_BYTES_MAX: Final = (1 << 24) - 1
 WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_DEFAULT: Final = 65_535
-TABLE_BYTES_DEFAULT: Final = 4_096
 STREAM_MAX: Final = (1 << 31) - 1
 
 DATA: Final = 0
@@ -63,8 +62,6 @@ PRIORITIZED: Final = 0x20
 
 
 class Setting(enum.IntEnum):
-    """What a side tells the other about itself."""
-
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2
     MAX_CONCURRENT_STREAMS = 3
@@ -74,8 +71,6 @@ class Setting(enum.IntEnum):
 
 
 class Code(enum.IntEnum):
-    """Why a stream or a connection ended."""
-
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
     INTERNAL_ERROR = 2
@@ -100,7 +95,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
 
 
 def head(length: int, kind: int, flags: int, stream: int) -> bytes:
-    """What is before a payload of this length."""
+    """Return the frame header of a payload of this length."""
     return HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream)
 
 
@@ -109,7 +104,7 @@ def settings(given: Iterable[tuple[int, int]]) -> bytes:
 
 
 def settings_of(payload: bytes) -> list[tuple[int, int]]:
-    """The settings of a frame whose length is a multiple of six."""
+    """Return the (number, value) pairs of a SETTINGS payload, whose length must be a multiple of 6."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -130,7 +125,7 @@ def goaway(last_stream: int, code: int, text: str = "") -> bytes:
 
 
 def goaway_of(payload: bytes) -> tuple[int, int, str]:
-    """The last stream, the code and the text of a frame of at least eight bytes."""
+    """Return the last stream id, the code and the text of a GOAWAY payload of at least 8 bytes."""
     last, code = _GOAWAY.unpack_from(payload)
     return last & STREAM_MAX, code, payload[_GOAWAY.size :].decode("utf-8", "replace")
 

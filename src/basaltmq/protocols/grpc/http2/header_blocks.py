@@ -1,13 +1,13 @@
-"""Header blocks (HPACK, RFC 7541): decoded once for every connection that sends the same bytes, encoded statelessly.
+"""Header blocks (HPACK, RFC 7541): decoding with a cache that all connections share, and stateless encoding.
 
-We tell the other side to keep no table (SETTINGS_HEADER_TABLE_SIZE 0). Once it does, which its first block after our
-settings says with a size update, a block means the same wherever and whenever it comes. gRPC calls of one method and
-one client have the same block, so what it means is looked up by its bytes: a hash of some 200 bytes instead of 40 us of
-decoding. Until then the table is there, with the default size, and blocks are decoded one by one.
+Our SETTINGS tell the peer to keep no dynamic table (HEADER_TABLE_SIZE 0). The peer confirms this with a size update in
+its next header block. From then on equal bytes mean equal fields, on any connection. The calls of one client to one
+method send the same block, so the parsed fields are looked up by the bytes of the block. Hashing about 200 bytes
+replaces 40 us of decoding. Until the peer confirms, the table has its default size and every block is decoded.
 
-Without a table no small block can stand for large fields, either.
+Without a table, a small block cannot expand to large fields either.
 
-What is sent is encoded as literals that are not to be indexed, so it depends on nothing that was sent before.
+Sent blocks use literals without indexing, so they do not depend on earlier blocks.
 """
 
 from __future__ import annotations
@@ -21,78 +21,76 @@ from basaltmq.protocols.grpc.http2.faults import ConnectionFault
 from basaltmq.protocols.grpc.http2.frames import Code
 
 LIST_BYTES_MAX: Final = 16_384
-"""All fields of one block, as HPACK counts them (32 bytes beside each name and value). An API key and the usual
-metadata of a call are less than one."""
+"""Size of all fields of one block as HPACK counts it: name, value and 32 bytes each. An API key and the usual metadata
+of a call take less than 1 KiB."""
 
-KEPT_MAX: Final = 1_024
-"""Blocks remembered: calls times clients of different kinds."""
+CACHED_BLOCKS_MAX: Final = 1_024
+"""Cached blocks: one for each combination of method and kind of client."""
 
-KEPT_BYTES_MAX: Final = 1_024
-"""Larger ones are decoded every time."""
+CACHED_BLOCK_BYTES_MAX: Final = 1_024
+"""Larger blocks are not cached."""
 
 Field = tuple[str, str]
 F = TypeVar("F")
 
 
-class Meanings(Generic[F]):
-    """What blocks mean that depend on no table; shared by all connections of a server or a client."""
+class HeaderCache(Generic[F]):
+    """Parsed fields by header block, shared by all connections of a server or a channel."""
 
     def __init__(self, read: Callable[[list[Field]], F]) -> None:
-        """`read` makes of fields what their user wants of them, and must not raise."""
+        """`read` parses fields into the type that the user wants. It must not raise."""
         self.read = read
         self.known: dict[bytes, F] = {}
 
-    def keep(self, block: bytes, meaning: F) -> None:
-        if len(block) <= KEPT_BYTES_MAX:
-            if len(self.known) >= KEPT_MAX:
+    def keep(self, block: bytes, parsed: F) -> None:
+        if len(block) <= CACHED_BLOCK_BYTES_MAX:
+            if len(self.known) >= CACHED_BLOCKS_MAX:
                 self.known.clear()
-            self.known[block] = meaning
+            self.known[block] = parsed
 
 
 class BlockReader(Generic[F]):
-    """Reads the blocks of one connection, in their order."""
+    """Decodes the header blocks of one connection, in order."""
 
-    __slots__ = ("_decoder", "_is_stateless", "_meanings", "_was_acked")
+    __slots__ = ("_cache", "_decoder", "_is_stateless", "_was_acked")
 
-    def __init__(self, meanings: Meanings[F]) -> None:
-        self._meanings = meanings
+    def __init__(self, header_cache: HeaderCache[F]) -> None:
+        self._cache = header_cache
         self._decoder = Decoder(LIST_BYTES_MAX)
         self._is_stateless = False
         self._was_acked = False
 
     def acked(self) -> None:
-        """The other side knows that it is to keep no table. It has to say that it does; who never says so and has
-        nothing in its table does no harm."""
+        """Record that the peer acknowledged our SETTINGS. The cache is used once it also sends the size update. A peer
+        that never sends it is decoded normally."""
         self._was_acked = True
 
     def read(self, block: bytes) -> F:
-        """What a block means; ConnectionFault if it cannot be told, after which no other can."""
+        """Return the parsed fields of a block. Raise ConnectionFault if it is malformed: the decoder state is lost."""
         if self._is_stateless:
-            known = self._meanings.known.get(block)
+            known = self._cache.known.get(block)
             if known is not None:
                 return known
         try:
             raw = self._decoder.decode(block, raw=True)
             found = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
         except OversizedHeaderListError:
-            raise ConnectionFault(
-                Code.ENHANCE_YOUR_CALM, f"the header fields are more than {LIST_BYTES_MAX} bytes"
-            ) from None
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"the header fields exceed {LIST_BYTES_MAX} bytes") from None
         except HPACKError as error:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, f"a header block cannot be read: {error!s:.200}") from None
+            raise ConnectionFault(Code.COMPRESSION_ERROR, f"malformed header block: {error!s:.200}") from None
         except (IndexError, ValueError) as error:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, f"a header block cannot be read: {error!s:.200}") from None
-        meaning = self._meanings.read(found)
+            raise ConnectionFault(Code.COMPRESSION_ERROR, f"malformed header block: {error!s:.200}") from None
+        parsed = self._cache.read(found)
         if self._is_stateless:
-            self._meanings.keep(block, meaning)
+            self._cache.keep(block, parsed)
         elif self._was_acked and self._decoder.header_table_size == 0:
             self._is_stateless = True
             self._decoder.max_allowed_table_size = 0
-        return meaning
+        return parsed
 
 
 def encode(fields: Iterable[Field]) -> bytes:
-    """A block of literals without indexing, without Huffman's code.
+    """Return a block of literals without indexing and without Huffman coding.
 
     | 0000 0000 | 0 length (7+) | name | 0 length (7+) | value |
     """
@@ -104,7 +102,7 @@ def encode(fields: Iterable[Field]) -> bytes:
 
 
 def _length(number: int) -> bytes:
-    """An integer with a prefix of seven bits."""
+    """Return an HPACK integer with a 7-bit prefix."""
     if number < 0x7F:
         return bytes((number,))
     made = bytearray((0x7F,))

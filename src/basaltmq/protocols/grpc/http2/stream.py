@@ -1,4 +1,4 @@
-"""One stream of a connection: how far each side is, and what waits for the other side's window."""
+"""State of one HTTP/2 stream: windows, end flags, and data that waits for the peer's window."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 class Stream:
-    """State only; connection.py moves it."""
+    """Plain state. `Connection` and `FrameSender` change it."""
 
     __slots__ = (
         "credit_bytes",
-        "has_ended_here",
-        "has_ended_there",
         "id",
         "is_closed",
         "owner",
         "receive_window",
+        "received_end",
         "send_window",
+        "sent_end",
         "trailer",
         "waiting",
         "waiting_bytes",
@@ -27,15 +27,15 @@ class Stream:
         self.send_window = send_window
         self.receive_window = receive_window
         self.credit_bytes = 0
-        """Consumed, and not yet given back to the other side's window."""
-        self.has_ended_there = False
-        self.has_ended_here = False
-        """Nothing more is taken to be sent; it may wait still."""
+        """Consumed bytes that have not been returned to the peer as window credit."""
+        self.received_end = False
+        self.sent_end = False
+        """The user has ended the stream. Data may still wait to be sent."""
         self.is_closed = False
         self.waiting: list[bytes | memoryview[int]] = []
-        """Few: whoever sends much waits until it is on its way."""
+        """Usually short: a sender of many messages waits until its data is sent."""
         self.waiting_bytes = 0
         self.trailer: bytes | None = None
-        """The header block that ends it once everything before it is sent; empty for an end without one."""
+        """Header block to send after all waiting data. Empty: end the stream without trailers. None: do not end it."""
         self.owner: Any = None
-        """Whatever the user of the connection wants to find here."""
+        """Set by the user of the connection: its object for this stream."""

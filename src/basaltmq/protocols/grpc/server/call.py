@@ -1,11 +1,11 @@
-"""One call, as the server sees it.
+"""One call on the server side.
 
-    data ──> messages ──> handler ──> answers ──> trailer
-                                 └──> an error ──> its status
+    data ──> messages ──> handler ──> answers ──> trailers
+                                 └──> error ──> status
 
-It ends once: with its answer, an error, its deadline, or because the client gave it up. Whatever comes later finds it
-over and does nothing. A handler that runs when the client gives up is cancelled; one that only waits for something else
-to happen is forgotten, and that happens all the same.
+A call ends exactly once: by its answer, an error, its deadline, or cancellation by the client. Later events are
+ignored. Cancellation cancels a running handler. A future that the call only waits for is not cancelled, so a write in
+progress still completes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from basaltmq.protocols.grpc.messages import (
     MessageTooLarge,
     prefix,
 )
-from basaltmq.protocols.grpc.server.immediate_future import Later
-from basaltmq.protocols.grpc.server.methods import AnswerStream, BothStreams, Method, Unary
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
+from basaltmq.protocols.grpc.server.methods import BidiStreaming, Method, ServerStreaming, Unary
 from basaltmq.protocols.grpc.status import Outcome, Status, trailer
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.server.connection import ServerConnection
 
 SWEPT_S_MIN: Final = 10.0
-"""A deadline this far away is looked after by the server's sweep, up to a second late: its client knows by itself, and
-a timer for every call, which hardly any needs, costs as much as the frames of its answer."""
+"""Deadlines at least this far away are enforced by the server's sweep, up to 1 s late, because the client enforces them
+itself. A timer per call costs as much CPU time as the frames of the answer, and hardly any call needs it."""
 
 ANSWER: Final = b"\x88" + encode([("content-type", "application/grpc")])
-"""Status 200, which is in HPACK's fixed table."""
+"""Response headers. 0x88 is `:status: 200` in HPACK's static table."""
 
 OK: Final = trailer(Outcome(Status.OK))
 
 
 class Call:
-    """Who calls, for what, and how it goes."""
+    """State of one call."""
 
     __slots__ = (
         "_held_bytes",
@@ -59,7 +59,7 @@ class Call:
         "_writer",
         "connection",
         "deadline_s",
-        "has_all",
+        "has_all_requests",
         "head",
         "is_over",
         "stream",
@@ -70,10 +70,10 @@ class Call:
         self.stream = stream
         self.head = head
         self.is_over = False
-        self.has_all = False
-        """The client has said everything."""
+        self.has_all_requests = False
+        """The client has sent all requests."""
         self.deadline_s = 0.0
-        """When it is over at the latest, by the loop's clock; 0 if nobody has to look."""
+        """Deadline on the loop's clock for the server's sweep. 0 if the sweep has nothing to enforce."""
         self._method = method
         self._messages: Messages | None = None
         self._task: asyncio.Task[Any] | None = None
@@ -81,46 +81,46 @@ class Call:
         self._is_answering = False
         self._held_bytes = 0
         self._unread_bytes = 0
-        """Received and kept back from the window, because the handler does not read."""
+        """Received bytes not yet credited to the window, because the handler has not read them."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
-        if type(method) is BothStreams:
+        if type(method) is BidiStreaming:
             self._run(method.handle(self._requests(), self))
 
     def peer(self) -> str:
-        """The connection, as gRPC names it: ipv4:127.0.0.1:4711."""
+        """The client's address in gRPC notation: ipv4:127.0.0.1:4711."""
         return self.connection.peer
 
     def received(self, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
-        """A part of the requests."""
+        """Handle a chunk of request data."""
         method = self._method
         if has_ended and self._messages is None and type(method) is Unary and len(chunk) >= PREFIX_BYTES:
             flag, length = PREFIX.unpack_from(chunk)
             if not flag and length == len(chunk) - PREFIX_BYTES and length <= self.connection.request_bytes_max:
-                # The whole of a call in one frame, which most are.
+                # Fast path for most calls: the whole request is in one frame.
                 self.connection.core.consumed(self.stream, size_bytes)
-                self.has_all = True
+                self.has_all_requests = True
                 request = chunk[PREFIX_BYTES:]
-                self._ask(request if method.takes_views else bytes(request))
+                self._invoke(request if method.takes_views else bytes(request))
                 return
         if self._messages is None:
             self._messages = Messages(self.connection.request_bytes_max, self.head.encoding)
         messages = self._messages
         try:
             messages.add(chunk)
-            self._hold(messages.held_bytes)
+            self._account_held(messages.held_bytes)
             if has_ended:
                 messages.end()
         except MessageTooLarge as error:
-            self._release(size_bytes)
+            self._credit(size_bytes)
             self.finish(Outcome(Status.RESOURCE_EXHAUSTED, str(error)))
             return
         except BadMessage as error:
-            self._release(size_bytes)
+            self._credit(size_bytes)
             self.finish(Outcome(Status.INTERNAL, str(error)))
             return
-        if messages.ready and type(self._method) is BothStreams:
-            # Not given back to the window before the handler has read them.
+        if messages.ready and type(self._method) is BidiStreaming:
+            # Credit the window only after the handler has read the messages.
             self._unread_bytes += size_bytes
             self._wake_reader()
         else:
@@ -129,34 +129,34 @@ class Call:
             self.ended()
         elif self.connection.is_full:
             self.finish(
-                Outcome(Status.RESOURCE_EXHAUSTED, "the connection has too much on its way that is not complete")
+                Outcome(Status.RESOURCE_EXHAUSTED, "the incomplete messages of the connection exceed its limit")
             )
 
-    def _hold(self, size_bytes: int) -> None:
-        """So much of a message is kept until it is whole."""
+    def _account_held(self, size_bytes: int) -> None:
+        """Account for the buffered bytes of an incomplete message."""
         self.connection.hold(size_bytes - self._held_bytes)
         self._held_bytes = size_bytes
 
-    def _release(self, size_bytes: int) -> None:
+    def _credit(self, size_bytes: int) -> None:
         self.connection.core.consumed(self.stream, size_bytes)
 
     def ended(self) -> None:
-        """All requests are there."""
-        if self.has_all or self.is_over:
+        """Handle the end of the requests."""
+        if self.has_all_requests or self.is_over:
             return
-        self.has_all = True
-        if type(self._method) is BothStreams:
+        self.has_all_requests = True
+        if type(self._method) is BidiStreaming:
             self._wake_reader()
             return
         ready = [] if self._messages is None else list(self._messages.ready)
         if len(ready) != 1:
-            self.finish(Outcome(Status.INTERNAL, f"the call takes one message, not {len(ready)}"))
+            self.finish(Outcome(Status.INTERNAL, f"the method takes exactly one message, not {len(ready)}"))
             return
-        self._ask(ready[0])
+        self._invoke(ready[0])
 
-    def _ask(self, request: Chunk) -> None:
+    def _invoke(self, request: Chunk) -> None:
         method = self._method
-        if type(method) is AnswerStream:
+        if type(method) is ServerStreaming:
             assert isinstance(request, bytes)
             self._run(method.handle(request, self))
             return
@@ -169,11 +169,11 @@ class Call:
         if isinstance(answer, bytes):
             self._answer(answer)
             return
-        if isinstance(answer, Later):
-            answer.then(self._encoded)
+        if isinstance(answer, ImmediateFuture):
+            answer.then(self._send_result)
         else:
             self._task = self.connection.loop.create_task(answer)
-            self._task.add_done_callback(self._encoded)
+            self._task.add_done_callback(self._send_result)
         if not self.is_over:
             self._set_timer()
 
@@ -182,27 +182,27 @@ class Call:
         if timeout_s is None:
             return
         if timeout_s >= SWEPT_S_MIN:
-            self.deadline_s = self.connection.heard_s + timeout_s
+            self.deadline_s = self.connection.received_s + timeout_s
         else:
             self._timer = self.connection.loop.call_later(timeout_s, self.expire)
 
     def expire(self) -> None:
-        """Its client does not wait any longer."""
+        """End the call with DEADLINE_EXCEEDED."""
         self._timer = None
-        self.finish(Outcome(Status.DEADLINE_EXCEEDED, "the call took longer than its client gave it"))
+        self.finish(Outcome(Status.DEADLINE_EXCEEDED, "the call exceeded its deadline"))
 
-    def _encoded(self, known: asyncio.Task[Any] | Later[Any]) -> None:
-        """What the call waited for has happened."""
+    def _send_result(self, known: asyncio.Task[Any] | ImmediateFuture[Any]) -> None:
+        """Send the result of a finished task or future."""
         if self.is_over:
             if isinstance(known, asyncio.Task) and not known.cancelled():
-                # Nobody is left to be told of it.
+                # Retrieve the error, so that asyncio does not log it.
                 known.exception()
             return
         try:
             assert type(self._method) is Unary
             answer = self._method.encode(known.result())
         except asyncio.CancelledError:
-            self.finish(Outcome(Status.CANCELLED, "the broker gave the call up"))
+            self.finish(Outcome(Status.CANCELLED, "the broker cancelled the call"))
         except Exception as error:
             self.finish(self.connection.outcome_of(error))
         else:
@@ -215,28 +215,28 @@ class Call:
         connection.flush_soon()
 
     def _run(self, answers: AsyncGenerator[bytes, None]) -> None:
-        """Send what a handler gives, one after the other, as fast as the client takes them."""
+        """Send the answers of a handler, as fast as the client reads them."""
         task = self.connection.loop.create_task(self._send_all(answers))
         self._task = task
         task.add_done_callback(self._sent)
         self._set_timer()
 
     async def _send_all(self, answers: AsyncGenerator[bytes, None]) -> None:
-        # Closed at once when the client goes away, not when the collector comes round.
+        # Close the generator as soon as the client disconnects, not when it is garbage-collected.
         async with aclosing(answers):
             async for answer in answers:
                 await self.write(answer)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
-            self.finish(Outcome(Status.CANCELLED, "the broker gave the call up"))
+            self.finish(Outcome(Status.CANCELLED, "the broker cancelled the call"))
         elif (error := task.exception()) is not None:
             self.finish(self.connection.outcome_of(error))
         else:
             self.finish(Outcome(Status.OK))
 
     async def write(self, message: bytes) -> None:
-        """Send an answer; returns when the client has room for it."""
+        """Send an answer. Return when the client has room for more."""
         if self.is_over:
             return
         connection = self.connection
@@ -252,12 +252,12 @@ class Call:
             await connection.has_room()
 
     def writable(self) -> None:
-        """What waited for the client's window is on its way."""
+        """Resume `write`: the data that waited for the client's window has been sent."""
         if self._writer is not None and not self._writer.done():
             self._writer.set_result(None)
 
     async def _requests(self) -> AsyncIterator[bytes]:
-        """Requests as they come."""
+        """Yield requests as they arrive."""
         while True:
             messages = self._messages
             while messages is not None and messages.ready:
@@ -266,7 +266,7 @@ class Call:
                 self.connection.core.consumed(self.stream, self._unread_bytes)
                 self._unread_bytes = 0
                 self.connection.flush_soon()
-            if self.has_all:
+            if self.has_all_requests:
                 return
             self._reader = self.connection.loop.create_future()
             await self._reader
@@ -276,7 +276,7 @@ class Call:
             self._reader.set_result(None)
 
     def finish(self, outcome: Outcome) -> None:
-        """End the call, if nothing has yet."""
+        """End the call with this outcome, unless it has ended."""
         if self.is_over:
             return
         core = self.connection.core
@@ -288,8 +288,8 @@ class Call:
         self.connection.flush_soon()
         self._cancel()
 
-    def given_up(self) -> None:
-        """The client does not want it any more, or is gone."""
+    def cancelled_by_client(self) -> None:
+        """Handle cancellation by the client or loss of the connection."""
         if not self.is_over:
             self._over()
             self._cancel()
@@ -301,13 +301,13 @@ class Call:
             self._timer.cancel()
             self._timer = None
         if self._held_bytes:
-            self._hold(0)
+            self._account_held(0)
         if self._unread_bytes:
             self.connection.core.consumed(self.stream, self._unread_bytes)
             self._unread_bytes = 0
-        self.connection.call_over(self)
+        self.connection.call_ended(self)
 
     def _cancel(self) -> None:
-        """Stop a handler that runs. What it only waits for happens all the same."""
+        """Cancel the handler's task, if it runs."""
         if self._task is not None and not self._task.done():
             self._task.cancel()

@@ -1,10 +1,10 @@
-"""A client's connection: moves bytes between its socket and the core, and calls between the core and their methods.
+"""One client connection of the gRPC server: socket, HTTP/2 state machine, and dispatch of calls to methods.
 
-What is answered in one turn of the loop goes out in one write. A client that does not read is not read from, either, so
-what waits for it in the socket is bounded; what waits for its windows is bounded by refusing calls.
+All answers of one event-loop turn go out in one write. While a client does not read, the server does not read from it
+either, so the socket's output buffer is bounded. Data that waits for the client's windows is bounded by refusing calls.
 
-Events are handled for a share of each turn of the loop (broker/loop_shares.py). The others wait for the next turn, and
-the socket is not read meanwhile.
+Each connection handles events only for its share of the loop turn (`broker/loop_shares.py`). The remaining events wait
+for the next turn, and reading from the socket is paused meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.protocols.grpc.heads import RequestHead
 from basaltmq.protocols.grpc.http2.connection import Connection
-from basaltmq.protocols.grpc.http2.events import Broken, Data, Event, Headers, Reset, Writable
+from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, Event, Headers, Reset, Writable
 from basaltmq.protocols.grpc.http2.frame_sender import is_bulky
 from basaltmq.protocols.grpc.http2.frames import Code
 from basaltmq.protocols.grpc.http2.header_blocks import encode
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from basaltmq.protocols.grpc.server.server import GrpcServer
 
 READ_BYTES_LARGE: Final = 128 << 10
-"""After a read of this size the socket waits for the next turn: libuv repeats reads that fill its buffer."""
+"""After a read of this size, reading pauses until the next loop turn: libuv repeats reads that fill its buffer."""
 
 WRITE_BYTES_HIGH: Final = 1 << 20
-"""In the socket's buffer before a connection counts as one that does not read: some large answers."""
+"""Output buffer size at which the client counts as not reading: a few large answers."""
 
 WRITE_BYTES_LOW: Final = 256 << 10
 
 ANSWERS_BYTES_MAX: Final = 64 << 20
-"""Answers that wait for a client's windows, before its calls are refused."""
+"""Answers that wait for the client's windows before new calls are refused."""
 
 _log: Final = logging.getLogger("basaltmq")
 
 
 class ServerConnection(asyncio.Protocol):
-    """One client."""
+    """One client connection."""
 
     def __init__(self, server: GrpcServer) -> None:
         self.server = server
@@ -50,21 +50,21 @@ class ServerConnection(asyncio.Protocol):
         self.outcome_of = server.outcome_of
         self.request_bytes_max = server.request_bytes_max
         self.core: Connection[RequestHead] = Connection(
-            server.meanings, streams_max=server.calls_max, clock_s=self.loop.time
+            server.header_cache, streams_max=server.calls_max, clock_s=self.loop.time
         )
         self.peer = ""
-        self.is_admitted = not server.needs_admission
-        """Whether a caller showed valid credentials, or needs none."""
+        self.is_authenticated = not server.requires_authentication
+        """Whether a caller presented valid credentials, or none are required."""
         self.is_paused = False
-        self.memory: dict[Any, Any] = {}
-        """For handlers: what they want to find again with the next call of this connection."""
-        self.began_s = self.heard_s = self.loop.time()
-        self.asked_s = 0.0
-        """When it was last asked for a sign of life, and has not given one since."""
+        self.handler_state: dict[Any, Any] = {}
+        """Storage for handlers, kept between the calls of this connection."""
+        self.connected_s = self.received_s = self.loop.time()
+        self.ping_sent_s = 0.0
+        """When the unanswered keepalive ping was sent. 0 if there is none."""
         self._transport: asyncio.Transport | None = None
         self._events: deque[Event[RequestHead]] = deque()
         self._is_behind = False
-        """Events are left for the next turn of the loop."""
+        """Events are left over for the next loop turn."""
         self._is_receiving = False
         self._is_scheduled = False
         self._held_bytes = 0
@@ -73,16 +73,16 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def calls(self) -> int:
-        """How many run."""
+        """Number of running calls."""
         return len(self._calls)
 
     @property
     def is_full(self) -> bool:
-        """Whether messages that are not whole take more memory than one client may."""
+        """Whether incomplete messages exceed the memory limit of one connection."""
         return self._held_bytes > self.server.held_bytes_max
 
     def hold(self, by_bytes: int) -> None:
-        """Messages that are not whole take more memory, or less."""
+        """Account for incomplete messages: add `by_bytes`, which may be negative."""
         self._held_bytes += by_bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,7 +105,7 @@ class ServerConnection(asyncio.Protocol):
             self._is_behind = False
             self.server.shares.left()
         for call in list(self._calls):
-            call.given_up()
+            call.cancelled_by_client()
         self._wake()
         self.server.left(self)
 
@@ -127,20 +127,20 @@ class ServerConnection(asyncio.Protocol):
                 each.set_result(None)
 
     async def has_room(self) -> None:
-        """Wait until the client reads, or is gone."""
+        """Wait until the client reads again or the connection is lost."""
         future = self.loop.create_future()
         self._room.append(future)
         await future
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self.loop.time()
-        self.asked_s = 0.0
+        self.received_s = self.loop.time()
+        self.ping_sent_s = 0.0
         self._events += self.core.receive(data)
         if not self._is_behind:
             self._take(is_large=len(data) >= READ_BYTES_LARGE)
 
     def _take(self, *, is_large: bool = False) -> None:
-        """Handle events while the share of the turn lasts."""
+        """Handle events until the connection's share of the loop turn is used up."""
         shares = self.server.shares
         shares.begin(was_behind=self._is_behind)
         was_behind, self._is_behind = self._is_behind, False
@@ -151,17 +151,17 @@ class ServerConnection(asyncio.Protocol):
                 if shares.is_over():
                     break
         except Exception:
-            # Our fault, and this client's alone to feel.
+            # A bug on our side must affect this client only.
             _log.exception("%s: a gRPC connection failed", self.peer)
             self._events.clear()
-            self.core.abandon(Code.INTERNAL_ERROR, "the broker failed; its log says how")
-            self._hang_up()
+            self.core.abandon(Code.INTERNAL_ERROR, "internal error of the broker; see its log")
+            self._disconnect()
         finally:
             self._is_receiving = False
             self._is_behind = bool(self._events) or is_large
             shares.end(has_more=self._is_behind)
         if self._is_behind:
-            self.loop.call_soon(self._go_on)
+            self.loop.call_soon(self._continue)
         if was_behind != self._is_behind and self._transport is not None and not self.is_paused:
             if self._is_behind:
                 self._transport.pause_reading()
@@ -169,8 +169,8 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.resume_reading()
         self._flush()
 
-    def _go_on(self) -> None:
-        """The next turn of the loop."""
+    def _continue(self) -> None:
+        """Continue in the next loop turn."""
         if self._is_behind:
             self._take()
 
@@ -184,13 +184,13 @@ class ServerConnection(asyncio.Protocol):
             self._on_writable(event)  # type: ignore[arg-type]
         elif kind is Reset:
             self._on_reset(event)  # type: ignore[arg-type]
-        elif kind is Broken:
-            self._on_broken(event)  # type: ignore[arg-type]
+        elif kind is ConnectionFailed:
+            self._on_failed(event)  # type: ignore[arg-type]
 
     def _on_data(self, event: Data) -> None:
         call = event.stream.owner
         if call is None:
-            # Answered already.
+            # The call has been answered already.
             self.core.consumed(event.stream, event.size_bytes)
         else:
             call.received(event.chunk, event.size_bytes, event.has_ended)
@@ -210,11 +210,11 @@ class ServerConnection(asyncio.Protocol):
         if head.refusal is not None:
             self._refuse(stream, head.refusal)
         elif method is None:
-            self._refuse(stream, Outcome(Status.UNIMPLEMENTED, f"there is no {head.path[:200]}"))
+            self._refuse(stream, Outcome(Status.UNIMPLEMENTED, f"unknown method {head.path[:200]}"))
         elif self.server.is_stopping:
             self._refuse(stream, Outcome(Status.UNAVAILABLE, "the broker is stopping; connect again"))
         elif self.core.waiting_bytes > ANSWERS_BYTES_MAX:
-            self._refuse(stream, Outcome(Status.RESOURCE_EXHAUSTED, "the client does not take its answers"))
+            self._refuse(stream, Outcome(Status.RESOURCE_EXHAUSTED, "the client does not read its answers"))
         else:
             call = stream.owner = Call(self, stream, head, method)
             self._calls.add(call)
@@ -230,29 +230,29 @@ class ServerConnection(asyncio.Protocol):
 
     def _on_reset(self, event: Reset) -> None:
         if event.stream.owner is not None:
-            event.stream.owner.given_up()
+            event.stream.owner.cancelled_by_client()
 
-    def _on_broken(self, event: Broken) -> None:
-        _log.warning("%s: a gRPC client broke the rules of HTTP/2: %s", self.peer, event.text)
-        self._hang_up()
+    def _on_failed(self, event: ConnectionFailed) -> None:
+        _log.warning("%s: gRPC client violated HTTP/2: %s", self.peer, event.text)
+        self._disconnect()
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         for call in list(self._calls):
-            call.given_up()
+            call.cancelled_by_client()
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
-    def call_over(self, call: Call) -> None:
+    def call_ended(self, call: Call) -> None:
         self._calls.discard(call)
         if self.server.is_stopping and not self._calls:
             self.server.idle()
 
     def flush_soon(self) -> None:
-        """Send what there is to send at the end of this turn, together with what else comes up in it."""
+        """Send pending output at the end of this loop turn, together with other output of the turn."""
         if not self._is_receiving and not self._is_scheduled:
             if not self._calls:
-                # Nothing else can come up.
+                # No other call can add output.
                 self._flush()
                 return
             self._is_scheduled = True
@@ -268,35 +268,35 @@ class ServerConnection(asyncio.Protocol):
                 self._transport.write(b"".join(out))
 
     def tick(self, now_s: float) -> None:
-        """Keep the time: send away who does not begin, or is dead."""
+        """Enforce call deadlines, the handshake timeout and keepalive. Runs once per sweep."""
         if self._transport is None:
             return
         for call in [each for each in self._calls if 0 < each.deadline_s <= now_s]:
             call.expire()
-        if not self.core.has_begun:
-            if now_s - self.began_s > self.server.handshake_s:
-                self.core.abandon(Code.SETTINGS_TIMEOUT, "the client does not begin")
-                self._hang_up()
-        elif not self.is_admitted and not self._calls and now_s - self.began_s > self.server.handshake_s:
-            self.core.abandon(Code.NO_ERROR, "no call with valid credentials came in time")
-            self._hang_up()
-        elif self.asked_s:
-            if now_s - self.asked_s > self.server.keepalive_timeout_s:
-                _log.info("%s: a gRPC client is gone without a word", self.peer)
+        if not self.core.is_established:
+            if now_s - self.connected_s > self.server.handshake_s:
+                self.core.abandon(Code.SETTINGS_TIMEOUT, "no SETTINGS frame arrived within the handshake timeout")
+                self._disconnect()
+        elif not self.is_authenticated and not self._calls and now_s - self.connected_s > self.server.handshake_s:
+            self.core.abandon(Code.NO_ERROR, "no call with valid credentials arrived within the handshake timeout")
+            self._disconnect()
+        elif self.ping_sent_s:
+            if now_s - self.ping_sent_s > self.server.keepalive_timeout_s:
+                _log.info("%s: gRPC client did not answer a keepalive ping, closing its connection", self.peer)
                 self.abort()
-        elif now_s - self.heard_s > self.server.keepalive_s:
-            self.asked_s = now_s
+        elif now_s - self.received_s > self.server.keepalive_s:
+            self.ping_sent_s = now_s
             self.core.ping()
             self._flush()
 
     def leave(self, text: str) -> None:
-        """Take no more calls."""
+        """Refuse new calls."""
         self.core.leave(text=text)
         self._flush()
 
     def close(self) -> None:
-        """End it, with what is still to be sent."""
-        self._hang_up()
+        """Close the connection after its pending output."""
+        self._disconnect()
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -304,7 +304,7 @@ class ServerConnection(asyncio.Protocol):
 
 
 def peer_name(address: Any) -> str:
-    """An address as gRPC names it."""
+    """Return an address in gRPC notation: ipv4:127.0.0.1:4711."""
     if isinstance(address, tuple) and len(address) >= 2:
         host, port = address[:2]
         return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"

@@ -1,8 +1,8 @@
-"""What a call is answered with, once it is known.
+"""A future whose callback runs synchronously.
 
-A future of asyncio tells those who wait for it in a later turn of the loop, by a call of its own for each. Answers that
-become known together, by one sync, would go out one turn later than they could, and behind the next sync where the loop
-syncs by itself. So this one tells at once, whoever it is that waits.
+An asyncio future runs its callbacks in a later turn of the loop, one scheduled call per future. Answers that become
+ready together, after one sync, would then be sent one turn late. Where the loop itself runs the sync, they would even
+wait behind the next sync. This future runs its single callback at once, inside `set_result`.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ T = TypeVar("T")
 _log: Final = logging.getLogger("basaltmq")
 
 
-class Later(Generic[T]):
-    """A result that one waits for. As much of a future as whoever gives the result needs."""
+class ImmediateFuture(Generic[T]):
+    """A result that is set later, with at most one callback. Implements the part of a future that producers need."""
 
-    __slots__ = ("_error", "_is_done", "_result", "_tell")
+    __slots__ = ("_callback", "_error", "_is_done", "_result")
 
     def __init__(self) -> None:
         self._is_done = False
         self._result: T | None = None
         self._error: BaseException | None = None
-        self._tell: Callable[[Later[T]], None] | None = None
+        self._callback: Callable[[ImmediateFuture[T]], None] | None = None
 
     def done(self) -> bool:
         return self._is_done
 
     def set_result(self, result: T) -> None:
         self._result = result
-        self._over()
+        self._done()
 
     def set_exception(self, error: BaseException) -> None:
         self._error = error
-        self._over()
+        self._done()
 
     def result(self) -> T:
-        """What it was, or the error there was instead; only once it is done."""
-        assert self._is_done, "nothing is known yet"
+        """Return the result or raise the error. The future must be done."""
+        assert self._is_done, "the result is not set yet"
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
-    def then(self, tell: Callable[[Later[T]], None]) -> None:
-        """Call `tell` when it is done, at once if it is."""
-        self._tell = tell
+    def then(self, callback: Callable[[ImmediateFuture[T]], None]) -> None:
+        """Call `callback` when the result is set, or at once if it already is."""
+        self._callback = callback
         if self._is_done:
-            tell(self)
+            callback(self)
 
-    def _over(self) -> None:
-        assert not self._is_done, "it is known already"
+    def _done(self) -> None:
+        assert not self._is_done, "the result is already set"
         self._is_done = True
-        if self._tell is not None:
+        if self._callback is not None:
             try:
-                self._tell(self)
+                self._callback(self)
             except Exception:
-                # Others wait for the same sync.
-                _log.exception("a call could not be answered")
+                # Other callers of the same sync must still be answered.
+                _log.exception("cannot answer a gRPC call")

@@ -1,17 +1,17 @@
-"""What a server can be called for. Handlers get bytes and give bytes; what is in them is their business."""
+"""The kinds of gRPC methods. Handlers receive and return serialized messages."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from basaltmq.protocols.grpc.server.immediate_future import Later
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.server.call import Call
 
-Answer = bytes | Later[Any] | Coroutine[Any, Any, Any]
-"""At once, when something else has happened, or by a coroutine, which runs as a task of its own."""
+Answer = bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Any]
+"""The answer itself, a future, or a coroutine that runs as its own task."""
 
 
 class Unary:
@@ -22,15 +22,15 @@ class Unary:
     def __init__(
         self, handle: Callable[[Any, Call], Answer], encode: Callable[[Any], bytes], *, takes_views: bool = False
     ) -> None:
-        """`encode` makes the answer of what came later or a coroutine gave. A handler that takes views gets a large
-        request as it was read, and may not keep it; others get bytes."""
+        """`encode` serializes the result of a future or a coroutine. With `takes_views` the handler receives a large
+        request as a view, which it must not keep. Otherwise it receives bytes."""
         self.handle = handle
         self.encode = encode
         self.takes_views = takes_views
 
 
-class AnswerStream:
-    """One request, many answers."""
+class ServerStreaming:
+    """One request, a stream of answers."""
 
     __slots__ = ("handle",)
 
@@ -38,8 +38,8 @@ class AnswerStream:
         self.handle = handle
 
 
-class BothStreams:
-    """Many requests, many answers."""
+class BidiStreaming:
+    """A stream of requests, a stream of answers."""
 
     __slots__ = ("handle",)
 
@@ -47,4 +47,4 @@ class BothStreams:
         self.handle = handle
 
 
-Method = Unary | AnswerStream | BothStreams
+Method = Unary | ServerStreaming | BidiStreaming

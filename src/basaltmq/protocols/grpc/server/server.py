@@ -1,7 +1,4 @@
-"""A gRPC server: listens, keeps the time for its connections, and stops in good order.
-
-TLS files are looked at for every connection that is made, so a renewed certificate needs no restart.
-"""
+"""The transport of the gRPC server: listening, keepalive, deadlines and graceful shutdown for any set of methods."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Final
 
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.protocols.grpc.heads import RequestHead
-from basaltmq.protocols.grpc.http2.header_blocks import Meanings
+from basaltmq.protocols.grpc.http2.header_blocks import HeaderCache
 from basaltmq.protocols.grpc.server.connection import ServerConnection
 from basaltmq.protocols.grpc.server.methods import Method
 from basaltmq.protocols.grpc.status import Outcome
@@ -22,15 +19,15 @@ SWEEP_S: Final = 1.0
 BACKLOG: Final = 1024
 
 CALLS_MAX: Final = 1_000
-"""Calls of one connection at once; what comes beyond waits in the client."""
+"""Concurrent calls per connection. Further calls wait in the client."""
 
 CONNECTIONS_MAX: Final = 10_000
 
 REQUEST_BYTES_MAX: Final = 64 << 20
-"""One request: a batch of messages. It is in memory as a whole, some times over."""
+"""Largest request, a batch of messages. Several copies of it are in memory at once."""
 
 KEEPALIVE_S: Final = 30.0
-"""A connection that is silent is asked for a sign of life this often, so that the leases of a dead client come back."""
+"""Interval of pings on a silent connection, so that the leases of a dead client are released."""
 
 KEEPALIVE_TIMEOUT_S: Final = 10.0
 HANDSHAKE_S: Final = 10.0
@@ -39,7 +36,7 @@ _log: Final = logging.getLogger("basaltmq")
 
 
 class GrpcServer:
-    """Serves methods to all who connect. Made, started and stopped on one loop."""
+    """Serves methods to clients. Create, start and stop it on one event loop."""
 
     def __init__(
         self,
@@ -52,24 +49,25 @@ class GrpcServer:
         handshake_s: float = HANDSHAKE_S,
         keepalive_s: float = KEEPALIVE_S,
         keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
-        needs_admission: bool = False,
+        requires_authentication: bool = False,
         shares: LoopShares | None = None,
     ) -> None:
-        """`methods` by path (/package.Service/Method); `outcome_of` says how a handler's error ends its call. With
-        `needs_admission` a connection ends unless a method sets its `is_admitted` within `handshake_s`."""
-        self.needs_admission = needs_admission
+        """`methods` maps paths (/package.Service/Method) to methods. `outcome_of` maps a handler's error to the outcome
+        of its call. With `requires_authentication`, a connection is closed unless a method sets its
+        `is_authenticated` within `handshake_s`."""
+        self.requires_authentication = requires_authentication
         self.methods = dict(methods)
         self.outcome_of = outcome_of
         self.request_bytes_max = request_bytes_max
         self.held_bytes_max = 2 * request_bytes_max
-        """Messages of one connection that are not whole: two of the largest."""
+        """Limit for incomplete messages of one connection: two of the largest requests."""
         self.calls_max = calls_max
         self.handshake_s = handshake_s
         self.keepalive_s = keepalive_s
         self.keepalive_timeout_s = keepalive_timeout_s
         self.shares = shares or LoopShares()
         self.loop = asyncio.get_running_loop()
-        self.meanings: Meanings[RequestHead] = Meanings(RequestHead)
+        self.header_cache: HeaderCache[RequestHead] = HeaderCache(RequestHead)
         self.is_stopping = False
         self.connections: set[ServerConnection] = set()
         self._connections_max = connections_max
@@ -79,7 +77,7 @@ class GrpcServer:
 
     @property
     def calls(self) -> int:
-        """How many run."""
+        """Number of running calls."""
         return sum(each.calls for each in self.connections)
 
     async def listen(
@@ -89,7 +87,7 @@ class GrpcServer:
         tls: ssl.SSLContext | None = None,
         on_accept: Callable[[], None] | None = None,
     ) -> int:
-        """Listen; the port. `on_accept` is called before each connection's handshake. OSError if it cannot be."""
+        """Listen and return the port. `on_accept` runs before each connection's handshake. Raise OSError on failure."""
 
         def accept() -> ServerConnection:
             if on_accept is not None:
@@ -110,7 +108,7 @@ class GrpcServer:
         return found
 
     async def stop(self, grace_s: float, text: str) -> None:
-        """Take no more connections and calls; calls that run may finish within the grace."""
+        """Refuse new connections and calls, and let running calls finish for `grace_s` seconds."""
         self.is_stopping = True
         if self._listener is not None:
             self._listener.close()
@@ -124,20 +122,20 @@ class GrpcServer:
                     self._idle.clear()
                     await self._idle.wait()
         except TimeoutError:
-            _log.warning("%d gRPC calls did not end in time and are cut", self.calls)
+            _log.warning("%d gRPC calls did not finish within the grace period and are aborted", self.calls)
         for connection in list(self.connections):
             connection.close()
-        # What was cancelled is given its turn to clean up, and what was written its turn to leave.
+        # Let cancelled handlers clean up and the transports write their output.
         for _ in range(3):
             await asyncio.sleep(0)
         if self._listener is not None:
             self._listener = None
 
     def joined(self, connection: ServerConnection) -> str:
-        """A client came; why it has to go again, if it has to."""
+        """Register a connection. Return the reason if it must be refused."""
         self.connections.add(connection)
         if len(self.connections) > self._connections_max:
-            _log.warning("a gRPC client is refused: the limit of %d connections is reached", self._connections_max)
+            _log.warning("refusing a gRPC client: the limit of %d connections is reached", self._connections_max)
             return f"the limit of {self._connections_max} connections is reached"
         return ""
 
@@ -145,7 +143,7 @@ class GrpcServer:
         self.connections.discard(connection)
 
     def idle(self) -> None:
-        """A connection has no calls left."""
+        """Signal `stop` that a connection has no calls left."""
         self._idle.set()
 
     def _sweep(self) -> None:

@@ -1,9 +1,9 @@
-"""Who calls, and what they may do.
+"""Authentication and authorization of gRPC callers.
 
-    authorization: Bearer fila_...      an API key; it may do what its ACL says
+    authorization: Bearer fila_...      an API key, with its permissions
     authorization: Basic <base64>       a user of the broker, with its permissions
-    none, from this machine             the anonymous user (`auth.anonymous_user`): its permissions, no tags
-    none, from elsewhere                refused; with `access = "keys"` also from this machine
+    none, over loopback                 the anonymous user (`auth.anonymous_user`) with its permissions, without tags
+    none, from another machine          refused; with `access = "keys"` also over loopback
 
     call        API key       user's permission
     enqueue     produce       write
@@ -12,8 +12,8 @@
     settings    admin on *    tag administrator
     API keys    superadmin    tag administrator
 
-Credentials that are sent are always checked. A password is checked in a thread, and a key that is not valid is refused
-after a delay; `caller` answers None for these, and `log_in` waits. Valid keys never wait: nobody guesses 256 bits.
+Credentials are always checked if they are sent. Passwords are checked in a thread, and invalid keys are refused after
+a delay. In both cases `caller` returns None and `log_in` does the check. Valid keys are never delayed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PERMISSIONS: Final[dict[Kind, str]] = {"produce": WRITE, "consume": READ, "admi
 
 
 class Accounts(NamedTuple):
-    """The broker's users, and what they may do in the virtual host that is served."""
+    """The broker's users and their permissions in the served virtual host."""
 
     users: Users
     permissions: Permissions
@@ -47,27 +47,27 @@ class Accounts(NamedTuple):
 
 
 class Caller(Protocol):
-    """Who makes a call. Asked again and again by calls that last: rights are revoked meanwhile."""
+    """The identity behind a call. Long-running calls check it repeatedly, because permissions can be revoked."""
 
     peer: str
-    """The connection, as gRPC names it."""
+    """The connection in gRPC notation."""
 
     def is_current(self) -> bool:
-        """False: the credentials have to be checked again. Raises if they are not valid any more."""
+        """Return False if the credentials must be checked again. Raise if they are no longer valid."""
         ...
 
     def require(self, kind: Kind, queue: str) -> None:
-        """Raise unless the caller may do this with the queue, at this moment."""
+        """Raise unless the caller currently has this permission for the queue."""
         ...
 
     def require_everywhere(self, kind: Kind, what: str) -> None:
-        """The same for what is not one queue's."""
+        """Raise unless the caller has this permission for every queue. `what` names the operation."""
         ...
 
     def require_superadmin(self, what: str) -> None: ...
 
     def sees(self, queue: str) -> bool:
-        """Whether the caller may know that the queue is there."""
+        """Whether the caller may know that the queue exists."""
         ...
 
 
@@ -90,21 +90,20 @@ class KeyCaller:
         if not key.may(kind, queue):
             raise AccessRefusedError(
                 f"API key {key.id} ({key.name}) may not {_WHAT[kind]} queue {queue!r:.255}; "
-                f"an ACL entry '{kind}' with a pattern that matches it would allow it"
+                f"add an ACL entry '{kind}' with a pattern that matches the queue"
             )
 
     def require_everywhere(self, kind: Kind, what: str) -> None:
         key = self._keys.require_current(self._key)
         if not key.may_everywhere(kind):
             raise AccessRefusedError(
-                f"API key {key.id} ({key.name}) may not {what}; an ACL entry '{kind}' with the pattern '*' "
-                "would allow it"
+                f"API key {key.id} ({key.name}) may not {what}; add an ACL entry '{kind}' with the pattern '*'"
             )
 
     def require_superadmin(self, what: str) -> None:
         key = self._keys.require_current(self._key)
         if not key.is_superadmin:
-            raise AccessRefusedError(f"API key {key.id} ({key.name}) may not {what}; that takes a superadmin")
+            raise AccessRefusedError(f"API key {key.id} ({key.name}) may not {what}; use a superadmin key")
 
     def sees(self, queue: str) -> bool:
         key = self._keys.require_current(self._key)
@@ -112,7 +111,7 @@ class KeyCaller:
 
 
 class UserCaller:
-    """A caller that is a user of the broker, by password or anonymously."""
+    """A caller that is a user of the broker, authenticated by password or anonymous."""
 
     __slots__ = ("_accounts", "_generation", "_user", "peer")
 
@@ -145,7 +144,7 @@ class UserCaller:
 
 
 class Access:
-    """Tells callers apart."""
+    """Identifies callers by their credentials."""
 
     def __init__(self, keys: ApiKeys, accounts: Accounts, mode: AccessMode) -> None:
         self.keys = keys
@@ -153,21 +152,21 @@ class Access:
         self._accounts = accounts
 
     def caller(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller | None:
-        """Who makes a call with this metadata; None if `log_in` has to check a password first."""
+        """Return the caller with this metadata, or None if `log_in` must check the credentials."""
         text = _authorization(metadata)
         if text is None:
             return self._anonymous(peer)
         if text[: len(_BASIC)].lower() == _BASIC:
             return None
         if text[: len(_BEARER)].lower() != _BEARER:
-            raise AuthenticationError("the authorization of a call is 'Bearer' and an API key, or 'Basic' and a user")
+            raise AuthenticationError("the authorization of a call must be 'Bearer <API key>' or 'Basic <credentials>'")
         try:
             return self._holder(text, peer)
         except AuthenticationError:
             return None
 
     async def log_in(self, metadata: Iterable[tuple[str, str | bytes]] | None, peer: str) -> Caller:
-        """The same for a user and a password. A key that is not valid is refused here, after the wait it owes."""
+        """Check a password, or refuse an invalid key after the throttling delay."""
         text = _authorization(metadata) or ""
         if text[: len(_BEARER)].lower() == _BEARER:
             async with self._accounts.users.throttle.attempt("", peer_of(peer)):
@@ -183,7 +182,7 @@ class Access:
         user = self._accounts.users.anonymous(peer_of(peer)) if self.mode == "loopback" else None
         if user is None:
             raise AuthenticationError(
-                "the call has no credentials; send 'authorization: Bearer <API key>' or 'Basic <user and password>'"
+                "the call has no credentials; send 'authorization: Bearer <API key>' or 'Basic <credentials>'"
             )
         return self._admitted(user, peer)
 
@@ -205,12 +204,12 @@ def _credentials(encoded: str) -> tuple[str, str]:
     except (binascii.Error, ValueError):
         colon = ""
     if not colon:
-        raise AuthenticationError("Basic authorization is 'user:password' in UTF-8, encoded in base64")
+        raise AuthenticationError("Basic credentials must be 'user:password' in UTF-8, encoded in base64")
     return name, password
 
 
 def peer_of(peer: str) -> Peer:
-    """A connection as gRPC names it: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:..."""
+    """Parse a peer in gRPC notation: ipv4:127.0.0.1:4711, ipv6:%5B::1%5D:4711, unix:..."""
     scheme, _, address = peer.partition(":")
     if scheme == "unix":
         return Peer("", is_loopback=True)

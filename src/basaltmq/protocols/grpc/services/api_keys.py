@@ -1,18 +1,18 @@
-"""API keys and what each may do: who a caller of the gRPC services is.
+"""API keys and their permissions: authentication for the gRPC services.
 
-A key is shown once, when it is made:
+The text of a key is shown once, when the key is created:
 
     fila_<key id, 16 hex digits>_<43 characters of 32 random bytes>
 
-What is stored is its SHA-256. A slow hash is for passwords people choose; nobody guesses 256 random bits.
+The store holds only its SHA-256. A slow hash protects passwords that people choose; 256 random bits cannot be guessed.
 
 Row, by key id:
 
     | layout u8 | MessagePack map: name, digest (32), created ms, expires ms (0: never), superadmin, permissions |
 
-A permission is a kind and a pattern of queue names, in which `*` stands for any number of characters:
+A permission is a kind and a pattern of queue names, in which `*` matches any number of characters:
 
-    produce   enqueue                 consume   take and answer              admin   create, delete, look at, redrive
+    produce   enqueue           consume   consume and acknowledge           admin   create, delete, inspect, redrive
 
 Superadmins may do everything. A key without permissions may do nothing.
 """
@@ -41,19 +41,19 @@ from basaltmq.errors import (
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys.queues import api_key_key, decode_api_key_key
+from basaltmq.store.keys.broker import api_key_key, decode_api_key_key
 
 LAYOUT: Final = 1
 KEYS_MAX: Final = 100_000
-"""All are in memory: about 500 bytes each."""
+"""All keys are in memory, at about 500 bytes each."""
 
 NAME_CHARACTERS_MAX: Final = 256
 PERMISSIONS_MAX: Final = 1_000
 PATTERN_CHARACTERS_MAX: Final = 255
-"""As long as a queue's name."""
+"""The length limit of a queue name."""
 
 VERDICTS_MAX: Final = 4_096
-"""Answers to 'may it?' kept per key; beyond it they are found again."""
+"""Cached permission checks per key."""
 
 _TEXT: Final = re.compile(r"fila_([0-9a-f]{16})_[A-Za-z0-9_-]{43}")
 
@@ -62,7 +62,7 @@ KINDS: Final[tuple[Kind, ...]] = ("produce", "consume", "admin")
 
 
 class Permission(msgspec.Struct, frozen=True):
-    """May do this with queues of these names."""
+    """Allows one kind of access to the queues whose names match the pattern."""
 
     kind: Kind
     pattern: str
@@ -78,7 +78,7 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ApiKey:
-    """A key as the server knows it, without its text."""
+    """A key without its secret text."""
 
     __slots__ = ("_verdicts", "id", "row")
 
@@ -111,7 +111,7 @@ class ApiKey:
         return verdict
 
     def may_everywhere(self, kind: Kind) -> bool:
-        """Whether queues of every name are meant."""
+        """Whether the key has this permission for every queue name."""
         return self.row.is_superadmin or any(
             each.kind == kind and not each.pattern.strip("*") for each in self.row.permissions
         )
@@ -121,7 +121,7 @@ class ApiKey:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name is meant by a pattern; takes time in proportion to both, whatever they are."""
+    """Whether a name matches a pattern. Takes time linear in both."""
     first, *rest = pattern.split("*")
     if not rest:
         return name == pattern
@@ -137,7 +137,7 @@ def matches(pattern: str, name: str) -> bool:
 
 
 class ApiKeys:
-    """The keys of a store. Changes are written; the caller waits for them to be durable."""
+    """The API keys of a store. Changes are written at once; the caller waits for their sync."""
 
     def __init__(
         self,
@@ -156,18 +156,18 @@ class ApiKeys:
         self._watchers: list[Callable[[], None]] = []
 
     def watch(self, watcher: Callable[[], None]) -> None:
-        """Call when a key may do less than before."""
+        """Register a callback for when a key may have lost permissions."""
         self._watchers.append(watcher)
 
     def create(self, name: str, *, expires_ms: int = 0, is_superadmin: bool = False) -> tuple[ApiKey, str]:
-        """A key, and its text, which cannot be had again."""
+        """Create a key. Return it with its text, which cannot be retrieved again."""
         if not 1 <= len(name) <= NAME_CHARACTERS_MAX or not name.isprintable():
-            raise InvalidArgumentError(f"the name of an API key has 1 to {NAME_CHARACTERS_MAX} printable characters")
+            raise InvalidArgumentError(f"an API key's name must have 1 to {NAME_CHARACTERS_MAX} printable characters")
         now_ms = self._now_ms()
         if expires_ms and expires_ms <= now_ms:
-            raise InvalidArgumentError(f"the API key would have expired already: {expires_ms} ms is not after {now_ms}")
+            raise InvalidArgumentError(f"the expiry time {expires_ms} ms is not after the current time {now_ms} ms")
         if len(self._keys) >= KEYS_MAX:
-            raise LimitExceededError(f"there are {KEYS_MAX} API keys already; revoke some first")
+            raise LimitExceededError(f"the limit of {KEYS_MAX} API keys is reached; revoke some first")
         key_id = self._random_bytes(8).hex()
         secret = base64.urlsafe_b64encode(self._random_bytes(32)).rstrip(b"=").decode()
         text = f"fila_{key_id}_{secret}"
@@ -180,7 +180,7 @@ class ApiKeys:
         batch.delete(Family.API_KEYS, api_key_key(key_id))
         self._store.write(batch)
         del self._keys[key_id]
-        self._tell()
+        self._notify()
 
     def get(self, key_id: str) -> ApiKey:
         found = self._keys.get(key_id)
@@ -192,30 +192,30 @@ class ApiKeys:
         return sorted(self._keys.values(), key=lambda key: (key.row.created_ms, key.id))
 
     def permit(self, key_id: str, permissions: Sequence[tuple[str, str]]) -> ApiKey:
-        """Give a key these permissions and no others."""
+        """Replace the permissions of a key."""
         before = self.get(key_id).row
         if len(permissions) > PERMISSIONS_MAX:
-            raise LimitExceededError(f"{len(permissions)} permissions: an API key has at most {PERMISSIONS_MAX}")
+            raise LimitExceededError(f"{len(permissions)} permissions exceed the limit of {PERMISSIONS_MAX} per key")
         key = self._put(key_id, msgspec.structs.replace(before, permissions=tuple(map(_permission, permissions))))
-        self._tell()
+        self._notify()
         return key
 
     def authenticate(self, text: str) -> ApiKey:
-        """The key of this text; AuthenticationError says no more than that it is none."""
+        """Return the key with this text. The AuthenticationError does not reveal why a text is invalid."""
         form = _TEXT.fullmatch(text)
         key = None if form is None else self._keys.get(form[1])
         if key is None or not hmac.compare_digest(key.row.digest, _digest(text)):
-            raise AuthenticationError("the API key is not known; it may have been revoked")
+            raise AuthenticationError("the API key is unknown or was revoked")
         self.require_current(key)
         return key
 
     def require_current(self, key: ApiKey) -> ApiKey:
-        """The key as it is at this moment; AuthenticationError if it is none any more."""
+        """Return the current state of a key. Raise AuthenticationError if it was revoked or has expired."""
         current = self._keys.get(key.id)
         if current is None:
             raise AuthenticationError(f"API key {key.id} was revoked")
         if current.has_expired(self._now_ms()):
-            raise AuthenticationError(f"API key {key.id} has expired; make another")
+            raise AuthenticationError(f"API key {key.id} has expired; create another")
         return current
 
     def _put(self, key_id: str, row: _Row) -> ApiKey:
@@ -225,7 +225,7 @@ class ApiKeys:
         key = self._keys[key_id] = ApiKey(key_id, row)
         return key
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for watcher in self._watchers:
             watcher()
 
@@ -242,9 +242,9 @@ def _permission(given: tuple[str, str]) -> Permission:
     for known in KINDS:
         if kind == known:
             if not 1 <= len(pattern) <= PATTERN_CHARACTERS_MAX:
-                raise InvalidArgumentError(f"a pattern of queue names has 1 to {PATTERN_CHARACTERS_MAX} characters")
+                raise InvalidArgumentError(f"a queue name pattern must have 1 to {PATTERN_CHARACTERS_MAX} characters")
             return Permission(known, pattern)
-    raise InvalidArgumentError(f"there is no permission {kind!r:.80}; there is {', '.join(KINDS)}")
+    raise InvalidArgumentError(f"unknown permission {kind!r:.80}; use one of {', '.join(KINDS)}")
 
 
 _decode_row: Final = msgpack_decoder(_Row)

@@ -1,10 +1,9 @@
-"""The one table from Basalt's errors to gRPC status codes.
+"""Mapping from Basalt's errors to gRPC status codes.
 
-The most specific class of an error's ancestry decides. What is not in the table is ours to fix and is INTERNAL; its
-text goes to the log, not to the client, unless Basalt raised it on purpose.
+The most specific class in an error's MRO decides. Errors outside the table are bugs and map to INTERNAL. Their text
+goes to the log, not to the client.
 
-Every error carries the trailing metadata `basalt-error`, Basalt's own code, which tells apart what one status lumps
-together.
+Every error carries the trailing metadata `basalt-error` with Basalt's own code, which is finer than the gRPC status.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ def status_of(error: errors.BasaltError) -> Status:
     for kind in type(error).__mro__:
         if kind in STATUS:
             return STATUS[kind]
-    raise AssertionError("the root of all errors is in the table")
+    raise AssertionError("BasaltError is in the table")
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """How an error ends a call."""
+    """Return the outcome of a call that ended with this error."""
     if isinstance(error, errors.BasaltError):
         return Outcome(status_of(error), str(error), ((ERROR_CODE_KEY, error.code),))
     _log.error("a gRPC call failed", exc_info=error)
-    return Outcome(Status.INTERNAL, "the broker failed; its log says how", ((ERROR_CODE_KEY, "internal"),))
+    return Outcome(Status.INTERNAL, "internal error of the broker; see its log", ((ERROR_CODE_KEY, "internal"),))

@@ -1,7 +1,7 @@
-"""How a handler becomes a gRPC method: the caller is told apart, requests are read and answers encoded.
+"""Adapters from service handlers to gRPC methods: authentication, decoding of requests, encoding of answers.
 
-A handler is a function of a request and its caller, and raises Basalt's errors. It answers at once, later or as
-a coroutine; a stream of answers is a generator. It knows nothing of gRPC.
+A handler takes a request and its caller, and raises Basalt's errors. It returns an answer, a future or a coroutine.
+A streaming handler is an async generator. Handlers do not depend on gRPC.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from google.protobuf.message import DecodeError, Message
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.grpc.http2.events import Chunk
 from basaltmq.protocols.grpc.server.call import Call
-from basaltmq.protocols.grpc.server.immediate_future import Later
-from basaltmq.protocols.grpc.server.methods import Answer, AnswerStream, BothStreams, Unary
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
+from basaltmq.protocols.grpc.server.methods import Answer, BidiStreaming, ServerStreaming, Unary
 from basaltmq.protocols.grpc.services.access import Access, Caller
 
 CALLERS_MAX: Final = 16
-"""Callers remembered for one connection: clients have one key, proxies some."""
+"""Cached callers per connection. A client uses one key, a proxy several."""
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
-Reply = Message | bytes | Later[Any] | Coroutine[Any, Any, Message | bytes]
+Reply = Message | bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Message | bytes]
 
 
-class Calls:
-    """Makes methods of handlers."""
+class MethodFactory:
+    """Turns handlers into methods."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -35,33 +35,35 @@ class Calls:
     def unary(
         self, request: type[Q], handler: Callable[[Q, Caller], Reply], encode: Callable[[Any], bytes] | None = None
     ) -> Unary:
-        """One request, one answer; `encode` makes it of the result a handler has later."""
+        """Make a method with one request and one answer. `encode` serializes the result of a future."""
 
         def handle(raw: bytes, call: Call) -> Answer:
             caller = self._caller(call)
             if caller is None:
-                return self._logged_in(call, lambda caller: handler(read(request, raw), caller))
+                return self._handle_after_log_in(call, lambda caller: handler(read(request, raw), caller))
             reply = handler(read(request, raw), caller)
             return reply.SerializeToString() if isinstance(reply, Message) else reply
 
         return Unary(handle, encode or _serialized)
 
-    def unary_of_bytes(self, handler: Callable[[Chunk, Caller], Later[Any]], encode: Callable[[Any], bytes]) -> Unary:
-        """The same for a handler that reads the request itself, and does not keep it."""
+    def unary_of_bytes(
+        self, handler: Callable[[Chunk, Caller], ImmediateFuture[Any]], encode: Callable[[Any], bytes]
+    ) -> Unary:
+        """Make a unary method whose handler parses the request itself. The handler must not keep the request."""
 
         def handle(raw: Chunk, call: Call) -> Answer:
             caller = self._caller(call)
             if caller is None:
                 kept = bytes(raw)
-                return self._logged_in(call, lambda caller: handler(kept, caller))
+                return self._handle_after_log_in(call, lambda caller: handler(kept, caller))
             return handler(raw, caller)
 
         return Unary(handle, encode, takes_views=True)
 
-    def answer_stream(
+    def server_streaming(
         self, request: type[Q], handler: Callable[[Q, Caller], AsyncGenerator[bytes, None]]
-    ) -> AnswerStream:
-        """One request, many answers, which the handler encodes itself."""
+    ) -> ServerStreaming:
+        """Make a method with one request and a stream of answers, which the handler serializes."""
 
         async def handle(raw: bytes, call: Call) -> AsyncGenerator[bytes, None]:
             caller = self._caller(call) or await self._log_in(call)
@@ -72,12 +74,12 @@ class Calls:
             finally:
                 await answers.aclose()
 
-        return AnswerStream(handle)
+        return ServerStreaming(handle)
 
-    def both_streams(
+    def bidi_streaming(
         self, request: type[Q], handler: Callable[[AsyncIterator[Q], Caller], AsyncGenerator[R, None]]
-    ) -> BothStreams:
-        """Many requests, many answers."""
+    ) -> BidiStreaming:
+        """Make a method with a stream of requests and a stream of answers."""
 
         async def handle(asked: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
             caller = self._caller(call) or await self._log_in(call)
@@ -89,11 +91,11 @@ class Calls:
             finally:
                 await answers.aclose()
 
-        return BothStreams(handle)
+        return BidiStreaming(handle)
 
     def _caller(self, call: Call) -> Caller | None:
-        """Who calls; None if that takes a login. A connection's callers are remembered and checked to be current."""
-        known: dict[str | None, Caller] = call.connection.memory
+        """Return the caller, from the connection's cache if still valid. None if the credentials need `_log_in`."""
+        known: dict[str | None, Caller] = call.connection.handler_state
         caller = known.get(call.head.authorization)
         if caller is not None and caller.is_current():
             return caller
@@ -103,10 +105,10 @@ class Calls:
     async def _log_in(self, call: Call) -> Caller:
         return _remembered(call, await self._access.log_in(call.head.fields, call.peer()))
 
-    async def _logged_in(self, call: Call, ask: Callable[[Caller], Reply]) -> Any:
-        """Handle a unary call after its login."""
+    async def _handle_after_log_in(self, call: Call, ask: Callable[[Caller], Reply]) -> Any:
+        """Handle a unary call after checking its credentials."""
         reply = ask(await self._log_in(call))
-        if isinstance(reply, Later):
+        if isinstance(reply, ImmediateFuture):
             done = call.connection.loop.create_future()
             reply.then(lambda known: None if done.done() else done.set_result(None))
             await done
@@ -115,11 +117,11 @@ class Calls:
 
 
 def _remembered(call: Call, caller: Caller) -> Caller:
-    known: dict[str | None, Caller] = call.connection.memory
+    known: dict[str | None, Caller] = call.connection.handler_state
     if len(known) >= CALLERS_MAX:
         known.clear()
     known[call.head.authorization] = caller
-    call.connection.is_admitted = True
+    call.connection.is_authenticated = True
     return caller
 
 
@@ -128,15 +130,15 @@ def _serialized(answer: Message | bytes) -> bytes:
 
 
 def read(request: type[Q], raw: Chunk) -> Q:
-    """A request; InvalidArgumentError if the bytes are none."""
+    """Parse a request. Raise InvalidArgumentError if the bytes are malformed."""
     try:
         return request.FromString(bytes(raw))
     except DecodeError:
-        raise InvalidArgumentError(f"the bytes of the request are no {request.DESCRIPTOR.name}") from None
+        raise InvalidArgumentError(f"the request is not a valid {request.DESCRIPTOR.name}") from None
 
 
 def queue_name(name: str) -> str:
-    """A queue's name as it is on the wire, where absent and empty are the same."""
+    """Return the queue name of a request. Raise if it is empty, which on the wire is the same as absent."""
     if not name:
-        raise InvalidArgumentError("the call names no queue")
+        raise InvalidArgumentError("the request has no queue name")
     return name

@@ -1,8 +1,8 @@
-"""What the gRPC services leave to whoever owns the queues: making and deleting them, who may be served, alarms.
+"""The interface between the gRPC services and the owner of the queues: create, delete, access rules, alarms.
 
-Over a bare queue plane there is little to it. In a broker a virtual host owns them: a queue made here is seen over AMQP
-too, a stream or a connection's own queue is refused, publishers wait while the broker holds them, and an error of the
-disk ends the virtual host, which is then opened again.
+A bare queue plane has no rules. In a broker the virtual host owns the queues. A queue created over gRPC is then visible
+over AMQP too. Streams and exclusive queues are refused, and so are enqueues while publishers are blocked. A storage
+error closes the virtual host, which is then reopened.
 """
 
 from __future__ import annotations
@@ -22,47 +22,29 @@ from basaltmq.errors import (
     StoreStalledError,
 )
 from basaltmq.queues.config import QueueConfig
-from basaltmq.queues.plane import QueuePlane
 
 
-class Desk(Protocol):
-    """Whoever owns the queues."""
+class QueueOwner(Protocol):
+    """Owner of the queues that the services use."""
 
     def create(self, config: QueueConfig) -> None: ...
 
     def delete(self, name: str) -> None: ...
 
     def check(self, name: str) -> None:
-        """Raise if the queue of this name is not for this protocol; that it does not exist is told elsewhere."""
+        """Raise if gRPC may not use this queue. A missing queue is reported elsewhere."""
         ...
 
     def require_room(self) -> None:
-        """Raise while publishers are held."""
+        """Raise while publishers are blocked."""
         ...
 
     def failed(self, error: Exception) -> None:
-        """A call ended with this error."""
+        """Handle the error that ended a call."""
         ...
 
 
-class PlaneDesk:
-    """A queue plane on its own."""
-
-    def __init__(self, plane: QueuePlane) -> None:
-        self.create = plane.create
-        self.delete = plane.delete
-
-    def check(self, name: str) -> None:
-        """Every queue may be used."""
-
-    def require_room(self) -> None:
-        """Nobody is held."""
-
-    def failed(self, error: Exception) -> None:
-        """Nobody is there to be told."""
-
-
-class VHostDesk:
+class VHostOwner:
     """A virtual host of a broker."""
 
     def __init__(self, node: Node, vhost: VHost) -> None:
@@ -85,19 +67,18 @@ class VHostDesk:
         if queue is None:
             return
         if queue.is_stream:
-            raise PreconditionFailedError(
-                f"queue {name!r} is a stream, which is read by offset; use a consumer that knows streams"
-            )
+            raise PreconditionFailedError(f"queue {name!r} is a stream, which is read by offset; use a stream consumer")
         if queue.owner is not None:
             raise ResourceLockedError(f"queue {name!r} is exclusive to the connection that declared it")
 
     def require_room(self) -> None:
         reason = self._node.alarms.reason(self._vhost.name)
         if reason is not None:
-            raise PublishersHeldError(f"publishers are held: {reason}")
+            raise PublishersHeldError(f"publishers are blocked: {reason}")
 
     def failed(self, error: Exception) -> None:
-        # A store that is behind has lost nothing, one that closes was told to, and damage costs what it holds.
+        # No reason to close the virtual host: a stalled store lost nothing, a closed store was closed on purpose, and
+        # corruption affects only the damaged rows.
         passing = StoreStalledError | StoreClosedError | CorruptionError
         if isinstance(error, StorageError) and not isinstance(error, passing):
             self._vhost.fail(error)

@@ -1,11 +1,11 @@
-"""The gRPC server: `fila.v1` and `basalt.v1` on one port, in the broker's loop.
+"""The gRPC listener of the broker: `fila.v1` and `basalt.v1` on one port, in the broker's event loop.
 
-    connection ──> calls.py (who, errors) ──> service ──> tick.py (enqueues of one turn: one write, one sync)
-                                                     └──> takers.py, streams.py (who gets messages, who holds them)
+    connection ──> MethodFactory (authentication) ──> service ──> Tick (enqueues: one write, one sync)
+                                                             └──> WaitingConsumers (distribution), ConsumeStreams
 
-The queue plane is called from the loop and does not wait there: whoever has to wait for the disk awaits the next sync.
+The queue plane is called on the loop and never blocks it. Calls that need durability await the next sync.
 
-TLS files are read for every connection that is made, so a renewed certificate needs no restart.
+Changed TLS files are reloaded when a client connects, so a renewed certificate needs no restart.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from basaltmq.protocols.grpc.services.basalt.service import SERVICE as QUEUES_SE
 from basaltmq.protocols.grpc.services.basalt.service import QueuesService
 from basaltmq.protocols.grpc.services.error_status import outcome_of
 from basaltmq.protocols.grpc.services.fila import admin, service
-from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, Streams
-from basaltmq.protocols.grpc.services.method_factory import Calls
-from basaltmq.protocols.grpc.services.queue_owner import Desk, PlaneDesk
+from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, ConsumeStreams
+from basaltmq.protocols.grpc.services.method_factory import MethodFactory
+from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
 from basaltmq.protocols.grpc.services.tick import MESSAGE_BYTES_MAX, Tick
-from basaltmq.protocols.grpc.services.waiting_consumers import Takers
+from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
 from basaltmq.protocols.grpc.status import Outcome
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.sync.group_commit import GroupCommit
 
 STOP_GRACE_S: Final = 5.0
-"""Calls that run when the server stops have this long to end."""
+"""Grace period in seconds for running calls when the server stops."""
 
 ENVELOPE_BYTES_MAX: Final = 1 << 20
-"""What is around the payload of the largest message: its headers, keys and names."""
+"""Room for the headers, keys and names of the largest message, in addition to its payload."""
 
 _log = logging.getLogger("basaltmq")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files, and what is asked of clients: by default a certificate, if there is an authority to check it with."""
+    """PEM files. If `clients` is unset, client certificates are required when there is an `authority`, else ignored."""
 
     certificate: Path
     key: Path
@@ -65,8 +65,8 @@ class TlsFiles:
 
 
 @dataclass(frozen=True, slots=True)
-class FilaOptions:
-    """How the server listens and whom it lets in."""
+class QueueServerOptions:
+    """Where the server listens, whom it admits, and its limits."""
 
     host: str = "127.0.0.1"
     port: int = 5555
@@ -79,8 +79,8 @@ class FilaOptions:
     handshake_s: float = HANDSHAKE_S
 
 
-class FilaServer:
-    """Serves the queues of one plane. Made, started and stopped on one loop."""
+class QueueServer:
+    """Serves the queues of one plane. Create, start and stop it on one event loop."""
 
     def __init__(
         self,
@@ -88,36 +88,34 @@ class FilaServer:
         commit: GroupCommit,
         keys: ApiKeys,
         accounts: Accounts,
-        options: FilaOptions | None = None,
+        options: QueueServerOptions | None = None,
         *,
-        desk: Desk | None = None,
+        owner: QueueOwner,
         clock_ns: Callable[[], int] = time.time_ns,
         shares: LoopShares | None = None,
     ) -> None:
-        """`desk` is whoever owns the queues, by default the plane itself; `shares` are the loop's, if it serves others
-        too."""
-        desk = desk or PlaneDesk(plane)
-        self._options = options = options or FilaOptions()
+        """`owner` owns the queues. `shares` is the loop's scheduler, if other listeners use the loop too."""
+        self._options = options = options or QueueServerOptions()
         loop = asyncio.get_running_loop()
         self._tick = Tick(plane, commit, loop, message_bytes_max=options.message_bytes_max)
-        self._takers = Takers(plane, loop)
-        self._streams = Streams(plane, self._takers, loop, ack_from=options.ack_from)
+        self._consumers = WaitingConsumers(plane, loop)
+        self._streams = ConsumeStreams(plane, self._consumers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
         self._unwatch = accounts.permissions.watch(self._streams.recheck)
         access = Access(keys, accounts, options.access)
-        calls = Calls(access)
+        calls = MethodFactory(access)
 
         async def durable() -> None:
             await commit.durable()
 
         def ended(error: BaseException) -> Outcome:
             if isinstance(error, Exception):
-                desk.failed(error)
+                owner.failed(error)
             return outcome_of(error)
 
-        fila = service.FilaService(plane, self._tick, self._streams, desk, clock_ns)
-        operators = admin.FilaAdmin(plane, self._takers, access, desk, durable)
-        self._queues = QueuesService(plane, self._tick, self._takers, desk, durable)
+        fila = service.FilaService(plane, self._tick, self._streams, owner, clock_ns)
+        operators = admin.FilaAdmin(plane, self._consumers, access, owner, durable)
+        self._queues = QueuesService(plane, self._tick, self._consumers, owner, durable)
         services = (
             (service.SERVICE, fila.methods(calls)),
             (admin.SERVICE, operators.methods(calls)),
@@ -129,12 +127,12 @@ class FilaServer:
             request_bytes_max=max(options.request_bytes_max, options.message_bytes_max + ENVELOPE_BYTES_MAX),
             connections_max=options.connections_max,
             handshake_s=options.handshake_s,
-            needs_admission=True,
+            requires_authentication=True,
             shares=shares,
         )
 
     async def start(self) -> int:
-        """Listen; the port."""
+        """Listen and return the port."""
         options = self._options
         tls = None if options.tls is None else Certificates(options.tls.settings())
         try:
@@ -151,14 +149,14 @@ class FilaServer:
         return port
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Take no more calls, end streams and waits, and let what runs finish within the grace."""
+        """Refuse new calls, end streams and long polls, and let running calls finish for `grace_s` seconds."""
         self._unwatch()
         self._streams.close()
         self._queues.close()
         await self._server.stop(grace_s, "the broker is stopping; connect again")
 
     def info(self) -> dict[str, int]:
-        """Figures of this server."""
+        """Return the server's statistics."""
         return {
             "connections": len(self._server.connections),
             "calls": self._server.calls,
@@ -169,7 +167,7 @@ class FilaServer:
 
 
 class Certificates:
-    """A TLS context whose files are looked at again for every connection."""
+    """A TLS context that reloads its files when they change."""
 
     def __init__(self, settings: Tls) -> None:
         self._settings = settings
@@ -179,18 +177,18 @@ class Certificates:
         self.context.set_alpn_protocols(["h2"])
 
     def refresh(self) -> None:
-        """Read files that changed; those that cannot be used leave the last ones in place."""
+        """Reload changed files. If they are invalid, keep the current certificate."""
         look = self._look()
         if look == self._seen:
             return
         try:
             reload_files(self.context, self._settings)
         except InvalidConfigError as error:
-            _log.error("TLS goes on with the certificate it has: %s", error)
+            _log.error("cannot reload the TLS files, continuing with the current certificate: %s", error)
         self._seen = look
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """What tells a file from its successor."""
+        """Return the modification time, size and inode of each file."""
         found: list[tuple[int, int, int] | None] = []
         for file in self._files:
             try:

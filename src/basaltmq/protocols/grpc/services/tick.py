@@ -1,24 +1,26 @@
-"""Enqueues of many callers as one write: what arrives while the disk syncs is one batch, and waits for the next sync.
+"""Group enqueue: writes the enqueues of many callers as one change and answers them after one sync.
 
     Enqueue, EnqueueBatch, Produce ─> gathered ─> one change of all queues ─> one sync ─> answers
                                          ^                                       │
-                                         └────── the next batch is written when ─┘ it is done
+                                         └── the next batch is written when the ─┘ sync is done
 
-There is no timer. A call that finds nothing under way is written in the first turn of the loop that brings no other,
-`TURNS_MAX` later at most: callers that were answered together come back one by one, and a sync for the first of them
-would leave the others to the next. One that comes while a sync runs could not be durable before the next sync whatever
-was done with it, so it waits and shares its write with others that do; more than `GATHERED_BYTES_MAX` does not wait.
-Those who waited for a sync are answered before the next one begins: their answers would otherwise lie here for as long
-as it takes, and callers would come back in two groups of very different sizes.
+There is no timer:
 
-Budget: a tick costs about 600 us of processor and disk beside its calls, a single Enqueue 50 us with everything in the
-cache and twice that in a server that is busy; so what counts is how many calls share a tick (8 of 16 callers).
+- No sync is running: the batch is written in the first loop turn that brings no further call, after at most `TURNS_MAX`
+  turns. Callers that were answered together return one by one, and writing the first alone would delay the others.
+- A sync is running: a new call cannot be durable before the next sync. It waits and shares the next write, unless more
+  than `GATHERED_BYTES_MAX` are gathered.
+- A sync is done: its callers are answered before the next sync starts. Otherwise their answers would wait for that
+  sync, and the callers would return in two groups of very different sizes.
 
-Calls stay apart in their errors. If the change of all is refused, each queue is tried alone, and then each call: only
-the culprit fails. A queue that refuses what is over its limit gets its calls one by one from the start, because the
-refusal is of the call.
+Cost: a tick takes about 600 us of CPU and disk time in addition to its calls. One Enqueue takes 50 us with warm caches
+and twice that in a busy server. Throughput therefore depends on the calls per tick (8 with 16 callers).
 
-A caller that goes away does not take its messages back: they are written, and nobody is told.
+Errors stay separate. If the combined change is refused, each queue is tried alone, and then each call, so only the
+offending call fails. Queues that refuse messages over their limit get their calls one by one from the start, because
+the refusal concerns one call.
+
+A caller that disconnects does not withdraw its messages: they are still written.
 """
 
 from __future__ import annotations
@@ -26,30 +28,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, LimitExceededError
-from basaltmq.queues.config import Durability, Overflow
+from basaltmq.queues.config import Overflow
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.after_sync import AfterSync
 from basaltmq.store.sync.group_commit import GroupCommit
 
 GATHERED_BYTES_MAX: Final = 1 << 20
-"""Payloads gathered before they are written without waiting for the sync that runs."""
+"""Gathered payload bytes above which a batch is written without waiting for the running sync."""
 
 MESSAGE_BYTES_MAX: Final = 16 << 20
-"""One message, unless the settings say otherwise; they have the same default."""
+"""Default size limit of one message. The setting `limits.message_bytes_max` has the same default."""
 
 TURNS_MAX: Final = 16
-"""Turns of the loop that calls are gathered in as long as each brings another: of single messages a millisecond."""
+"""Loop turns in which calls are gathered while each turn brings another: about 1 ms for single messages."""
 
 GROUP_MAX: Final = 5_000
-"""Messages of one queue written together: under what one call of the plane takes, and some tens of milliseconds."""
+"""Messages of one queue per write: below the limit of one plane call, and some tens of milliseconds of work."""
 
 
 class Waiter(Protocol):
-    """Whoever is told the ids, or why there are none. A future is one."""
+    """Receives the message ids, or the error. A future is one."""
 
     def done(self) -> bool: ...
 
@@ -64,7 +66,7 @@ class _Call(NamedTuple):
 
 
 class Tick:
-    """Gathers enqueues of one loop."""
+    """Gathers the enqueues of one event loop."""
 
     def __init__(
         self,
@@ -82,21 +84,21 @@ class Tick:
         self._gathered_bytes = 0
         self._is_scheduled = False
         self._turns = 0
-        """That the scheduled write has let pass."""
+        """Loop turns that the scheduled write has been deferred."""
         self._has_come = False
-        """Whether there was another call in this one."""
+        """Whether a call arrived in this loop turn."""
         self._syncs = 0
         self.writes = 0
-        """Times something was written."""
+        """Number of writes."""
 
     def enqueue(self, queue: str, drafts: Sequence[Draft | bytes]) -> asyncio.Future[list[bytes]]:
-        """Add messages; their ids once they are as durable as the queue promises. All or none."""
+        """Add messages, all or none. The future returns their ids once they are as durable as the queue promises."""
         future: asyncio.Future[list[bytes]] = self._loop.create_future()
         self.add(queue, drafts, future)
         return future
 
     def add(self, queue: str, drafts: Sequence[Draft | bytes], waiter: Waiter) -> None:
-        """The same, for a waiter of the caller's own."""
+        """Like `enqueue`, but report to the caller's own waiter."""
         if {*map(type, drafts)} == {bytes}:
             payloads: Sequence[bytes] = drafts  # type: ignore[assignment]
             sizes_bytes = [*map(len, payloads)]
@@ -105,8 +107,8 @@ class Tick:
         size_bytes = sum(sizes_bytes)
         if size_bytes > self._message_bytes_max and max(sizes_bytes) > self._message_bytes_max:
             raise LimitExceededError(
-                f"a message of {max(sizes_bytes)} bytes for queue {queue!r} is over the limit of "
-                f"{self._message_bytes_max} (limits.message_bytes_max)"
+                f"a message of {max(sizes_bytes)} bytes for queue {queue!r} exceeds the limit of "
+                f"{self._message_bytes_max} bytes (limits.message_bytes_max)"
             )
         self._gathered.setdefault(queue, []).append(_Call(drafts, waiter))
         self._gathered_bytes += size_bytes
@@ -116,7 +118,7 @@ class Tick:
             self._loop.call_soon(self._end)
 
     def _end(self) -> None:
-        """Write what was gathered, if nobody else has come in this turn."""
+        """Write the gathered calls, unless this loop turn brought another call."""
         if self._has_come and self._turns < TURNS_MAX and self._gathered_bytes <= GATHERED_BYTES_MAX:
             self._has_come = False
             self._turns += 1
@@ -129,7 +131,7 @@ class Tick:
         try:
             self._write_gathered(gathered)
         except Exception as error:
-            # Nobody may be left waiting; each of them reports it.
+            # Every waiter must be resolved; each reports the error to its caller.
             for calls in gathered.values():
                 _fail(calls, error)
 
@@ -143,20 +145,21 @@ class Tick:
             except BasaltError as error:
                 _fail(calls, error)
                 continue
-            # A queue of the broker's says when the broker is done with it, which is not when it is durable.
+            # With `extra` the broker manages the queue. `durability` then says when the broker is done with a message,
+            # not when the message is durable, so wait for the sync.
             levels[queue] = Durability.SYNCED if config.extra else config.durability
             is_refusing = config.overflow is not Overflow.DROP_HEAD
             groups += [(queue, part) for part in _parts(calls, 1 if is_refusing else GROUP_MAX)]
         self._answer(self._write(groups), levels)
 
     def _write(self, groups: list[tuple[str, list[_Call]]]) -> list[tuple[str, _Call, list[bytes]]]:
-        """Write groups of calls, together if they can be; those written, with their ids."""
+        """Write groups of calls, in one change if possible. Return the written calls with their ids."""
         if len(groups) > 1 and len({queue for queue, _ in groups}) == len(groups):
             try:
                 with self._plane.change():
                     return [each for queue, calls in groups for each in self._enqueue(queue, calls)]
             except BasaltError:
-                # Somebody's fault: each queue alone tells whose.
+                # Write each queue alone to find the offending one.
                 pass
         written: list[tuple[str, _Call, list[bytes]]] = []
         for queue, calls in groups:
@@ -192,15 +195,14 @@ class Tick:
         if not waiting:
             return
         self._syncs += 1
-        after: Any = AfterSync(partial(self._tell, waiting))
         try:
-            self._commit.resolve_durable(self._loop, [after])
+            self._commit.after_sync(self._loop, [partial(self._synced, waiting)])
         except BasaltError as error:
             self._syncs -= 1
             _fail([call for call, _ in waiting], error)
 
-    def _tell(self, waiting: list[tuple[_Call, list[bytes]]], error: BaseException | None) -> None:
-        """A sync is over: whom that concerns."""
+    def _synced(self, waiting: list[tuple[_Call, list[bytes]]], error: BaseException | None) -> None:
+        """Answer the callers of a finished sync."""
         self._syncs -= 1
         for call, ids in waiting:
             if call.waiter.done():
@@ -210,13 +212,13 @@ class Tick:
             else:
                 call.waiter.set_exception(error)
         if self._gathered and not self._syncs and not self._is_scheduled:
-            # In the next turn, when the answers are on their way and what came during the sync has been read.
+            # In the next turn: by then the answers are sent and the requests that arrived during the sync are read.
             self._is_scheduled = True
             self._loop.call_soon(self._end)
 
 
 def _parts(calls: list[_Call], count_max: int) -> list[list[_Call]]:
-    """Calls in groups of about so many messages."""
+    """Split calls into groups of about `count_max` messages."""
     parts: list[list[_Call]] = []
     room = 0
     for call in calls:

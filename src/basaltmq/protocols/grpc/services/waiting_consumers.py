@@ -1,15 +1,16 @@
-"""Who gets the next messages of a queue: consumers that wait, the least loaded first.
+"""Distribution of a queue's messages over waiting consumers, least loaded first.
 
-    take() ──> something is ready, nobody waits ──> leased at once
-          └──> a turn in the queue's line ──> the plane says the queue has something ──> turns are served
+    take() ──> messages are ready and nobody waits ──> lease at once
+          └──> wait at the queue ──> the plane reports ready messages ──> serve waiters
 
-A party is a consumer that takes again and again (a Consume stream). Its load is what it holds and has not answered for.
-Turns are served by load, the longest waiting first among equals, so a consumer that is slow gets what the fast ones
-leave. Past `LOAD_SOFT_MAX` a party gets nothing as long as another party of the queue is below it and takes what it is
-sent: messages do not pile up with one consumer while others could have them. A consumer alone is not limited, because
-on this wire it may collect as much as it likes before it answers.
+A `PushConsumer` takes messages repeatedly: a Consume stream. Its load is the number of messages that it holds
+unacknowledged. Waiters are served by load, then by waiting time, so a slow consumer gets what the fast ones leave.
 
-Not thread-safe but for waking: everything runs on the loop that made it.
+Above `LOAD_SOFT_MAX` a push consumer gets nothing while another one of the queue is below the limit and reads.
+Messages thus do not pile up at one consumer while others are free. A single consumer has no limit, because the Fila
+protocol allows it to hold any number of messages.
+
+Everything runs on the loop that created it. Only the wake-up callback is thread-safe.
 """
 
 from __future__ import annotations
@@ -25,50 +26,50 @@ from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
 LOAD_SOFT_MAX: Final = 256
-"""Messages a consumer may hold before others go first: enough to keep a fast one busy over a network's round trip."""
+"""Messages a consumer may hold before others take precedence: enough for a fast consumer over a network round trip."""
 
 RETRY_S: Final = 0.05
-"""Before a queue is asked again that said it had something and gave nothing."""
+"""Delay before polling again a queue that reported ready messages but returned none."""
 
 
-class Party:
-    """A consumer that takes again and again."""
+class PushConsumer:
+    """A consumer that takes messages repeatedly."""
 
     __slots__ = ("is_stalled", "load")
 
     def __init__(self) -> None:
         self.load = 0
-        """Messages it holds."""
+        """Messages that it holds."""
         self.is_stalled = False
-        """It was sent something and does not take it."""
+        """It does not read the messages that were sent to it."""
 
 
-class _Turn:
-    """Somebody who waits."""
+class _Waiter:
+    """One waiting call of `take`."""
 
-    __slots__ = ("consumer", "count", "future", "party", "visibility_ms")
+    __slots__ = ("consumer", "count", "future", "push_consumer", "visibility_ms")
 
     def __init__(
         self,
         count: int,
         consumer: str,
         visibility_ms: int | None,
-        party: Party | None,
+        push_consumer: PushConsumer | None,
         future: asyncio.Future[list[Delivery]],
     ) -> None:
         self.count = count
         self.consumer = consumer
         self.visibility_ms = visibility_ms
-        self.party = party
+        self.push_consumer = push_consumer
         self.future = future
 
     @property
     def load(self) -> int:
-        return 0 if self.party is None else self.party.load
+        return 0 if self.push_consumer is None else self.push_consumer.load
 
 
-class _Line:
-    """Those who wait at one queue, and its parties."""
+class _QueueWaiters:
+    """The waiting calls and the push consumers of one queue."""
 
     def __init__(self, plane: QueuePlane, queue: str, loop: asyncio.AbstractEventLoop) -> None:
         self._plane = plane
@@ -77,12 +78,12 @@ class _Line:
         self._thread = threading.get_ident()
         self._stop: Callable[[], None] | None = None
         self._is_scheduled = False
-        self.turns: list[_Turn] = []
-        self.parties: set[Party] = set()
+        self.waiters: list[_Waiter] = []
+        self.push_consumers: set[PushConsumer] = set()
 
     def schedule(self, delay_s: float = 0.0) -> None:
-        """Serve soon; many reasons in one turn of the loop are one."""
-        if self._is_scheduled or not self.turns:
+        """Serve waiters in the next loop turn. Repeated calls within one turn have no further effect."""
+        if self._is_scheduled or not self.waiters:
             return
         self._is_scheduled = True
         if delay_s:
@@ -92,53 +93,55 @@ class _Line:
 
     def _serve(self) -> None:
         self._is_scheduled = False
-        while (turn := self._next()) is not None:
+        while (waiter := self._next()) is not None:
             try:
                 found = self._plane.lease(
-                    self._queue, self._share(turn), consumer=turn.consumer, visibility_ms=turn.visibility_ms
+                    self._queue, self._share(waiter), consumer=waiter.consumer, visibility_ms=waiter.visibility_ms
                 )
                 if not found:
                     self._arm()
                     return
             except BasaltError as error:
-                self._fail(turn, error)
+                self._fail(waiter, error)
                 continue
-            self.turns.remove(turn)
-            turn.future.set_result(found)
-        self.rest()
+            self.waiters.remove(waiter)
+            waiter.future.set_result(found)
+        self.unregister_if_idle()
 
-    def _next(self) -> _Turn | None:
-        """Whose turn it is; None if nobody waits, or those who do have to let others go first."""
-        self.turns = [turn for turn in self.turns if not turn.future.done()]
-        best: _Turn | None = None
-        for turn in self.turns:
-            load = turn.load
+    def _next(self) -> _Waiter | None:
+        """Return the waiter to serve next. None if nobody waits, or all waiters must yield to other push consumers."""
+        self.waiters = [waiter for waiter in self.waiters if not waiter.future.done()]
+        best: _Waiter | None = None
+        for waiter in self.waiters:
+            load = waiter.load
             if load == 0:
-                return turn
-            if (best is None or load < best.load) and (load < LOAD_SOFT_MAX or not self._another_has_room(turn.party)):
-                best = turn
+                return waiter
+            if (best is None or load < best.load) and (
+                load < LOAD_SOFT_MAX or not self._another_has_room(waiter.push_consumer)
+            ):
+                best = waiter
         return best
 
-    def _another_has_room(self, party: Party | None) -> bool:
-        return any(p.load < LOAD_SOFT_MAX and not p.is_stalled for p in self.parties if p is not party)
+    def _another_has_room(self, push_consumer: PushConsumer | None) -> bool:
+        return any(p.load < LOAD_SOFT_MAX and not p.is_stalled for p in self.push_consumers if p is not push_consumer)
 
     def has_unloaded(self) -> bool:
-        """Whether somebody waits whose turn is before that of a newcomer."""
-        return any(turn.load == 0 for turn in self.turns)
+        """Whether a waiter has precedence over a newcomer."""
+        return any(waiter.load == 0 for waiter in self.waiters)
 
-    def _share(self, turn: _Turn) -> int:
-        """What one of several waiting parties may take, so that all of them get something."""
-        waiting = sum(1 for each in self.turns if each.party is not None)
-        if turn.party is None or waiting < 2:
-            return turn.count
-        return max(1, min(turn.count, self._plane.stats(self._queue)["ready"] // waiting))
+    def _share(self, waiter: _Waiter) -> int:
+        """Return how many messages a waiter may take, so that all waiting push consumers get some."""
+        waiting = sum(1 for each in self.waiters if each.push_consumer is not None)
+        if waiter.push_consumer is None or waiting < 2:
+            return waiter.count
+        return max(1, min(waiter.count, self._plane.stats(self._queue)["ready"] // waiting))
 
-    def _fail(self, turn: _Turn, error: BasaltError) -> None:
-        self.turns.remove(turn)
-        turn.future.set_exception(error)
+    def _fail(self, waiter: _Waiter, error: BasaltError) -> None:
+        self.waiters.remove(waiter)
+        waiter.future.set_exception(error)
 
     def _arm(self) -> None:
-        """Wait for the queue to have something."""
+        """Register for the queue's next ready message."""
         if self._stop is not None:
             return
         is_woken = False
@@ -151,16 +154,16 @@ class _Line:
                 self.schedule()
             else:
                 with suppress(RuntimeError):
-                    # A loop that was closed has nobody left to tell.
+                    # The loop is closed, so nobody waits any more.
                     self._loop.call_soon_threadsafe(self.schedule)
 
-        # Looked at again later if it is ready already: it said so before and had nothing to give.
+        # If the callback runs at once, retry later: the queue reported ready messages but returned none.
         is_scheduled, self._is_scheduled = self._is_scheduled, True
         try:
             stop = self._plane.on_ready(self._queue, wake)
         except BasaltError as error:
-            for turn in list(self.turns):
-                self._fail(turn, error)
+            for waiter in list(self.waiters):
+                self._fail(waiter, error)
             return
         finally:
             self._is_scheduled = is_scheduled
@@ -169,27 +172,27 @@ class _Line:
         else:
             self._stop = stop
 
-    def rest(self) -> None:
-        """Stop waiting for the queue if nobody is left who does."""
-        if not self.turns and self._stop is not None:
+    def unregister_if_idle(self) -> None:
+        """Unregister from the queue if nobody waits."""
+        if not self.waiters and self._stop is not None:
             self._stop()
             self._stop = None
 
 
-class Takers:
-    """The lines of all queues."""
+class WaitingConsumers:
+    """The waiting consumers of all queues."""
 
     def __init__(self, plane: QueuePlane, loop: asyncio.AbstractEventLoop) -> None:
         self._plane = plane
         self._loop = loop
-        self._lines: dict[str, _Line] = {}
+        self._by_queue: dict[str, _QueueWaiters] = {}
 
     def take_ready(
         self, queue: str, count: int, *, consumer: str, visibility_ms: int | None = None
     ) -> Sequence[Delivery]:
-        """Up to `count` messages, leased, if there are some and nobody waits whose turn is before."""
-        line = self._lines.get(queue)
-        if line is not None and line.has_unloaded():
+        """Lease and return up to `count` ready messages, or none if a waiter has precedence."""
+        waiting = self._by_queue.get(queue)
+        if waiting is not None and waiting.has_unloaded():
             return []
         return self._plane.lease_ready(queue, count, consumer=consumer, visibility_ms=visibility_ms)
 
@@ -200,79 +203,79 @@ class Takers:
         *,
         consumer: str,
         visibility_ms: int | None = None,
-        party: Party | None = None,
+        push_consumer: PushConsumer | None = None,
         timeout_s: float | None = None,
     ) -> list[Delivery]:
-        """Up to `count` messages, leased; waits for the first, up to `timeout_s` (None: for ever).
+        """Lease and return up to `count` messages. Wait for the first up to `timeout_s` seconds (None: no limit).
 
-        A caller that is cancelled has nothing: what it was given goes back.
+        If the caller is cancelled, messages already leased to it are released.
         """
-        line = self._lines.get(queue)
-        if party is None and (line is None or not line.has_unloaded()):
+        waiting = self._by_queue.get(queue)
+        if push_consumer is None and (waiting is None or not waiting.has_unloaded()):
             found = self._plane.lease(queue, count, consumer=consumer, visibility_ms=visibility_ms)
             if found or timeout_s == 0:
                 return found
         elif timeout_s == 0:
             return []
-        if line is None:
-            line = self._lines[queue] = _Line(self._plane, queue, self._loop)
-        turn = _Turn(count, consumer, visibility_ms, party, self._loop.create_future())
-        line.turns.append(turn)
-        line.schedule()
+        if waiting is None:
+            waiting = self._by_queue[queue] = _QueueWaiters(self._plane, queue, self._loop)
+        waiter = _Waiter(count, consumer, visibility_ms, push_consumer, self._loop.create_future())
+        waiting.waiters.append(waiter)
+        waiting.schedule()
         try:
             async with asyncio.timeout(timeout_s):
-                return await turn.future
+                return await waiter.future
         except TimeoutError:
-            return _result(turn.future)
+            return _result(waiter.future)
         except asyncio.CancelledError:
-            for delivery in _result(turn.future)[:1]:
+            for delivery in _result(waiter.future)[:1]:
                 with suppress(BasaltError):
                     self._plane.release(queue, delivery.token)
             raise
         finally:
-            turn.future.cancel()
-            if turn in line.turns:
-                line.turns.remove(turn)
-            self._tidy(queue, line)
+            waiter.future.cancel()
+            if waiter in waiting.waiters:
+                waiting.waiters.remove(waiter)
+            self._tidy(queue, waiting)
 
-    def join(self, queue: str, party: Party) -> None:
-        line = self._lines.get(queue)
-        if line is None:
-            line = self._lines[queue] = _Line(self._plane, queue, self._loop)
-        line.parties.add(party)
+    def join(self, queue: str, push_consumer: PushConsumer) -> None:
+        waiting = self._by_queue.get(queue)
+        if waiting is None:
+            waiting = self._by_queue[queue] = _QueueWaiters(self._plane, queue, self._loop)
+        waiting.push_consumers.add(push_consumer)
 
-    def leave(self, queue: str, party: Party) -> None:
-        line = self._lines[queue]
-        line.parties.discard(party)
-        line.schedule()
-        self._tidy(queue, line)
+    def leave(self, queue: str, push_consumer: PushConsumer) -> None:
+        waiting = self._by_queue[queue]
+        waiting.push_consumers.discard(push_consumer)
+        waiting.schedule()
+        self._tidy(queue, waiting)
 
-    def refuse(self, queue: str, party: Party, error: BasaltError) -> None:
-        """A party that waits gets an error instead of messages."""
-        line = self._lines.get(queue)
-        for turn in [] if line is None else line.turns:
-            if turn.party is party and not turn.future.done():
-                turn.future.set_exception(error)
+    def refuse(self, queue: str, push_consumer: PushConsumer, error: BasaltError) -> None:
+        """Fail the waiting call of a push consumer with an error."""
+        waiting = self._by_queue.get(queue)
+        for waiter in [] if waiting is None else waiting.waiters:
+            if waiter.push_consumer is push_consumer and not waiter.future.done():
+                waiter.future.set_exception(error)
 
-    def lighter(self, queue: str) -> None:
-        """A party of the queue holds less, or takes again: others may have to be served differently."""
-        line = self._lines.get(queue)
-        if line is not None:
-            line.schedule()
+    def load_decreased(self, queue: str) -> None:
+        """Re-evaluate the waiters, because a push consumer holds fewer messages or reads again."""
+        waiting = self._by_queue.get(queue)
+        if waiting is not None:
+            waiting.schedule()
 
-    def parties(self, queue: str) -> int:
-        line = self._lines.get(queue)
-        return 0 if line is None else len(line.parties)
+    def push_consumers(self, queue: str) -> int:
+        waiting = self._by_queue.get(queue)
+        return 0 if waiting is None else len(waiting.push_consumers)
 
-    def _tidy(self, queue: str, line: _Line) -> None:
-        if not line.turns:
-            line.rest()
-            if not line.parties:
-                self._lines.pop(queue, None)
+    def _tidy(self, queue: str, waiting: _QueueWaiters) -> None:
+        if not waiting.waiters:
+            waiting.unregister_if_idle()
+            if not waiting.push_consumers:
+                self._by_queue.pop(queue, None)
 
 
 def _result(future: asyncio.Future[list[Delivery]]) -> list[Delivery]:
-    """What a turn was given, if it was."""
+    """Return the messages of a finished wait, or none."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return []
     return future.result()

@@ -1,16 +1,14 @@
-"""Who is to read which partition: the assignors a consumer group can ask for by name.
+"""Server-side assignors of KIP-848 consumer groups: which member reads which partition.
 
-Both are functions of the members' subscriptions, the topics there are and what members were to read before. Nothing in
-them is random: the same question has the same answer.
+Each assignor is a deterministic function of the members' subscriptions, the existing topics and the previous target.
 
-    uniform    shares differ by one at most, and what a member has it keeps where that allows it. Where members
-               subscribe to different topics, nobody who could take a partition of a member has two fewer than it.
-    range      every topic is cut into runs, one for each of its subscribers; topics with the same subscribers and as
-               many partitions are cut alike, so that partitions of the same number meet in one member.
+    uniform    Member loads differ by at most one, and members keep their partitions where that allows it. If members
+               subscribe to different topics: no member that could take over a partition has two fewer than its owner.
+    range      Each topic is split into ranges, one per subscriber. Topics with the same subscribers and partition
+               count are split alike, so partitions with the same number go to the same member.
 
-Topics with the same subscribers are one pool: members that subscribe to the same topics, which is nearly always all of
-them, make one pool whatever the number of topics. Cost: one step for each partition and member, and a few for each
-partition that moves.
+Topics with the same subscribers form one pool. Members usually have equal subscriptions, so there is usually one pool,
+whatever the number of topics. Cost: one step per partition and member, and a few steps per partition that moves.
 """
 
 from __future__ import annotations
@@ -19,28 +17,30 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heappop, heapreplace
 from typing import Final, NamedTuple, TypeAlias
 
-Place: TypeAlias = tuple[bytes, int]
-"""A topic's id and a partition of it."""
+PartitionId: TypeAlias = tuple[bytes, int]
+"""Topic id and partition number."""
 
-Share: TypeAlias = frozenset[Place]
+Assignment: TypeAlias = frozenset[PartitionId]
 
-EMPTY: Final[Share] = frozenset()
+EMPTY: Final[Assignment] = frozenset()
 UNIFORM: Final = "uniform"
 RANGE: Final = "range"
-_NOWHERE: Final = 1 << 31
+_NO_PARTITION: Final = 1 << 31
 
 
 class TopicSize(NamedTuple):
-    """A topic as far as assignors care."""
+    """Id and partition count of a topic."""
 
     id: bytes
     partitions: int
 
 
 Subscriptions: TypeAlias = Mapping[str, frozenset[str]]
-"""Names of topics that are there, by member."""
+"""Names of existing topics, by member id."""
 
-Assignor: TypeAlias = Callable[[Subscriptions, Mapping[str, TopicSize], Mapping[str, Share]], dict[str, Share]]
+Assignor: TypeAlias = Callable[
+    [Subscriptions, Mapping[str, TopicSize], Mapping[str, Assignment]], dict[str, Assignment]
+]
 
 
 class _Pool(NamedTuple):
@@ -49,101 +49,104 @@ class _Pool(NamedTuple):
 
 
 def uniform(
-    subscriptions: Subscriptions, topics: Mapping[str, TopicSize], held: Mapping[str, Share]
-) -> dict[str, Share]:
-    holders = {place: member for member, places in held.items() for place in places}
+    subscriptions: Subscriptions, topics: Mapping[str, TopicSize], previous: Mapping[str, Assignment]
+) -> dict[str, Assignment]:
+    owners = {partition_id: member for member, partition_ids in previous.items() for partition_id in partition_ids}
     loads = dict.fromkeys(subscriptions, 0)
-    hands: list[dict[str, list[Place]]] = []
-    loose: list[list[Place]] = []
-    # Members of small pools have fewer to take from, so what is loose there is dealt out first.
+    per_pool: list[dict[str, list[PartitionId]]] = []
+    unassigned: list[list[PartitionId]] = []
+    # Members of small pools have fewer partitions to choose from, so distribute the free ones of small pools first.
     for pool in sorted(_pools(subscriptions, topics), key=lambda each: len(each.members)):
-        hand: dict[str, list[Place]] = {member: [] for member in pool.members}
-        free: list[Place] = []
+        assigned: dict[str, list[PartitionId]] = {member: [] for member in pool.members}
+        free: list[PartitionId] = []
         for topic_id, partitions in pool.topics:
             for at in range(partitions):
-                hand.get(holders.get((topic_id, at), ""), free).append((topic_id, at))
-        for member, places in hand.items():
-            loads[member] += len(places)
-        hands.append(hand)
-        loose.append(free)
-    for hand, free in zip(hands, loose, strict=True):
-        _deal(hand, free, loads)
-    while any(_level(hand, loads) for hand in hands):
-        # Every move brings two loads closer together, so this ends.
+                assigned.get(owners.get((topic_id, at), ""), free).append((topic_id, at))
+        for member, partition_ids in assigned.items():
+            loads[member] += len(partition_ids)
+        per_pool.append(assigned)
+        unassigned.append(free)
+    for assigned, free in zip(per_pool, unassigned, strict=True):
+        _distribute(assigned, free, loads)
+    while any(_balance(assigned, loads) for assigned in per_pool):
+        # Terminates, because every move reduces the difference of two loads.
         pass
-    shares: dict[str, list[Place]] = {member: [] for member in subscriptions}
-    for hand in hands:
-        for member, places in hand.items():
-            shares[member] += places
-    return {member: frozenset(places) for member, places in shares.items()}
+    assignments: dict[str, list[PartitionId]] = {member: [] for member in subscriptions}
+    for assigned in per_pool:
+        for member, partition_ids in assigned.items():
+            assignments[member] += partition_ids
+    return {member: frozenset(partition_ids) for member, partition_ids in assignments.items()}
 
 
-def _deal(hand: dict[str, list[Place]], free: Iterable[Place], loads: dict[str, int]) -> None:
-    """Deal out what nobody has, one to each of those with least, round after round."""
+def _distribute(assigned: dict[str, list[PartitionId]], free: Iterable[PartitionId], loads: dict[str, int]) -> None:
+    """Assign free partitions one by one to the members with the lowest load."""
     waiting = iter(free)
-    order = sorted(hand, key=lambda member: (loads[member], member))
+    order = sorted(assigned, key=lambda member: (loads[member], member))
     level = loads[order[0]]
     count = 1
     while True:
         while count < len(order) and loads[order[count]] <= level:
             count += 1
         for member in order[:count]:
-            place = next(waiting, None)
-            if place is None:
+            partition_id = next(waiting, None)
+            if partition_id is None:
                 return
-            hand[member].append(place)
+            assigned[member].append(partition_id)
             loads[member] += 1
         level += 1
 
 
-def _level(hand: dict[str, list[Place]], loads: dict[str, int]) -> bool:
-    """Let those with most give to those with least; whether anything moved."""
+def _balance(assigned: dict[str, list[PartitionId]], loads: dict[str, int]) -> bool:
+    """Move partitions from the members with the highest load to those with the lowest. Return whether any moved."""
     has_moved = False
-    low = [(loads[member], member) for member in hand]
-    high = [(-loads[member], member) for member, places in hand.items() if places]
+    low = [(loads[member], member) for member in assigned]
+    high = [(-loads[member], member) for member, partition_ids in assigned.items() if partition_ids]
     heapify(low)
     heapify(high)
     while high:
-        most, giver = high[0]
-        if not hand[giver]:
+        most, donor = high[0]
+        if not assigned[donor]:
             heappop(high)
             continue
-        if -most != loads[giver]:
-            heapreplace(high, (-loads[giver], giver))
+        if -most != loads[donor]:
+            heapreplace(high, (-loads[donor], donor))
             continue
-        least, taker = low[0]
-        if least != loads[taker]:
-            heapreplace(low, (loads[taker], taker))
+        least, member = low[0]
+        if least != loads[member]:
+            heapreplace(low, (loads[member], member))
             continue
         if -most - least <= 1:
             break
-        hand[taker].append(hand[giver].pop())
-        loads[giver] -= 1
-        loads[taker] += 1
+        assigned[member].append(assigned[donor].pop())
+        loads[donor] -= 1
+        loads[member] += 1
         has_moved = True
     return has_moved
 
 
 def by_range(
-    subscriptions: Subscriptions, topics: Mapping[str, TopicSize], held: Mapping[str, Share]
-) -> dict[str, Share]:
-    # Whoever has low numbers goes on having them, so that a member that comes shifts the others by little.
-    firsts = {member: min((at for _, at in places), default=_NOWHERE) for member, places in held.items()}
-    shares: dict[str, list[Place]] = {member: [] for member in subscriptions}
+    subscriptions: Subscriptions, topics: Mapping[str, TopicSize], previous: Mapping[str, Assignment]
+) -> dict[str, Assignment]:
+    # Members keep their order by lowest partition, so that a new member moves few partitions of the others.
+    firsts = {
+        member: min((at for _, at in partition_ids), default=_NO_PARTITION)
+        for member, partition_ids in previous.items()
+    }
+    assignments: dict[str, list[PartitionId]] = {member: [] for member in subscriptions}
     for pool in _pools(subscriptions, topics):
-        order = sorted(pool.members, key=lambda member: (firsts.get(member, _NOWHERE), member))
+        order = sorted(pool.members, key=lambda member: (firsts.get(member, _NO_PARTITION), member))
         for topic_id, partitions in pool.topics:
             size, larger = divmod(partitions, len(order))
             begin = 0
             for number, member in enumerate(order[:partitions]):
                 end = begin + size + (number < larger)
-                shares[member] += ((topic_id, at) for at in range(begin, end))
+                assignments[member] += ((topic_id, at) for at in range(begin, end))
                 begin = end
-    return {member: frozenset(places) for member, places in shares.items()}
+    return {member: frozenset(partition_ids) for member, partition_ids in assignments.items()}
 
 
 def _pools(subscriptions: Subscriptions, topics: Mapping[str, TopicSize]) -> list[_Pool]:
-    """Topics that somebody subscribes to, put together where their subscribers are the same."""
+    """Group the subscribed topics by their set of subscribers."""
     alike: dict[frozenset[str], list[str]] = {}
     for member in sorted(subscriptions):
         alike.setdefault(subscriptions[member], []).append(member)

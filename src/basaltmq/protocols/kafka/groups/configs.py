@@ -1,10 +1,10 @@
-"""Settings of consumer groups of the second protocol, by Kafka's names; members cannot bring their own.
+"""Configs of KIP-848 consumer groups under their Kafka names.
 
-    consumer.session.timeout.ms       how long a member may be silent: 45 s unless set
-    consumer.heartbeat.interval.ms    how often it is asked to speak: every 5 s unless set
+    consumer.session.timeout.ms       session timeout, default 45 s
+    consumer.heartbeat.interval.ms    heartbeat interval, default 5 s
 
-Apache Kafka's own bounds (45 to 60 s, 5 to 15 s) are a broker's settings there; here they are wider. A group need not
-be there to be given settings, and deleting it does not take them. They apply from each member's next heartbeat on.
+The valid ranges are wider than Apache Kafka's broker defaults (45 to 60 s, 5 to 15 s). A group need not exist to have
+configs, and deleting the group keeps them. A change applies from each member's next heartbeat.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
-from basaltmq.protocols.kafka.context import Client, Desk
+from basaltmq.protocols.kafka.context import Client, Context
 from basaltmq.protocols.kafka.groups.classic_groups import NAME_BYTES_MAX
 from basaltmq.protocols.kafka.groups.consumer_groups import timing
 from basaltmq.protocols.kafka.groups.row import NOT_SET, GroupRow
@@ -22,7 +22,7 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
 
 GROUP: Final = 32
-"""The kind of resource."""
+"""Resource type of groups."""
 
 DYNAMIC_GROUP: Final = 8
 DEFAULT: Final = 5
@@ -33,7 +33,7 @@ _INT: Final = 3
 
 class Setting(NamedTuple):
     field: str
-    """Of the row, and of the timing."""
+    """Field of `GroupRow` and of `Timing`."""
     least: int
     most: int
 
@@ -44,11 +44,11 @@ SETTINGS: Final = {
 }
 
 
-def described(desk: Desk, client: Client, name: str) -> list[Fields]:
-    """All settings of a group."""
+def described(context: Context, client: Client, name: str) -> list[Fields]:
+    """Return all configs of a group."""
     _check(client, READ, name)
-    with desk.guard():
-        row = desk.consumer_groups.row(name) or GroupRow()
+    with context.guard():
+        row = context.consumer_groups.row(name) or GroupRow()
     return [
         {
             "name": label,
@@ -61,44 +61,44 @@ def described(desk: Desk, client: Client, name: str) -> list[Fields]:
     ]
 
 
-async def alter(desk: Desk, client: Client, asked: Fields, is_trial: bool) -> None:
-    """Set or unset some, all or none of them. Durable on return."""
-    name = asked["resource_name"]
+async def alter(context: Context, client: Client, item: Fields, validate_only: bool) -> None:
+    """Set or delete configs; all changes apply or none. Durable on return."""
+    name = item["resource_name"]
     _check(client, CONFIGURE, name)
-    with desk.guard():
-        row = desk.consumer_groups.row(name) or GroupRow()
-        for each in asked["configs"]:
+    with context.guard():
+        row = context.consumer_groups.row(name) or GroupRow()
+        for each in item["configs"]:
             row = _changed(row, each)
-        held = timing(row)
-        if held.heartbeat_ms >= held.session_ms:
+        times = timing(row)
+        if times.heartbeat_ms >= times.session_ms:
             raise InvalidConfigError(
-                f"members that speak every {held.heartbeat_ms} ms cannot be silent for {held.session_ms} ms at most"
+                f"heartbeat interval {times.heartbeat_ms} ms must be below session timeout {times.session_ms} ms"
             )
-        if not is_trial:
-            desk.consumer_groups.set(name, row)
-            await desk.plane.watermarks.group.durable()
+        if not validate_only:
+            context.consumer_groups.set(name, row)
+            await context.plane.watermarks.group.durable()
 
 
 def _check(client: Client, kind: str, name: str) -> None:
     if not name or len(name.encode()) > NAME_BYTES_MAX:
-        raise InvalidArgumentError(f"a group's name has 1 to {NAME_BYTES_MAX} bytes")
+        raise InvalidArgumentError(f"a group name must have 1 to {NAME_BYTES_MAX} bytes")
     if not client.may(kind, name):
         raise Refused(e.GROUP_AUTHORIZATION_FAILED, f"{kind} access to group {name!r} refused")
 
 
-def _changed(row: GroupRow, asked: Fields) -> GroupRow:
-    label = asked["name"]
+def _changed(row: GroupRow, item: Fields) -> GroupRow:
+    label = item["name"]
     setting = SETTINGS.get(label)
     if setting is None:
-        raise InvalidConfigError(f"groups have no setting {label!r:.80} here; they have {', '.join(SETTINGS)}")
-    if asked["config_operation"] == DELETE:
+        raise InvalidConfigError(f"unknown group config {label!r:.80}; valid configs: {', '.join(SETTINGS)}")
+    if item["config_operation"] == DELETE:
         return row._replace(**{setting.field: NOT_SET})
-    if asked["config_operation"] != SET:
-        raise InvalidConfigError(f"{label} can be set or deleted, nothing else")
+    if item["config_operation"] != SET:
+        raise InvalidConfigError(f"unsupported operation on {label}; use SET or DELETE")
     try:
-        value = int(asked["value"] or "")
+        value = int(item["value"] or "")
     except ValueError:
-        raise InvalidConfigError(f"{label} is a number, not {asked['value']!r:.80}") from None
+        raise InvalidConfigError(f"{label} must be a number, not {item['value']!r:.80}") from None
     if not setting.least <= value <= setting.most:
-        raise InvalidConfigError(f"{label} is {setting.least} to {setting.most}, not {value}")
+        raise InvalidConfigError(f"{label} must be {setting.least} to {setting.most}, not {value}")
     return row._replace(**{setting.field: value})

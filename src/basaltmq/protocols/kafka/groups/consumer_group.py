@@ -1,21 +1,21 @@
-"""One consumer group of Kafka's second protocol (KIP-848): the broker deals out, and members follow one by one.
+"""State machine of one KIP-848 consumer group: the broker assigns, and members reconcile at their heartbeats.
 
-    something changed ─> group epoch + 1 ─> a target for that epoch: who is to have what
-                                                 │  at each heartbeat of a member
-                     assigned ⊄ target:  it is told to let go, and stays in its epoch until it says it did
-                     else:               it reaches the target's epoch with what nobody else holds of its share,
-                                         and gets the rest when that is let go of
+    a change ─> group epoch + 1 ─> target assignment of that epoch
+                                        │  at each heartbeat of a member
+                     assigned ⊄ target:  the member must revoke, and keeps its epoch until its heartbeat confirms it
+                     else:               the member moves to the target epoch with the partitions of its target that
+                                         are free, and gets the others as soon as their owners release them
 
-What changes a target are members that come and go, subscriptions, assignors, and topics that are made, widened or
-deleted: exactly these are compared, so a static member that comes back, or a heartbeat that says nothing, moves nobody.
+A target changes when members join or leave, and when subscriptions, assignors or topics change. Only these inputs are
+compared. So a returning static member or a heartbeat without changes moves no partition.
 
-A member proves itself by its id and its epoch. One that is silent for its session, or does not let go within its
-rebalance timeout, is no member any more. Who is not one, or is in another epoch, is told so, lets go of everything and
-joins again with epoch 0; epoch -1 leaves, and -2 keeps a static member's place until its session is over.
+A member identifies itself by member id and member epoch. It is removed when its session timeout passes without a
+heartbeat, or when it does not revoke within its rebalance timeout. An unknown or fenced member gets an error, revokes
+everything, and rejoins with epoch 0. Epoch -1 leaves. Epoch -2 keeps a static member's place for its session timeout.
 
-Everything here happens at the time it is told, without a clock or a loop of its own; timers, rows and requests are in
-`consumer_groups`. Invariants: a partition is held by one member at most (`ownership`), epochs only grow, and once
-nothing changes any more and every member has been heard of a few times, everybody has its share of the target.
+The class has no clock and no event loop: callers pass the time. `ConsumerGroups` owns timers and rows. Invariants: a
+partition has at most one owner (`Ownership`), and epochs only increase. When nothing changes, every member reaches its
+target assignment after a few heartbeats.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
-from basaltmq.protocols.kafka.groups.assignors import ASSIGNORS, EMPTY, UNIFORM, Place, Share, TopicSize
-from basaltmq.protocols.kafka.groups.consumer_member import AWAY, JOINING, NEVER_MS, ConsumerMember
+from basaltmq.protocols.kafka.groups.assignors import ASSIGNORS, EMPTY, UNIFORM, Assignment, PartitionId, TopicSize
+from basaltmq.protocols.kafka.groups.consumer_member import JOINING, NEVER_MS, STATIC_LEAVE, ConsumerMember
 from basaltmq.protocols.kafka.groups.ownership import Ownership
 from basaltmq.protocols.kafka.groups.topic_pattern import TopicPattern
 from basaltmq.protocols.kafka.wire import errors as e
@@ -36,15 +36,15 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
 
 MEMBERS_MAX: Final = 10_000
-WAITING_MS: Final = 500
-"""Between two heartbeats of a member that waits for what others have to let go of: it is only told when it asks."""
+WAITING_HEARTBEAT_MS: Final = 500
+"""Heartbeat interval of a member that waits for partitions, because it gets them only in a heartbeat response."""
 
-GATHERED_MIN: Final = 5_000
-"""Partitions from which targets are not made for every change by itself: one of 100,000 takes a fifth of a second, and
-a thousand members that start together would ask for a thousand."""
+RATE_LIMITED_PARTITIONS: Final = 5_000
+"""Partition count above which targets are rate limited. A target for 100,000 partitions takes 0.2 s, and 1000 members
+that start together would compute 1000 of them."""
 
-GATHERED_PER_MS: Final = 50
-"""So many partitions make a target wait a millisecond after the one before it."""
+PARTITIONS_PER_MS: Final = 50
+"""Rate limit: minimum time between targets is 1 ms per this many partitions."""
 
 LONG_AGO_MS: Final = -(1 << 62)
 
@@ -59,14 +59,14 @@ class State(enum.StrEnum):
 
 
 class Timing(NamedTuple):
-    """What members are told to keep to, and are held to."""
+    """Session timeout and heartbeat interval of the members."""
 
     session_ms: int = 45_000
     heartbeat_ms: int = 5_000
 
 
-class Basis(NamedTuple):
-    """What a target follows from."""
+class TargetInputs(NamedTuple):
+    """The inputs of a target assignment."""
 
     assignor: str
     subscriptions: Mapping[str, frozenset[str]]
@@ -74,22 +74,22 @@ class Basis(NamedTuple):
 
 
 class ConsumerGroup:
-    """One group."""
+    """A KIP-848 consumer group."""
 
     def __init__(self, name: str, lookup: Lookup, epoch: int = 0, timing: Timing | None = None) -> None:
         self.name = name
         self.timing = timing or Timing()
         self.epoch = epoch
-        self.target: dict[str, Share] = {}
+        self.target: dict[str, Assignment] = {}
         self.target_epoch = epoch
         self.members: dict[str, ConsumerMember] = {}
         self.patterns: dict[str, TopicPattern] = {}
-        self.basis = Basis(UNIFORM, {}, {})
+        self.inputs = TargetInputs(UNIFORM, {}, {})
         self._lookup = lookup
         self._static: dict[str, str] = {}
-        self._holders = Ownership()
-        self._named: frozenset[str] = frozenset()
-        """Topics somebody subscribes to by name, those that are not there too."""
+        self._owners = Ownership()
+        self._subscribed_names: frozenset[str] = frozenset()
+        """Topics that members subscribe to by name, whether they exist or not."""
         self._assigned_at_ms = LONG_AGO_MS
 
     @property
@@ -103,19 +103,19 @@ class ConsumerGroup:
         )
         return State.STABLE if is_stable else State.RECONCILING
 
-    def heartbeat(self, asked: Fields, client_id: str, host: str, may: Callable[[str], bool], now_ms: int) -> Fields:
-        """A heartbeat of a member, or of one that joins; the answer, or Refused with nothing changed."""
-        owned = _owned(asked)
-        pattern = self._pattern(asked["subscribed_topic_regex"], may)
-        member = self._found(asked, owned)
+    def heartbeat(self, body: Fields, client_id: str, host: str, may: Callable[[str], bool], now_ms: int) -> Fields:
+        """Handle a heartbeat or a join. Return the response, or raise Refused with nothing changed."""
+        owned = _owned(body)
+        pattern = self._pattern(body["subscribed_topic_regex"], may)
+        member = self._resolve_member(body, owned)
         if pattern is not None:
             self.patterns[pattern.text], pattern.may = pattern, may
         assigned = member.assigned
         if owned is not None:
             member.owned = owned
-        is_changed = member.update(asked) | (member.id not in self.members)
+        is_changed = member.update(body) | (member.id not in self.members)
         member.client_id, member.host = client_id, host
-        member.silent_at_ms = now_ms + self.timing.session_ms
+        member.session_ends_at_ms = now_ms + self.timing.session_ms
         if member.id not in self.members:
             self.members[member.id] = member
         if member.instance is not None:
@@ -123,137 +123,139 @@ class ConsumerGroup:
         if is_changed:
             self._refresh(now_ms)
         elif self.target_epoch != self.epoch:
-            self._aim(now_ms)
+            self._update_target(now_ms)
         self._reconcile(member, now_ms)
-        answer: Fields = {
+        response: Fields = {
             "member_id": member.id,
             "member_epoch": member.epoch,
             "heartbeat_interval_ms": self._interval_ms(member),
         }
-        is_full = asked["rebalance_timeout_ms"] != -1 and owned is not None and _has_subscription(asked)
-        if is_full or asked["member_epoch"] == JOINING or member.assigned != assigned:
-            answer["assignment"] = {"topic_partitions": by_topic(member.assigned)}
-        return answer
+        is_full = body["rebalance_timeout_ms"] != -1 and owned is not None and _has_subscription(body)
+        if is_full or body["member_epoch"] == JOINING or member.assigned != assigned:
+            response["assignment"] = {"topic_partitions": by_topic(member.assigned)}
+        return response
 
-    def leave(self, asked: Fields, now_ms: int) -> Fields:
-        """A member goes, or says it will be back."""
-        member = self._known(asked["member_id"], asked["instance_id"])
-        if asked["member_epoch"] == AWAY:
-            self._holders.release(member.id, member.revoking)
-            member.revoking, member.revoke_by_ms = EMPTY, NEVER_MS
-            member.epoch = AWAY
-            member.silent_at_ms = now_ms + self.timing.session_ms
+    def leave(self, body: Fields, now_ms: int) -> Fields:
+        """Remove a member, or mark a static member as away."""
+        member = self._known_member(body["member_id"], body["instance_id"])
+        if body["member_epoch"] == STATIC_LEAVE:
+            self._owners.release(member.id, member.revoking)
+            member.revoking, member.revoke_deadline_ms = EMPTY, NEVER_MS
+            member.epoch = STATIC_LEAVE
+            member.session_ends_at_ms = now_ms + self.timing.session_ms
         else:
             self._drop(member)
             self._refresh(now_ms)
-        return {"member_id": member.id, "member_epoch": asked["member_epoch"]}
+        return {"member_id": member.id, "member_epoch": body["member_epoch"]}
 
     def expire(self, now_ms: int) -> int:
-        """Members whose time is over go; how many that were."""
-        late = [member for member in self.members.values() if member.due_ms <= now_ms]
+        """Remove the members whose deadline has passed. Return their number."""
+        late = [member for member in self.members.values() if member.deadline_ms <= now_ms]
         for member in late:
             self._drop(member)
         if late:
             self._refresh(now_ms)
         return len(late)
 
-    def due_ms(self) -> int:
-        """When the first member's time is over."""
-        return min((member.due_ms for member in self.members.values()), default=NEVER_MS)
+    def deadline_ms(self) -> int:
+        """Return the earliest deadline of any member."""
+        return min((member.deadline_ms for member in self.members.values()), default=NEVER_MS)
 
     def topics_changed(self, names: frozenset[str], now_ms: int) -> None:
-        """Topics of these names were made, altered or deleted."""
-        touched = [pattern.changed(names, self._is_there) for pattern in self.patterns.values()]
-        if any(touched) or not self._named.isdisjoint(names):
+        """Handle the creation, change or deletion of topics."""
+        touched = [pattern.changed(names, self._topic_exists) for pattern in self.patterns.values()]
+        if any(touched) or not self._subscribed_names.isdisjoint(names):
             self._refresh(now_ms)
 
     def found(self, pattern: TopicPattern, names: frozenset[str], now_ms: int) -> None:
-        """The search for the topics of a pattern is over."""
-        pattern.found(names, self._is_there)
+        """Store the topics that a search for a pattern has found."""
+        pattern.found(names, self._topic_exists)
         self._refresh(now_ms)
 
     def unsearched(self) -> list[TopicPattern]:
         return [each for each in self.patterns.values() if each.topics is None and not each.is_searching]
 
-    def wrong(self, member_id: str | None, epoch: int) -> int:
-        """Why somebody may not act for a member in its epoch; none if they may."""
+    def epoch_error(self, member_id: str | None, epoch: int) -> int:
+        """Return the error code if the member is unknown or in another epoch, else NONE."""
         member = self.members.get(member_id or "")
         if member is None:
             return e.UNKNOWN_MEMBER_ID
         return e.NONE if JOINING < epoch == member.epoch else e.STALE_MEMBER_EPOCH
 
     def is_subscribed(self, topic: str) -> bool:
-        return any(topic in names for names in self.basis.subscriptions.values())
+        return any(topic in names for names in self.inputs.subscriptions.values())
 
-    def holder(self, place: Place) -> str | None:
-        return self._holders.holder(place)
+    def owner(self, partition_id: PartitionId) -> str | None:
+        return self._owners.owner(partition_id)
 
     def _pattern(self, text: str | None, may: Callable[[str], bool]) -> TopicPattern | None:
-        """The pattern a heartbeat names; Refused if it is none."""
+        """Return the pattern of a heartbeat; Refused if it is invalid."""
         if not text:
             return None
         return self.patterns.get(text) or TopicPattern(text, may)
 
-    def _found(self, asked: Fields, owned: Share | None) -> ConsumerMember:
-        """The member that speaks: one that is known and in its epoch, or one that joins."""
-        member_id, instance = asked["member_id"], asked["instance_id"]
-        if asked["member_epoch"] != JOINING:
-            member = self._known(member_id, instance)
-            _check_epoch(member, asked["member_epoch"], owned)
+    def _resolve_member(self, body: Fields, owned: Assignment | None) -> ConsumerMember:
+        """Return the member that sent the heartbeat, known or new."""
+        member_id, instance = body["member_id"], body["instance_id"]
+        if body["member_epoch"] != JOINING:
+            member = self._known_member(member_id, instance)
+            _check_epoch(member, body["member_epoch"], owned)
             return member
         if instance is not None and self._static.get(instance, member_id) != member_id:
-            return self._replaced(self.members[self._static[instance]], member_id)
+            return self._replace_static(self.members[self._static[instance]], member_id)
         known = self.members.get(member_id)
         if known is not None:
-            self._start_over(known, instance)
+            self._reset_member(known, instance)
             return known
         if len(self.members) >= MEMBERS_MAX:
-            raise Refused(e.GROUP_MAX_SIZE_REACHED, f"group {self.name!r} has {MEMBERS_MAX} members, and takes no more")
+            raise Refused(
+                e.GROUP_MAX_SIZE_REACHED, f"group {self.name!r} has reached the limit of {MEMBERS_MAX} members"
+            )
         return ConsumerMember(member_id or str(uuid.uuid4()))
 
-    def _known(self, member_id: str, instance: str | None) -> ConsumerMember:
+    def _known_member(self, member_id: str, instance: str | None) -> ConsumerMember:
         if instance is not None:
-            holder = self._static.get(instance)
-            if holder is None:
-                raise Refused(e.UNKNOWN_MEMBER_ID, f"group {self.name!r} has no member with the instance {instance!r}")
-            if holder != member_id:
+            owner = self._static.get(instance)
+            if owner is None:
+                raise Refused(e.UNKNOWN_MEMBER_ID, f"group {self.name!r} has no member with instance id {instance!r}")
+            if owner != member_id:
                 raise Refused(
-                    e.FENCED_INSTANCE_ID, f"the instance {instance!r} is member {holder!r}, not {member_id!r}"
+                    e.FENCED_INSTANCE_ID, f"instance id {instance!r} belongs to member {owner!r}, not {member_id!r}"
                 )
         member = self.members.get(member_id)
         if member is None:
-            raise Refused(e.UNKNOWN_MEMBER_ID, f"group {self.name!r} has no member {member_id!r}; join with epoch 0")
+            raise Refused(e.UNKNOWN_MEMBER_ID, f"group {self.name!r} has no member {member_id!r}; rejoin with epoch 0")
         return member
 
-    def _replaced(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """A static member is back under another id: the share of its former self is its own, and free to be taken."""
-        if old.epoch != AWAY:
+    def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
+        """Replace a static member that returns with a new member id. Its partitions become free."""
+        if old.epoch != STATIC_LEAVE:
             raise Refused(
                 e.UNRELEASED_INSTANCE_ID,
-                f"the instance {old.instance!r} is member {old.id!r}, which has neither left nor been silent for long",
+                f"instance id {old.instance!r} belongs to the active member {old.id!r}; let it leave or time out first",
             )
         if member_id in self.members:
-            raise Refused(e.INVALID_REQUEST, f"{member_id!r} is a member with another instance")
+            raise Refused(e.INVALID_REQUEST, f"member {member_id!r} already exists with another instance id")
         del self.members[old.id]
-        self._holders.release(old.id, old.assigned)
+        self._owners.release(old.id, old.assigned)
         member = ConsumerMember(member_id or str(uuid.uuid4()))
         for field in ("instance", "rack", "rebalance_ms", "names", "pattern", "assignor"):
             setattr(member, field, getattr(old, field))
         self.target[member.id] = self.target.pop(old.id, EMPTY)
         self.members[member.id] = member
-        subscriptions = dict(self.basis.subscriptions)
+        subscriptions = dict(self.inputs.subscriptions)
         if old.id in subscriptions:
             subscriptions[member.id] = subscriptions.pop(old.id)
-        self.basis = self.basis._replace(subscriptions=subscriptions)
+        self.inputs = self.inputs._replace(subscriptions=subscriptions)
         return member
 
-    def _start_over(self, member: ConsumerMember, instance: str | None) -> None:
-        """A member joins that is one: it has nothing, whatever it had."""
-        self._holders.release(member.id, member.assigned)
-        self._holders.release(member.id, member.revoking)
+    def _reset_member(self, member: ConsumerMember, instance: str | None) -> None:
+        """Reset a known member that joins again: it owns nothing."""
+        self._owners.release(member.id, member.assigned)
+        self._owners.release(member.id, member.revoking)
         member.assigned = member.revoking = member.owned = EMPTY
-        member.revoke_by_ms = NEVER_MS
-        member.epoch = member.epoch_before = JOINING
+        member.revoke_deadline_ms = NEVER_MS
+        member.epoch = member.previous_epoch = JOINING
         if member.instance is not None and member.instance != instance:
             del self._static[member.instance]
             member.instance = None
@@ -261,25 +263,25 @@ class ConsumerGroup:
     def _drop(self, member: ConsumerMember) -> None:
         del self.members[member.id]
         self.target.pop(member.id, None)
-        self._holders.release(member.id, member.assigned)
-        self._holders.release(member.id, member.revoking)
+        self._owners.release(member.id, member.assigned)
+        self._owners.release(member.id, member.revoking)
         if member.instance is not None:
             del self._static[member.instance]
 
     def _refresh(self, now_ms: int) -> None:
-        """Begin another epoch if what the target follows from is not what it was."""
+        """Start a new group epoch if the inputs of the target have changed."""
         used = {member.pattern for member in self.members.values()}
         for text in [text for text in self.patterns if text not in used]:
             del self.patterns[text]
-        self._named = frozenset().union(*(member.names for member in self.members.values()))
-        basis = self._basis()
-        if basis != self.basis:
-            self.basis = basis
+        self._subscribed_names = frozenset().union(*(member.names for member in self.members.values()))
+        inputs = self._current_inputs()
+        if inputs != self.inputs:
+            self.inputs = inputs
             self.epoch += 1
         if self.target_epoch != self.epoch:
-            self._aim(now_ms)
+            self._update_target(now_ms)
 
-    def _basis(self) -> Basis:
+    def _current_inputs(self) -> TargetInputs:
         wanted: dict[tuple[frozenset[str], str], frozenset[str]] = {}
         topics: dict[str, TopicSize] = {}
         subscriptions: dict[str, frozenset[str]] = {}
@@ -287,15 +289,15 @@ class ConsumerGroup:
         for member in self.members.values():
             names = wanted.get((member.names, member.pattern))
             if names is None:
-                names = wanted[member.names, member.pattern] = self._there(member, topics)
+                names = wanted[member.names, member.pattern] = self._existing_topics(member, topics)
             subscriptions[member.id] = names
             if member.assignor is not None:
                 votes[member.assignor] += 1
         assignor = max(votes, key=lambda name: (votes[name], name), default=UNIFORM)
-        return Basis(assignor, subscriptions, topics)
+        return TargetInputs(assignor, subscriptions, topics)
 
-    def _there(self, member: ConsumerMember, topics: dict[str, TopicSize]) -> frozenset[str]:
-        """The topics of a member's subscription that are there, noted with their sizes."""
+    def _existing_topics(self, member: ConsumerMember, topics: dict[str, TopicSize]) -> frozenset[str]:
+        """Return the existing topics of a member's subscription, and add them to `topics`."""
         pattern = self.patterns.get(member.pattern)
         matching = frozenset() if pattern is None or pattern.topics is None else pattern.topics
         found = []
@@ -306,38 +308,38 @@ class ConsumerGroup:
                 found.append(name)
         return frozenset(found)
 
-    def _is_there(self, name: str) -> bool:
+    def _topic_exists(self, name: str) -> bool:
         return self._lookup(name) is not None
 
-    def _aim(self, now_ms: int) -> None:
-        """Make the target of this epoch, or leave it to a later heartbeat where many partitions come too soon."""
-        partitions = sum(topic.partitions for topic in self.basis.topics.values())
-        wait_ms = partitions // GATHERED_PER_MS if partitions > GATHERED_MIN else 0
+    def _update_target(self, now_ms: int) -> None:
+        """Compute the target of this epoch, or leave it to a later heartbeat if the rate limit demands it."""
+        partitions = sum(topic.partitions for topic in self.inputs.topics.values())
+        wait_ms = partitions // PARTITIONS_PER_MS if partitions > RATE_LIMITED_PARTITIONS else 0
         if self.target_epoch and now_ms < self._assigned_at_ms + wait_ms:
             return
-        assignor = ASSIGNORS[self.basis.assignor]
-        self.target = assignor(self.basis.subscriptions, self.basis.topics, self.target)
+        assignor = ASSIGNORS[self.inputs.assignor]
+        self.target = assignor(self.inputs.subscriptions, self.inputs.topics, self.target)
         self.target_epoch = self.epoch
         self._assigned_at_ms = now_ms
 
     def _reconcile(self, member: ConsumerMember, now_ms: int) -> None:
-        """Bring a member as near to the target as it and others allow."""
+        """Move a member as close to its target as its own and other members' revocations allow."""
         target = self.target.get(member.id, EMPTY)
         if member.assigned is target and member.epoch == self.target_epoch and not member.revoking:
             return
-        # Only what it was told in an answer before this heartbeat: it may be about to take what it was given last.
+        # Only partitions revoked in an earlier response: the client may be about to take what it was assigned last.
         released = member.revoking - member.owned
-        self._holders.release(member.id, released)
+        self._owners.release(member.id, released)
         going = member.assigned - target
         member.assigned -= going
         member.revoking = member.revoking - released | going
         if member.revoking:
             if going or released:
-                member.revoke_by_ms = now_ms + member.rebalance_ms
+                member.revoke_deadline_ms = now_ms + member.rebalance_ms
             return
-        member.revoke_by_ms = NEVER_MS
-        coming = self._holders.free(target - member.assigned)
-        self._holders.take(member.id, coming)
+        member.revoke_deadline_ms = NEVER_MS
+        coming = self._owners.free(target - member.assigned)
+        self._owners.take(member.id, coming)
         assigned = member.assigned | coming
         member.assigned = target if len(assigned) == len(target) else assigned
         member.reach(self.target_epoch)
@@ -346,34 +348,34 @@ class ConsumerGroup:
         is_waiting = self.target_epoch != self.epoch or (
             not member.revoking and len(member.assigned) != len(self.target.get(member.id, EMPTY))
         )
-        return min(WAITING_MS, self.timing.heartbeat_ms) if is_waiting else self.timing.heartbeat_ms
+        return min(WAITING_HEARTBEAT_MS, self.timing.heartbeat_ms) if is_waiting else self.timing.heartbeat_ms
 
 
-def _owned(asked: Fields) -> Share | None:
-    if asked["topic_partitions"] is None:
+def _owned(body: Fields) -> Assignment | None:
+    if body["topic_partitions"] is None:
         return None
-    return frozenset((each["topic_id"].bytes, at) for each in asked["topic_partitions"] for at in each["partitions"])
+    return frozenset((each["topic_id"].bytes, at) for each in body["topic_partitions"] for at in each["partitions"])
 
 
-def _has_subscription(asked: Fields) -> bool:
-    return asked["subscribed_topic_names"] is not None or asked["subscribed_topic_regex"] is not None
+def _has_subscription(body: Fields) -> bool:
+    return body["subscribed_topic_names"] is not None or body["subscribed_topic_regex"] is not None
 
 
-def _check_epoch(member: ConsumerMember, epoch: int, owned: Share | None) -> None:
+def _check_epoch(member: ConsumerMember, epoch: int, owned: Assignment | None) -> None:
     if epoch == member.epoch:
         return
-    # An answer with the next epoch may not have reached it: then it has nothing yet that is not its own.
-    is_one_behind = epoch == member.epoch_before and epoch < member.epoch
+    # The response with the current epoch may have been lost. Then the member owns only partitions assigned to it.
+    is_one_behind = epoch == member.previous_epoch and epoch < member.epoch
     if not is_one_behind or owned is None or not owned <= member.assigned:
         raise Refused(
             e.FENCED_MEMBER_EPOCH,
-            f"member {member.id!r} is in epoch {member.epoch}, not {epoch}; let go of all partitions and join again",
+            f"member {member.id!r} is in epoch {member.epoch}, not {epoch}; revoke everything and rejoin with epoch 0",
         )
 
 
-def by_topic(places: Iterable[Place]) -> list[Fields]:
-    """Partitions as answers have them."""
+def by_topic(partition_ids: Iterable[PartitionId]) -> list[Fields]:
+    """Group partitions by topic, in the form of a response."""
     found: dict[bytes, list[int]] = {}
-    for topic_id, at in sorted(places):
+    for topic_id, at in sorted(partition_ids):
         found.setdefault(topic_id, []).append(at)
     return [{"topic_id": UUID(bytes=topic_id), "partitions": partitions} for topic_id, partitions in found.items()]

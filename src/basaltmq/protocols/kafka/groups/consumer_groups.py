@@ -1,10 +1,10 @@
-"""The consumer groups of a virtual host: those that have members in memory, and what is kept of all of them in rows.
+"""The KIP-848 consumer groups of a virtual host: groups with members in memory, and persistent rows of all groups.
 
-A group is here from its first member to its last. One timer for each looks for members whose time is over; heartbeats
-put that off without touching it. Topics that come, go or grow are told by the catalog, from whatever thread changed
-them; all names of one turn of the loop are looked at together. The topics of a pattern are searched for in a thread.
+A group is in memory from its first member to its last. Each group has one timer for the earliest member deadline.
+Heartbeats extend deadlines without touching the timer. The catalog reports topic changes from any thread, and all
+changes of one loop turn are handled together. A thread searches the topics of a pattern.
 
-Budget: a heartbeat that changes nothing is a dictionary or two, no timer, no row, no task.
+Budget: a heartbeat without changes costs one or two dictionary lookups, and no timer, row or task.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.plane import StreamPlane
 
 MEMBERS_MAX: Final = 100_000
-"""In all groups, some 200 MB: a client that joins under ever other names is refused before memory is short."""
+"""Limit of members in all groups, about 200 MB. It stops a client that keeps joining under new ids."""
 
 PAGE: Final = 500
 
@@ -43,7 +43,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class ConsumerGroups:
-    """The groups of one virtual host. All calls from one loop."""
+    """The groups of one virtual host. All calls come from one event loop."""
 
     def __init__(self, vhost: VHost, plane: StreamPlane) -> None:
         self.by_name: dict[str, ConsumerGroup] = {}
@@ -55,9 +55,9 @@ class ConsumerGroups:
         self._searches: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._changed: set[str] = set()
-        """Names of topics that changed and were not looked at."""
+        """Names of changed topics that are not handled yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The one that serves members, known from the first of them on."""
+        """Event loop of the members, set at the first heartbeat."""
         self._stop_listening = plane.catalog.on_change(self._heard)
 
     def close(self) -> None:
@@ -71,56 +71,58 @@ class ConsumerGroups:
         self.by_name.clear()
 
     def get(self, name: str) -> ConsumerGroup | None:
-        """A group that has members."""
+        """Return a group that has members, or None."""
         return self.by_name.get(name)
 
-    def heartbeat(self, asked: Fields, client_id: str, host: str, may: Callable[[str], bool]) -> Fields:
-        """ConsumerGroupHeartbeat of somebody who may use the group; Refused if it cannot be."""
-        name = asked["group_id"]
+    def heartbeat(self, body: Fields, client_id: str, host: str, may: Callable[[str], bool]) -> Fields:
+        """Handle ConsumerGroupHeartbeat of a client with permission for the group. Raise Refused if it is invalid."""
+        name = body["group_id"]
         group = self.by_name.get(name)
         self._loop = asyncio.get_running_loop()
         now_ms = self._now_ms()
-        is_leaving = asked["member_epoch"] < JOINING
+        is_leaving = body["member_epoch"] < JOINING
         if group is None:
-            if asked["member_epoch"] != JOINING:
-                # After a restart, too: a member that hears this lets go of everything and joins.
-                raise Refused(e.UNKNOWN_MEMBER_ID, f"group {name!r} has no members; join with epoch 0")
+            if body["member_epoch"] != JOINING:
+                # Also the case after a restart. The error makes the member revoke everything and rejoin.
+                raise Refused(e.UNKNOWN_MEMBER_ID, f"group {name!r} has no members; rejoin with epoch 0")
             row = self.row(name) or GroupRow()
             group = ConsumerGroup(name, self._size_of, row.epoch, timing(row))
-        if asked["member_epoch"] == JOINING and self._members >= MEMBERS_MAX:
-            raise Refused(e.GROUP_MAX_SIZE_REACHED, f"the groups here have {MEMBERS_MAX} members, and take no more")
+        if body["member_epoch"] == JOINING and self._members >= MEMBERS_MAX:
+            raise Refused(
+                e.GROUP_MAX_SIZE_REACHED, f"all groups together have reached {MEMBERS_MAX} members, the limit"
+            )
         before = group.epoch
         members = len(group.members)
         if is_leaving:
-            answer = group.leave(asked, now_ms)
+            response = group.leave(body, now_ms)
         else:
-            answer = group.heartbeat(asked, client_id, host, may, now_ms)
+            response = group.heartbeat(body, client_id, host, may, now_ms)
             self.by_name[name] = group
         self._members += len(group.members) - members
         self._settle(group, before)
-        member = group.members.get(answer["member_id"])
+        member = group.members.get(response["member_id"])
         if member is not None:
-            self._wake_by(group, member.due_ms)
+            self._wake_by(group, member.deadline_ms)
         if group.patterns:
             self._search(group)
-        return answer
+        return response
 
     def row(self, name: str) -> GroupRow | None:
-        raw = self._store.get(Family.CONSUMER_GROUPS, keys.consumer_group_key(name))
+        raw = self._store.get(Family.CONSUMER_GROUPS, stream_keys.consumer_group_key(name))
         return None if raw is None else GroupRow.decode(raw)
 
     def rows(self) -> Iterator[tuple[str, GroupRow]]:
-        """Every group of this protocol, and those with settings."""
+        """Yield every KIP-848 group, and every group that has configs."""
         for key, raw in self._store.scan(Family.CONSUMER_GROUPS):
-            yield keys.decode_consumer_group_key(key), GroupRow.decode(raw)
+            yield stream_keys.decode_consumer_group_key(key), GroupRow.decode(raw)
 
     def is_consumer(self, name: str) -> bool:
-        """Is the group one of this protocol, be it empty?"""
+        """Whether the group is a KIP-848 group, with or without members."""
         row = self.row(name)
         return name in self.by_name or (row is not None and row.epoch > 0)
 
     def forget(self, name: str) -> bool:
-        """An empty group is none of this protocol any more; whether it was one. Its settings stay."""
+        """Turn an empty group into one of no protocol and keep its configs. Return whether it was a KIP-848 group."""
         row = self.row(name)
         if row is None or not row.epoch:
             return False
@@ -128,7 +130,7 @@ class ConsumerGroups:
         return True
 
     def set(self, name: str, row: GroupRow) -> None:
-        """Give a group other settings; `row` is what it has with them."""
+        """Write a row with changed configs, and apply them to the group in memory."""
         self._write(name, row)
         group = self.by_name.get(name)
         if group is not None:
@@ -136,16 +138,16 @@ class ConsumerGroups:
 
     def _write(self, name: str, row: GroupRow) -> None:
         batch = Batch()
-        key = keys.consumer_group_key(name)
+        key = stream_keys.consumer_group_key(name)
         if row.epoch or row.has_settings:
             batch.put(Family.CONSUMER_GROUPS, key, row.encode())
         else:
             batch.delete(Family.CONSUMER_GROUPS, key)
         self._store.write(batch)
 
-    def _settle(self, group: ConsumerGroup, epoch_before: int) -> None:
-        """After something happened in a group: keep its epoch, and let go of it if nobody is left."""
-        if group.epoch != epoch_before:
+    def _settle(self, group: ConsumerGroup, previous_epoch: int) -> None:
+        """Persist a changed group epoch, and remove a group without members from memory."""
+        if group.epoch != previous_epoch:
             row = self.row(group.name) or GroupRow()
             is_kept = bool(group.members) or bool(self._plane.offsets.of_group(group.name))
             self._write(group.name, row._replace(epoch=group.epoch if is_kept else 0))
@@ -155,16 +157,16 @@ class ConsumerGroups:
             if timer is not None:
                 timer.cancel()
 
-    def _wake_by(self, group: ConsumerGroup, due_ms: int) -> None:
-        """Look at a group's members at that time, if not before."""
+    def _wake_by(self, group: ConsumerGroup, deadline_ms: int) -> None:
+        """Schedule the expiry check of a group for `deadline_ms` or earlier."""
         known = self._timers.get(group.name)
         if known is not None:
-            if known[0] <= due_ms:
+            if known[0] <= deadline_ms:
                 return
             known[1].cancel()
-        if self._loop is not None and due_ms != NEVER_MS:
-            timer = self._loop.call_at((due_ms + 1) / 1000, self._expire, group)
-            self._timers[group.name] = (due_ms, timer)
+        if self._loop is not None and deadline_ms != NEVER_MS:
+            timer = self._loop.call_at((deadline_ms + 1) / 1000, self._expire, group)
+            self._timers[group.name] = (deadline_ms, timer)
 
     def _expire(self, group: ConsumerGroup) -> None:
         self._timers.pop(group.name, None)
@@ -175,12 +177,12 @@ class ConsumerGroups:
             gone = group.expire(self._now_ms())
             self._members -= gone
             if gone:
-                _log.info("group %r: %d members are gone, %d are left", group.name, gone, len(group.members))
+                _log.info("group %r: %d members timed out, %d remain", group.name, gone, len(group.members))
                 self._settle(group, before)
-        self._wake_by(group, group.due_ms())
+        self._wake_by(group, group.deadline_ms())
 
     def _heard(self, event: Event) -> None:
-        """The catalog changed; in any thread."""
+        """Handle a catalog event. Runs in any thread."""
         if event.kind is not Kind.TOPIC or event.parent != self._plane.topics.parent:
             return
         loop = self._loop
@@ -191,7 +193,7 @@ class ConsumerGroups:
             self._changed.update(name for name in (event.name, event.old_name) if name is not None)
         if is_first:
             with suppress(RuntimeError):
-                # The loop is closed: nobody is served any more.
+                # The loop is closed: the broker is shutting down.
                 loop.call_soon_threadsafe(self._topics_changed)
 
     def _topics_changed(self) -> None:
@@ -210,12 +212,12 @@ class ConsumerGroups:
         try:
             found = self._plane.topics.find(name)
         except BasaltError:
-            # No name a topic can have, or a row that cannot be read: it has nothing to give.
+            # An invalid topic name or an unreadable row: treat the topic as absent.
             return None
         return None if found is None else TopicSize(found.id.bytes, found.config.partitions)
 
     def _search(self, group: ConsumerGroup) -> None:
-        """Find the topics of patterns that were not searched for."""
+        """Start the topic search of patterns that have none yet."""
         for pattern in group.unsearched():
             pattern.is_searching = True
             search = asyncio.ensure_future(self._searched(group, pattern))
@@ -231,7 +233,9 @@ class ConsumerGroups:
                     group.found(pattern, names, self._now_ms())
                     self._settle(group, before)
         except BasaltError as error:
-            _log.warning("group %r: the topics of %r are searched for later: %s", group.name, pattern.text, error)
+            _log.warning(
+                "group %r: topic search for pattern %r failed, will retry: %s", group.name, pattern.text, error
+            )
         finally:
             pattern.is_searching = False
 
@@ -245,14 +249,14 @@ class ConsumerGroups:
             after = page.next_after
 
     def _now_ms(self) -> int:
-        assert self._loop is not None, "groups have members only while somebody is served"
+        assert self._loop is not None, "no heartbeat has set the event loop"
         return int(self._loop.time() * 1000)
 
 
 def timing(row: GroupRow) -> Timing:
-    """What a group's members are held to."""
-    usual = Timing()
+    """Return the timing of a group, with defaults for configs that are not set."""
+    defaults = Timing()
     return Timing(
-        usual.session_ms if row.session_ms == NOT_SET else row.session_ms,
-        usual.heartbeat_ms if row.heartbeat_ms == NOT_SET else row.heartbeat_ms,
+        defaults.session_ms if row.session_ms == NOT_SET else row.session_ms,
+        defaults.heartbeat_ms if row.heartbeat_ms == NOT_SET else row.heartbeat_ms,
     )

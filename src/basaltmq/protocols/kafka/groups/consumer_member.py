@@ -1,47 +1,47 @@
-"""A member of a consumer group: what it asked for, and how far it is on its way to what it is to have.
+"""A member of a KIP-848 consumer group: its subscription, and its progress towards the target assignment.
 
-    epoch         the target it was brought to; 0 before the first, AWAY while a static member restarts
-    assigned      what it was told to read
-    revoking      what it was told to let go of, and has not said that it did; no target is reached before
-    owned         what it said last that it has, which may be behind what it was told
+    epoch         epoch of the target it has reached; 0 before the first, STATIC_LEAVE while a static member restarts
+    assigned      partitions it may read
+    revoking      partitions it must revoke and has not confirmed; until then its epoch stays
+    owned         partitions in its last report, which may lag behind the responses
 
-It holds `assigned` and `revoking`, which have nothing in common.
+The member owns `assigned` and `revoking`. The two sets are disjoint.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from basaltmq.protocols.kafka.groups.assignors import EMPTY, Share
+from basaltmq.protocols.kafka.groups.assignors import EMPTY, Assignment
 from basaltmq.protocols.kafka.wire.schema import Fields
 
 JOINING: Final = 0
-AWAY: Final = -2
-"""A static member that said it comes back: its place is kept until its session is over."""
+STATIC_LEAVE: Final = -2
+"""Epoch of a static member that left temporarily. Its place is kept until its session timeout."""
 
 NEVER_MS: Final = 1 << 62
 
 
 class ConsumerMember:
-    """One member."""
+    """A member of a KIP-848 consumer group."""
 
     __slots__ = (
         "assigned",
         "assignor",
         "client_id",
         "epoch",
-        "epoch_before",
         "host",
         "id",
         "instance",
         "names",
         "owned",
         "pattern",
+        "previous_epoch",
         "rack",
         "rebalance_ms",
-        "revoke_by_ms",
+        "revoke_deadline_ms",
         "revoking",
-        "silent_at_ms",
+        "session_ends_at_ms",
     )
 
     def __init__(self, member_id: str) -> None:
@@ -55,41 +55,41 @@ class ConsumerMember:
         self.pattern = ""
         self.assignor: str | None = None
         self.epoch = JOINING
-        self.epoch_before = JOINING
-        self.assigned: Share = EMPTY
-        self.revoking: Share = EMPTY
-        self.owned: Share = EMPTY
-        """What it said last; it says nothing where that is still so."""
-        self.silent_at_ms = NEVER_MS
-        """When its session is over if nothing is heard of it."""
-        self.revoke_by_ms = NEVER_MS
-        """When it is to have let go."""
+        self.previous_epoch = JOINING
+        self.assigned: Assignment = EMPTY
+        self.revoking: Assignment = EMPTY
+        self.owned: Assignment = EMPTY
+        """Last reported partitions; heartbeats report them only after a change."""
+        self.session_ends_at_ms = NEVER_MS
+        """When the session timeout ends without another heartbeat."""
+        self.revoke_deadline_ms = NEVER_MS
+        """When the member must have revoked its partitions."""
 
-    def update(self, asked: Fields) -> bool:
-        """Take over what a heartbeat says anew; whether its subscription or assignor is another."""
+    def update(self, body: Fields) -> bool:
+        """Apply the fields of a heartbeat. Return whether the subscription or the assignor changed."""
         before = (self.names, self.pattern, self.assignor)
-        if asked["instance_id"] is not None:
-            self.instance = asked["instance_id"]
-        if asked["rack_id"] is not None:
-            self.rack = asked["rack_id"]
-        if asked["rebalance_timeout_ms"] != -1:
-            self.rebalance_ms = asked["rebalance_timeout_ms"]
-        if asked["subscribed_topic_names"] is not None:
-            self.names = frozenset(asked["subscribed_topic_names"])
-        if asked["subscribed_topic_regex"] is not None:
-            self.pattern = asked["subscribed_topic_regex"]
-        if asked["server_assignor"] is not None:
-            self.assignor = asked["server_assignor"]
+        if body["instance_id"] is not None:
+            self.instance = body["instance_id"]
+        if body["rack_id"] is not None:
+            self.rack = body["rack_id"]
+        if body["rebalance_timeout_ms"] != -1:
+            self.rebalance_ms = body["rebalance_timeout_ms"]
+        if body["subscribed_topic_names"] is not None:
+            self.names = frozenset(body["subscribed_topic_names"])
+        if body["subscribed_topic_regex"] is not None:
+            self.pattern = body["subscribed_topic_regex"]
+        if body["server_assignor"] is not None:
+            self.assignor = body["server_assignor"]
         return (self.names, self.pattern, self.assignor) != before
 
     def reach(self, epoch: int) -> None:
         if epoch != self.epoch:
-            self.epoch_before, self.epoch = self.epoch, epoch
+            self.previous_epoch, self.epoch = self.epoch, epoch
 
-    def has_reached(self, epoch: int, target: Share) -> bool:
+    def has_reached(self, epoch: int, target: Assignment) -> bool:
         return self.epoch == epoch and not self.revoking and self.assigned == target
 
     @property
-    def due_ms(self) -> int:
-        """When it is no member any more, unless something is heard of it."""
-        return min(self.silent_at_ms, self.revoke_by_ms)
+    def deadline_ms(self) -> int:
+        """When the member is removed: end of its session or of its rebalance timeout."""
+        return min(self.session_ends_at_ms, self.revoke_deadline_ms)

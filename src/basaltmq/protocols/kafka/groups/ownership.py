@@ -1,40 +1,44 @@
-"""Which member of a consumer group holds which partition, as far as the coordinator knows.
+"""Partition ownership in a KIP-848 consumer group, as the coordinator knows it.
 
-A partition is held from the moment a member is told that it is its own until the member says that it let go, or is no
-member any more. Invariant: nobody takes what another holds; a take that would is our bug, and raises.
+A member owns a partition from the response that assigns it until the member confirms the revocation or is removed.
+Invariant: a partition has at most one owner. A conflicting `take` is a bug and raises AssertionError.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from basaltmq.protocols.kafka.groups.assignors import Place
+from basaltmq.protocols.kafka.groups.assignors import PartitionId
 
 
 class Ownership:
-    """The partitions of one group."""
+    """The owned partitions of one group."""
 
     def __init__(self) -> None:
-        self._holders: dict[Place, str] = {}
+        self._owners: dict[PartitionId, str] = {}
 
     def __len__(self) -> int:
-        return len(self._holders)
+        return len(self._owners)
 
-    def holder(self, place: Place) -> str | None:
-        return self._holders.get(place)
+    def owner(self, partition_id: PartitionId) -> str | None:
+        return self._owners.get(partition_id)
 
-    def free(self, places: Iterable[Place]) -> frozenset[Place]:
-        """Those of them that nobody holds."""
-        holders = self._holders
-        return frozenset(place for place in places if place not in holders)
+    def free(self, partition_ids: Iterable[PartitionId]) -> frozenset[PartitionId]:
+        """Return the partitions without an owner."""
+        owners = self._owners
+        return frozenset(partition_id for partition_id in partition_ids if partition_id not in owners)
 
-    def take(self, member: str, places: Iterable[Place]) -> None:
-        for place in places:
-            holder = self._holders.get(place)
-            assert holder is None, f"partition {place[1]} of {place[0].hex()} is {holder}'s; {member} may not take it"
-            self._holders[place] = member
+    def take(self, member: str, partition_ids: Iterable[PartitionId]) -> None:
+        for partition_id in partition_ids:
+            owner = self._owners.get(partition_id)
+            assert owner is None, (
+                f"partition {partition_id[1]} of {partition_id[0].hex()} is owned by {owner}, not free for {member}"
+            )
+            self._owners[partition_id] = member
 
-    def release(self, member: str, places: Iterable[Place]) -> None:
-        for place in places:
-            holder = self._holders.pop(place)
-            assert holder == member, f"partition {place[1]} of {place[0].hex()} is {holder}'s, not {member}'s"
+    def release(self, member: str, partition_ids: Iterable[PartitionId]) -> None:
+        for partition_id in partition_ids:
+            owner = self._owners.pop(partition_id)
+            assert owner == member, (
+                f"partition {partition_id[1]} of {partition_id[0].hex()} is owned by {owner}, not by {member}"
+            )

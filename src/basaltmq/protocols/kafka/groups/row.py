@@ -1,10 +1,10 @@
-"""What outlives the process of a consumer group, beside its offsets.
+"""Persistent row of a KIP-848 consumer group, in addition to its committed offsets.
 
-    | version u8 | epoch i32 | session ms i32 | heartbeat ms i32 |        a setting that was not set is -1
+    | version u8 | epoch i32 | session ms i32 | heartbeat ms i32 |        -1: config not set
 
-The epoch says that the group is one of the second protocol, and is where a later coordinator goes on counting, so that
-nothing a member remembers can be mistaken for something of today; 0 is a group that only has settings. Members are not
-kept: after a restart they are unknown, join again and go on from what was committed. The row is not waited for.
+A nonzero epoch marks a KIP-848 group. After a restart, epochs continue from it, so that no member's old epoch is valid
+again. Epoch 0 is a group that only has configs. Members are not persistent: after a restart they rejoin and continue
+from the committed offsets. The broker does not wait for the row's fsync.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class GroupRow(NamedTuple):
     @classmethod
     def decode(cls, raw: bytes) -> GroupRow:
         if len(raw) != _ROW.size:
-            raise CorruptionError(f"the row of a consumer group has {len(raw)} bytes, not {_ROW.size}")
+            raise CorruptionError(f"a consumer group row has {len(raw)} bytes, not {_ROW.size}")
         version, *fields = _ROW.unpack(raw)
         if version != ROW_VERSION:
-            raise CorruptionError(f"the row of a consumer group has version {version}, this Basalt knows {ROW_VERSION}")
+            raise CorruptionError(f"a consumer group row has version {version}; this release reads {ROW_VERSION}")
         return cls(*fields)

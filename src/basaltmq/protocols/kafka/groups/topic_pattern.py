@@ -1,10 +1,10 @@
-"""A subscription by pattern: the topics whose whole names match.
+"""Subscription by pattern: all topics whose whole name matches.
 
-The syntax is RE2's, as in Apache Kafka, with its bounds for time and memory (see `broker.patterns`).
+The syntax is RE2, as in Apache Kafka, which bounds time and memory (`broker/auth/patterns.py`).
 
-Topics are found once in a thread, since there may be a million; from then on names are looked at as they come and go.
-Names that changed during the search are looked at again at its end. Which of them may be read is asked on behalf of the
-member that spoke last, as by Apache Kafka: fetching is refused on its own.
+A thread searches all topics once, because there may be a million. From then on, only changed names are matched. Names
+that change during the search are matched again at its end. The read permissions are those of the member whose
+heartbeat came last, as in Apache Kafka. Fetch checks permissions on its own.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 
 
 class TopicPattern:
-    """One pattern of one group."""
+    """One pattern of one group, and its matching topics."""
 
     def __init__(self, text: str, may: Callable[[str], bool]) -> None:
-        """Refused unless RE2 compiles the pattern."""
+        """Raise Refused if RE2 rejects the pattern."""
         try:
             self.matches = compiled(text, "the subscribed pattern").is_all_of
         except InvalidArgumentError as error:
@@ -29,23 +29,23 @@ class TopicPattern:
         self.text = text
         self.may = may
         self.topics: frozenset[str] | None = None
-        """None: they are not searched for yet."""
+        """None until the search has finished."""
         self.is_searching = False
         self._changed: set[str] = set()
 
     def among(self, names: Iterable[str]) -> frozenset[str]:
-        """Those of the names that match. It may be called in a thread."""
+        """Return the names that match. Thread-safe."""
         matches = self.matches
         return frozenset(name for name in names if matches(name))
 
     def found(self, names: frozenset[str], is_there: Callable[[str], bool]) -> None:
-        """The search is over."""
+        """Store the result of the search, and apply the changes that came during it."""
         self.topics = frozenset(name for name in names if self.may(name))
         changed, self._changed = self._changed, set()
         self.changed(changed, is_there)
 
     def changed(self, names: Iterable[str], is_there: Callable[[str], bool]) -> bool:
-        """Topics came, went or changed; whether that makes a difference here."""
+        """Apply created, changed or deleted topics. Return whether any of them matches."""
         if self.topics is None:
             self._changed.update(names)
             return False

@@ -1,21 +1,20 @@
-"""Transactions of producers: records in many partitions, and offsets of groups, all or none.
+"""Transaction coordinator: records in many partitions and offsets of groups commit or abort together.
 
-    begin     a partition or a group is added to the transaction: its row is durable before the answer, so before any
-              record that belongs to it; a record of a partition that was not added is refused
-    decide    the row says PREPARE_COMMIT or PREPARE_ABORT. Durable: from here on there is one outcome
-    mark      a marker is appended to every shard that has records of the transaction, and synced
-    complete  one batch: the groups' offsets, if it committed, and the row; then clients are told
+    begin     A partition or a group is added. The row is durable before the response, and so before any record of the
+              transaction. A transactional batch for a partition that was not added is rejected.
+    decide    The row says PREPARE_COMMIT or PREPARE_ABORT. Once it is durable, the outcome is final.
+    mark      A control batch (marker) is appended to every shard with records of the transaction, and synced.
+    complete  One store batch: the groups' offsets, if it committed, and the row. Then clients get their responses.
 
-What a crash leaves behind is finished by `recover`, before anything is asked: decided transactions are marked where
-they are not yet, and completed; open ones stay open for their producers to go on with, until their time is over. A
-shard with records of a transaction that no row knows of (a backup whose log is younger than its rows) gets an abort.
-Which records are visible follows from the markers in the log alone (see `streams.index_outcomes`).
+After a crash, `recover` runs before any request. It marks and completes decided transactions. Open ones stay open until
+their timeout, so that their producers can continue. Records of a transaction without a row (a backup whose log is newer
+than its rows) are aborted. The markers in the log alone determine which records are visible (`Outcomes`).
 
-A producer is fenced by its epoch: each `initialize` of a transactional id raises it and aborts what was open, as does a
-transaction that takes longer than it said it would. One thing at a time is done to a transaction: additions wait for
-each other, whoever else comes in between is told to try again. A step that has begun goes on though its client leaves.
+A producer is fenced by its producer epoch: each `initialize` raises it and aborts the open transaction. So does the
+transaction timeout. Steps on one transaction do not overlap: additions wait for each other, and any other request gets
+CONCURRENT_TRANSACTIONS. A step that has started continues if its client disconnects.
 
-Only transactions that are open or not finished are in memory; of others there is the row, forgotten after a week.
+Only open and unfinished transactions are in memory. Others exist as rows, which are deleted after one week.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import (
     BasaltError,
     CorruptionError,
-    InvalidConfigError,
     ShardNotFoundError,
     StorageError,
     StoreStalledError,
@@ -44,37 +43,36 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import Append
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import Commit, PersistentOffsets, TopicPartition, put_commit
-from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.shards import Engine
 
 TIMEOUT_MS_MAX: Final = 15 * 60_000
-"""The longest a transaction may take: Kafka's transaction.max.timeout.ms."""
+"""Maximum transaction timeout: Kafka's default of transaction.max.timeout.ms."""
 
 IDLE_MS_MAX: Final = 7 * 24 * 3_600_000
-"""How long the row of an id is kept that nobody uses: Kafka's transactional.id.expiration.ms."""
+"""How long the row of an unused id is kept: Kafka's default of transactional.id.expiration.ms."""
 
 SWEEP_S: Final = 3_600.0
 SWEEP_ROWS: Final = 10_000
-"""Idle rows one sweep looks at, so that none takes for ever."""
+"""Rows that one sweep reads at most, to bound its duration."""
 
 ID_BYTES_MAX: Final = 1024
 RETRY_S: Final = 0.05
-"""Before a step is tried again that the store was too far behind for, or that another one was in the way of."""
+"""Seconds before a retry, after a store stall or while another step runs."""
 
 _FAMILY: Final = Family.TRANSACTIONS
 _log: Final = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Place = tuple[str, UUID, int]
-"""A group, a topic's id, a partition."""
+OffsetKey = tuple[str, UUID, int]
+"""Group, topic id and partition."""
 
 
 class _Live:
-    """A transaction that is open, or being worked at."""
+    """A transaction that is open, or has a step running."""
 
     __slots__ = ("adding", "is_busy", "offsets", "row", "timer")
 
@@ -82,9 +80,9 @@ class _Live:
         self.row = row
         self.is_busy = False
         self.adding: asyncio.Task[Any] | None = None
-        """What it is busy with, if that is no more than something added to it."""
-        self.offsets: dict[Place, Commit] = {}
-        """What its groups commit with it."""
+        """The running step, if it only adds partitions, groups or offsets."""
+        self.offsets: dict[OffsetKey, Commit] = {}
+        """Offsets that its groups commit with it."""
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -93,45 +91,48 @@ class Transactions:
 
     def __init__(
         self,
-        plane: StreamPlane,
+        streams: VHostStreams,
         new_id: Callable[[], int],
         clock_ms: Callable[[], int],
         *,
         decided: Callable[[Iterable[int]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`decided` hears of shards in which more can be seen, `failed` of errors of the disk."""
-        self._plane = plane
-        self._store = plane.store
+        """`decided` gets shards with newly visible records; `failed` gets storage errors."""
+        self._streams = streams
+        self._plane = streams.plane
+        self._store = self._plane.store
         self._new_id = new_id
         self._clock_ms = clock_ms
         self._decided = decided
         self._failed = failed
         self._live: dict[str, _Live] = {}
-        self._pending: Counter[Place] = Counter()
+        self._pending: Counter[OffsetKey] = Counter()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
 
     def recover(self) -> None:
-        """Finish what was decided, take up what is open, abort what nobody knows of. Durable on return."""
-        for key, _ in list(self._store.scan(_FAMILY, *keys.prefix_range(keys.busy_transaction_key("")))):
-            row = self._row(keys.decode_busy_transaction_key(key))
+        """Finish decided transactions, load open ones, and abort those without a row. Durable on return."""
+        for key, _ in list(self._store.scan(_FAMILY, *key_parts.prefix_range(stream_keys.busy_transaction_key("")))):
+            row = self._row(stream_keys.decode_busy_transaction_key(key))
             if row is None:
                 continue
             live = _Live(row)
             self._live[row.id] = live
-            for pending, raw in self._store.scan(_FAMILY, *keys.prefix_range(keys.pending_offset_prefix(row.id))):
-                _, group, topic_id, partition = keys.decode_pending_offset_key(pending)
-                self._hold(live, {(group, topic_id, partition): Commit.decode(raw)})
+            for pending, raw in self._store.scan(
+                _FAMILY, *key_parts.prefix_range(stream_keys.pending_offset_prefix(row.id))
+            ):
+                _, group, topic_id, partition = stream_keys.decode_pending_offset_key(pending)
+                self._add_offsets(live, {(group, topic_id, partition): Commit.decode(raw)})
             if row.state.is_decided:
                 self._wait(self._mark(row))
                 self._complete(live)
             else:
-                self._arm(live)
-        self._wait(self._mark_strangers())
+                self._start_timeout(live)
+        self._wait(self._abort_unknown())
         self.sweep()
 
-    def _mark_strangers(self) -> list[Append]:
+    def _abort_unknown(self) -> list[Append]:
         engine = self._engine()
         if engine is None:
             return []
@@ -140,14 +141,19 @@ class Transactions:
         for shard in list(engine.index.outcomes.shards()):
             for producer_id, offset in self._undecided(engine, shard).items():
                 if (producer_id, shard) not in known:
-                    _log.warning("shard %d: records of producer %d from %d on are aborted", shard, producer_id, offset)
+                    _log.warning(
+                        "shard %d: aborting records of producer %d from offset %d: no transaction row",
+                        shard,
+                        producer_id,
+                        offset,
+                    )
                     epoch = max(0, read_header(engine.read_kafka(shard, offset).batches[0]).producer_epoch)
                     marker = marker_batch(producer_id, epoch, False, self._clock_ms())
                     appends.append(engine.append_kafka(shard, marker, Durability.SYNCED))
         return appends
 
     def close(self) -> None:
-        """Stop; what is under way is finished when the store is opened again."""
+        """Stop. `recover` finishes running steps when the store is opened again."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         for live in self._live.values():
@@ -159,37 +165,37 @@ class Transactions:
     async def initialize(
         self, transactional_id: str, timeout_ms: int, expected: tuple[int, int] | None = None
     ) -> tuple[int, int]:
-        """(producer id, epoch) for who is the only one to use this id from here on.
+        """Make the caller the only producer of this id. Return the producer id and producer epoch.
 
-        `expected`: what the caller has, if it asks for another epoch for itself.
+        `expected` is the caller's current pair, if it only requests a new epoch for itself.
         """
         if not transactional_id or len(transactional_id.encode()) > ID_BYTES_MAX:
-            raise Refused(e.INVALID_REQUEST, f"a transactional id has 1 to {ID_BYTES_MAX} bytes")
+            raise Refused(e.INVALID_REQUEST, f"a transactional id must have 1 to {ID_BYTES_MAX} bytes")
         if not 0 < timeout_ms <= TIMEOUT_MS_MAX:
             raise Refused(
-                e.INVALID_TRANSACTION_TIMEOUT, f"transaction.timeout.ms is 1 to {TIMEOUT_MS_MAX}, not {timeout_ms}"
+                e.INVALID_TRANSACTION_TIMEOUT, f"transaction.timeout.ms must be 1 to {TIMEOUT_MS_MAX}, not {timeout_ms}"
             )
         live = self._find(transactional_id) or _Live(Transaction(transactional_id, -1))
-        return await self._alone(live, lambda: self._initialize(live, timeout_ms, expected))
+        return await self._run_exclusive(live, lambda: self._initialize(live, timeout_ms, expected))
 
     async def _initialize(self, live: _Live, timeout_ms: int, expected: tuple[int, int] | None) -> tuple[int, int]:
         row = live.row
         if expected is not None and row.epoch != NO_EPOCH:
             producer_id, epoch = expected
-            if producer_id != row.producer_id or epoch not in {row.epoch, row.epoch_before} or epoch < 0:
+            if producer_id != row.producer_id or epoch not in {row.epoch, row.previous_epoch} or epoch < 0:
                 raise _fenced(row, epoch)
-            if epoch == row.epoch_before and row.state is State.EMPTY:
-                # Asked again because the answer was lost.
+            if epoch == row.previous_epoch and row.state is State.EMPTY:
+                # A retry, because the response was lost.
                 return row.producer_id, row.epoch
         if row.state is State.ONGOING:
             await self._decide(live, State.PREPARE_ABORT, is_fenced=True)
             row = live.row
-        is_used_up = row.epoch >= EPOCH_MAX - 1
+        is_exhausted = row.epoch >= EPOCH_MAX - 1
         changed = Transaction(
             row.id,
-            self._new_id() if row.producer_id < 0 or is_used_up else row.producer_id,
-            0 if is_used_up else row.epoch + 1,
-            NO_EPOCH if expected is None or is_used_up else row.epoch,
+            self._new_id() if row.producer_id < 0 or is_exhausted else row.producer_id,
+            0 if is_exhausted else row.epoch + 1,
+            NO_EPOCH if expected is None or is_exhausted else row.epoch,
             State.EMPTY,
             timeout_ms,
             changed_ms=self._clock_ms(),
@@ -208,12 +214,12 @@ class Transactions:
         shards: frozenset[int] = frozenset(),
         groups: frozenset[str] = frozenset(),
     ) -> None:
-        """What is added is part of the transaction, which begins with the first of it. Durable on return."""
-        live = await self._after_others(transactional_id, producer_id, epoch)
+        """Add shards or groups to the transaction; the first addition begins it. Durable on return."""
+        live = await self._after_additions(transactional_id, producer_id, epoch)
         row = live.row
         if row.state is State.ONGOING and shards <= row.shards and groups <= row.groups and not live.is_busy:
             return
-        await self._alone(live, lambda: self._add(live, shards, groups), is_adding=True)
+        await self._run_exclusive(live, lambda: self._add(live, shards, groups), is_adding=True)
 
     async def _add(self, live: _Live, shards: frozenset[int], groups: frozenset[str]) -> None:
         row, now_ms = live.row, self._clock_ms()
@@ -230,42 +236,42 @@ class Transactions:
         await self._durable()
         live.row = changed
         if not is_open:
-            self._arm(live)
+            self._start_timeout(live)
 
     async def commit_offsets(
         self, transactional_id: str, producer_id: int, epoch: int, group: str, commits: Mapping[TopicPartition, Commit]
     ) -> None:
-        """Have a group commit offsets if the transaction does. Durable on return."""
-        live = await self._after_others(transactional_id, producer_id, epoch)
+        """Store offsets that the group commits if the transaction commits. Durable on return."""
+        live = await self._after_additions(transactional_id, producer_id, epoch)
         if live.row.state is not State.ONGOING or group not in live.row.groups:
-            raise Refused(e.INVALID_TXN_STATE, f"group {group!r} was not added to an open transaction")
-        await self._alone(live, lambda: self._commit_offsets(live, group, commits), is_adding=True)
+            raise Refused(e.INVALID_TXN_STATE, f"group {group!r} is not part of an open transaction; add it first")
+        await self._run_exclusive(live, lambda: self._commit_offsets(live, group, commits), is_adding=True)
 
     async def _commit_offsets(self, live: _Live, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
-        places = {(group, topic_id, partition): commit for (topic_id, partition), commit in commits.items()}
+        offsets = {(group, topic_id, partition): commit for (topic_id, partition), commit in commits.items()}
         batch = Batch()
-        for place, commit in places.items():
-            batch.put(_FAMILY, keys.pending_offset_key(live.row.id, *place), commit.encode())
+        for key, commit in offsets.items():
+            batch.put(_FAMILY, stream_keys.pending_offset_key(live.row.id, *key), commit.encode())
         self._store.write(batch)
-        self._hold(live, places)
+        self._add_offsets(live, offsets)
         await self._durable()
 
     async def end(self, transactional_id: str, producer_id: int, epoch: int, is_commit: bool) -> None:
-        """Commit or abort. On return everybody sees what came of it, and no crash changes it."""
+        """Commit or abort. On return the outcome is visible to all consumers, and durable."""
         live = self._checked(transactional_id, producer_id, epoch)
         done = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
         if live.row.state is done and not live.is_busy:
-            # Asked again because the answer was lost.
+            # A retry, because the response was lost.
             return
         if live.row.state is not State.ONGOING and not live.is_busy:
-            raise Refused(e.INVALID_TXN_STATE, f"transaction {transactional_id!r} is {live.row.state.label}")
+            raise Refused(e.INVALID_TXN_STATE, f"transaction {transactional_id!r} is not open: {live.row.state.label}")
         decision = State.PREPARE_COMMIT if is_commit else State.PREPARE_ABORT
-        await self._alone(live, lambda: self._decide(live, decision))
+        await self._run_exclusive(live, lambda: self._decide(live, decision))
 
     async def _decide(self, live: _Live, decision: State, *, is_fenced: bool = False) -> None:
         row = msgspec.structs.replace(live.row, state=decision, changed_ms=self._clock_ms())
         if is_fenced:
-            row = msgspec.structs.replace(row, epoch=min(row.epoch + 1, EPOCH_MAX), epoch_before=NO_EPOCH)
+            row = msgspec.structs.replace(row, epoch=min(row.epoch + 1, EPOCH_MAX), previous_epoch=NO_EPOCH)
         self._write(row)
         live.row = row
         await self._durable()
@@ -278,7 +284,7 @@ class Transactions:
                 appends += self._mark(live.row, appends.append)
                 break
             except StoreStalledError:
-                # The decision stands, so this has to be done.
+                # The decision is final, so retry until it succeeds.
                 await asyncio.sleep(RETRY_S)
         engine = self._engine()
         if engine is not None:
@@ -290,7 +296,7 @@ class Transactions:
                 await asyncio.sleep(RETRY_S)
 
     def _mark(self, row: Transaction, done: Callable[[Append], None] | None = None) -> list[Append]:
-        """Append the markers that are not there; to what is given as they are made, or to what is returned."""
+        """Append the missing markers. Each append goes to `done` if given, else into the returned list."""
         engine = self._engine()
         appends: list[Append] = []
         marker = marker_batch(row.producer_id, row.epoch, row.state is State.PREPARE_COMMIT, self._clock_ms())
@@ -299,7 +305,7 @@ class Transactions:
                 try:
                     (done or appends.append)(engine.append_kafka(shard, marker, Durability.SYNCED))
                 except ShardNotFoundError:
-                    # Deleted meanwhile.
+                    # The shard was deleted in the meantime.
                     continue
         return appends
 
@@ -308,8 +314,8 @@ class Transactions:
         is_commit = row.state is State.PREPARE_COMMIT
         state = State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT
         batch = Batch()
-        for place in live.offsets:
-            batch.delete(_FAMILY, keys.pending_offset_key(row.id, *place))
+        for key in live.offsets:
+            batch.delete(_FAMILY, stream_keys.pending_offset_key(row.id, *key))
         if is_commit:
             self._put_offsets(batch, live.offsets)
         changed = msgspec.structs.replace(
@@ -318,13 +324,13 @@ class Transactions:
         self._write(changed, batch)
         self._pending -= Counter(live.offsets.keys())
         live.row, live.offsets = changed, {}
-        self._settle(live)
+        self._unload_finished(live)
         self._decided(row.shards)
 
-    def _put_offsets(self, batch: Batch, offsets: Mapping[Place, Commit]) -> None:
+    def _put_offsets(self, batch: Batch, offsets: Mapping[OffsetKey, Commit]) -> None:
         for (group, topic_id, partition), commit in offsets.items():
             if self._plane.topics.by_id(topic_id) is None:
-                # Deleted meanwhile, its groups' offsets with it.
+                # The topic was deleted in the meantime, with its groups' offsets.
                 continue
             if isinstance(self._plane.offsets, PersistentOffsets):
                 put_commit(batch, group, topic_id, partition, commit)
@@ -332,22 +338,25 @@ class Transactions:
                 self._plane.offsets.commit(group, {(topic_id, partition): commit})
 
     def check_produce(self, transactional_id: str | None, header: KafkaHeader, shard: int) -> None:
-        """Refused unless a batch of a transaction belongs to one that is open, and has its partition."""
+        """Raise Refused unless the batch belongs to an open transaction that includes its partition."""
         if not transactional_id:
-            raise Refused(e.INVALID_REQUEST, "a batch of a transaction in a request without a transactional id")
+            raise Refused(e.INVALID_REQUEST, "the request has a transactional batch but no transactional id")
         live = self._find(transactional_id)
         row = None if live is None else live.row
         if row is None or row.producer_id != header.producer_id:
             raise _unmapped(transactional_id, header.producer_id)
         if row.epoch != header.producer_epoch:
             raise Refused(
-                e.INVALID_PRODUCER_EPOCH, f"epoch {header.producer_epoch} of {transactional_id!r} is not {row.epoch}"
+                e.INVALID_PRODUCER_EPOCH,
+                f"producer epoch {header.producer_epoch} of {transactional_id!r} is fenced; the current is {row.epoch}",
             )
         if row.state is not State.ONGOING or shard not in row.shards:
-            raise Refused(e.INVALID_TXN_STATE, f"the partition is not part of an open transaction {transactional_id!r}")
+            raise Refused(
+                e.INVALID_TXN_STATE, f"the partition is not part of an open transaction of {transactional_id!r}; add it"
+            )
 
     def is_pending(self, group: str, topic_id: UUID, partition: int) -> bool:
-        """Does an open transaction hold an offset for this place?"""
+        """Whether an open transaction has an offset for this group and partition."""
         return (group, topic_id, partition) in self._pending
 
     def get(self, transactional_id: str) -> Transaction | None:
@@ -355,35 +364,35 @@ class Transactions:
         return None if live is None else live.row
 
     def all(self) -> Iterator[Transaction]:
-        """Every transactional id that is known."""
-        for key, raw in self._store.scan(_FAMILY, *keys.prefix_range(keys.transaction_key(""))):
-            yield Transaction.decode(keys.decode_transaction_key(key), raw)
+        """Yield every known transactional id."""
+        for key, raw in self._store.scan(_FAMILY, *key_parts.prefix_range(stream_keys.transaction_key(""))):
+            yield Transaction.decode(stream_keys.decode_transaction_key(key), raw)
 
     async def expire(self, transactional_id: str) -> None:
-        """Abort a transaction whose time is over, and fence its producer."""
+        """Abort a transaction after its timeout, and fence its producer."""
         live = self._live.get(transactional_id)
         if live is None or live.row.state is not State.ONGOING:
             return
         if live.is_busy or live.row.began_ms + live.row.timeout_ms > self._clock_ms():
-            self._arm(live, RETRY_S)
+            self._start_timeout(live, RETRY_S)
             return
-        _log.info("transaction %r is aborted: it is open for over %d ms", transactional_id, live.row.timeout_ms)
+        _log.info("transaction %r: aborting after its timeout of %d ms", transactional_id, live.row.timeout_ms)
         try:
-            await self._alone(live, lambda: self._decide(live, State.PREPARE_ABORT, is_fenced=True))
+            await self._run_exclusive(live, lambda: self._decide(live, State.PREPARE_ABORT, is_fenced=True))
         except StoreStalledError:
-            self._arm(live, RETRY_S)
+            self._start_timeout(live, RETRY_S)
         except BasaltError as error:
-            _log.error("transaction %r could not be aborted: %s", transactional_id, error)
+            _log.error("transaction %r: abort failed: %s", transactional_id, error)
 
     def sweep(self) -> int:
-        """Forget ids that nobody used for long; how many."""
+        """Delete the rows of ids that have expired. Return their number."""
         before_ms = self._clock_ms() - IDLE_MS_MAX
         batch = Batch()
         for looked, row in enumerate(self.all()):
             if looked >= SWEEP_ROWS:
                 break
             if row.changed_ms < before_ms and row.id not in self._live:
-                batch.delete(_FAMILY, keys.transaction_key(row.id))
+                batch.delete(_FAMILY, stream_keys.transaction_key(row.id))
         if len(batch):
             self._store.write(batch)
         loop = _loop()
@@ -395,17 +404,17 @@ class Transactions:
         try:
             self.sweep()
         except BasaltError as error:
-            _log.error("idle transactional ids could not be forgotten: %s", error)
+            _log.error("deleting expired transactional ids failed: %s", error)
 
-    def _arm(self, live: _Live, least_s: float = 0.0) -> None:
+    def _start_timeout(self, live: _Live, least_s: float = 0.0) -> None:
         loop = _loop()
         if live.timer is not None:
             live.timer.cancel()
         if loop is not None:
             left_s = (live.row.began_ms + live.row.timeout_ms - self._clock_ms()) / 1000
-            live.timer = loop.call_later(max(left_s, least_s), self._is_late, live.row.id)
+            live.timer = loop.call_later(max(left_s, least_s), self._timed_out, live.row.id)
 
-    def _is_late(self, transactional_id: str) -> None:
+    def _timed_out(self, transactional_id: str) -> None:
         self._spawn(self.expire(transactional_id))
 
     def _spawn(self, step: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -417,13 +426,13 @@ class Transactions:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            # Taken note of, though the client that waited for it may be gone.
+            # Retrieve the exception, because the waiting client may be gone.
             task.exception()
 
-    async def _after_others(self, transactional_id: str, producer_id: int, epoch: int) -> _Live:
-        """The producer's transaction, when what is being added to it is.
+    async def _after_additions(self, transactional_id: str, producer_id: int, epoch: int) -> _Live:
+        """Return the producer's transaction after the additions in progress.
 
-        Clients add partitions and offsets over two connections at once; told to try again, they do so after 20 ms.
+        Clients add partitions and offsets over two connections at once. An error would delay them by a 20 ms backoff.
         """
         live = self._checked(transactional_id, producer_id, epoch)
         while live.adding is not None:
@@ -431,18 +440,22 @@ class Transactions:
             live = self._checked(transactional_id, producer_id, epoch)
         return live
 
-    async def _alone(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]], *, is_adding: bool = False) -> T:
-        """Do something to a transaction that nothing else is being done to, to its end."""
+    async def _run_exclusive(
+        self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]], *, is_adding: bool = False
+    ) -> T:
+        """Run a step exclusively on a transaction, and to its end even if the caller is cancelled."""
         if live.is_busy:
-            raise Refused(e.CONCURRENT_TRANSACTIONS, f"transaction {live.row.id!r} is being worked at; try again")
+            raise Refused(
+                e.CONCURRENT_TRANSACTIONS, f"transaction {live.row.id!r} has another request in progress; retry"
+            )
         live.is_busy = True
         self._live[live.row.id] = live
-        task = self._spawn(self._worked(live, step))
+        task = self._spawn(self._run_step(live, step))
         if is_adding:
             live.adding = task
         return await asyncio.shield(task)
 
-    async def _worked(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def _run_step(self, live: _Live, step: Callable[[], Coroutine[Any, Any, T]]) -> T:
         try:
             if live.row.state.is_decided:
                 await self._finish(live)
@@ -454,10 +467,10 @@ class Transactions:
         finally:
             live.is_busy = False
             live.adding = None
-            self._settle(live)
+            self._unload_finished(live)
 
-    def _settle(self, live: _Live) -> None:
-        """Keep in memory only what is open, or being worked at."""
+    def _unload_finished(self, live: _Live) -> None:
+        """Remove a transaction from memory unless it is open or has a step running."""
         is_open = live.row.state is State.ONGOING or live.row.state.is_decided
         if not is_open and live.timer is not None:
             live.timer.cancel()
@@ -465,17 +478,17 @@ class Transactions:
         if not is_open and not live.is_busy and self._live.get(live.row.id) is live:
             del self._live[live.row.id]
 
-    def _hold(self, live: _Live, offsets: Mapping[Place, Commit]) -> None:
+    def _add_offsets(self, live: _Live, offsets: Mapping[OffsetKey, Commit]) -> None:
         self._pending.update(offsets.keys() - live.offsets.keys())
         live.offsets.update(offsets)
 
     def _write(self, row: Transaction, batch: Batch | None = None) -> None:
         batch = Batch() if batch is None else batch
-        batch.put(_FAMILY, keys.transaction_key(row.id), row.encode())
+        batch.put(_FAMILY, stream_keys.transaction_key(row.id), row.encode())
         if row.state is State.ONGOING or row.state.is_decided:
-            batch.put(_FAMILY, keys.busy_transaction_key(row.id), b"")
+            batch.put(_FAMILY, stream_keys.busy_transaction_key(row.id), b"")
         else:
-            batch.delete(_FAMILY, keys.busy_transaction_key(row.id))
+            batch.delete(_FAMILY, stream_keys.busy_transaction_key(row.id))
         self._store.write(batch)
 
     def _durable(self) -> asyncio.Future[None]:
@@ -489,11 +502,7 @@ class Transactions:
                 engine.wait(append)
 
     def _engine(self) -> SegmentEngine | None:
-        try:
-            engine = self._plane.engines.get(Engine.SEGMENT)
-        except InvalidConfigError:
-            return None
-        return engine if isinstance(engine, SegmentEngine) else None
+        return self._streams.segments()
 
     def _undecided(self, engine: SegmentEngine, shard: int) -> dict[int, int]:
         try:
@@ -511,12 +520,12 @@ class Transactions:
         return live
 
     def _row(self, transactional_id: str) -> Transaction | None:
-        raw = self._store.get(_FAMILY, keys.transaction_key(transactional_id))
+        raw = self._store.get(_FAMILY, stream_keys.transaction_key(transactional_id))
         return None if raw is None else Transaction.decode(transactional_id, raw)
 
     def _checked(self, transactional_id: str, producer_id: int, epoch: int) -> _Live:
         if not transactional_id:
-            raise Refused(e.INVALID_REQUEST, "a request of a transaction without a transactional id")
+            raise Refused(e.INVALID_REQUEST, "the request has no transactional id")
         live = self._find(transactional_id)
         if live is None or live.row.producer_id != producer_id:
             raise _unmapped(transactional_id, producer_id)
@@ -526,11 +535,13 @@ class Transactions:
 
 
 def _unmapped(transactional_id: str, producer_id: int) -> Refused:
-    return Refused(e.INVALID_PRODUCER_ID_MAPPING, f"producer {producer_id} does not have the id {transactional_id!r}")
+    return Refused(e.INVALID_PRODUCER_ID_MAPPING, f"producer id {producer_id} does not belong to {transactional_id!r}")
 
 
 def _fenced(row: Transaction, epoch: int) -> Refused:
-    return Refused(e.PRODUCER_FENCED, f"epoch {epoch} of transaction {row.id!r}, which another has at {row.epoch}")
+    return Refused(
+        e.PRODUCER_FENCED, f"producer epoch {epoch} of transaction {row.id!r} is fenced; the current is {row.epoch}"
+    )
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

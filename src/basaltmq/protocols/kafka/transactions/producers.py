@@ -1,17 +1,17 @@
-"""Idempotent producers: every batch once and in order, though clients send again what they heard no answer to.
+"""Idempotent producers: each batch is appended once and in order, although clients retry unconfirmed batches.
 
-A producer numbers its records by partition. For each the last batches are remembered, with their offsets: one of them
-again is answered with the offset it has; one that does not follow the last is refused.
+A producer numbers its records per partition. For each producer and shard, the last batches and their offsets are
+remembered. A repeated batch gets the offset of the first one. A batch out of sequence is rejected.
 
-What is known is in memory. It outlives the process through the log itself, because the numbers are in the headers of
-the batches, and through a row per shard that says where in the log to begin reading them:
+The state is in memory. It is recovered from the log, because batch headers carry the sequences, and from one row per
+shard that says where in the log to start:
 
-    0      ->  | first id not given out u64 |
-    shard  ->  see `streams.producers_row`
+    0      ->  | first producer id not allocated u64 |
+    shard  ->  see `streams/engines/segment/producers_row.py`
 
-The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY of them and before
-records are deleted; it goes with its shard. Compaction and retention bring it up to date themselves. Ids are given out
-in blocks, durable before use: none is given out twice.
+The row is written before a shard's first idempotent batch in a process, then every ROW_EVERY batches, and before
+records are deleted. It is deleted with its shard. Compaction and retention update it. Producer ids are allocated in
+blocks that are durable before use, so no id is allocated twice.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.engines.segment.producers_row import SEQUENCE_MASK, Known, Producer, encode_row, recover
 
 PRODUCERS_MAX: Final = 5_000
-"""By shard; the one that was silent longest is forgotten."""
+"""Limit of producers per shard. The least recently used one is evicted."""
 
 LOADED_MAX: Final = 100_000
-"""In all shards that are loaded, some 100 MB with five batches each; the shard that was silent longest is let go of."""
+"""Limit of producers in all loaded shards, about 100 MB with five batches each. The least recently used shard is
+unloaded."""
 
 ROW_EVERY: Final = 500
-"""Batches of a shard between two rows: as many are read again after a crash."""
+"""Batches of a shard between two row writes, and so the most batches that recovery reads after a crash."""
 
 BLOCK: Final = 1_000
-"""Producer ids made durable at once."""
+"""Producer ids per allocated block."""
 
 NO_SHARD: Final = 0
-"""Under it stands the first id that was not given out."""
+"""Key of the row with the first producer id that is not allocated."""
 
 _NEXT: Final = Layout(">Q")
 
 
 class _Shard:
-    """What is known of one shard's producers."""
+    """Producer state of one loaded shard."""
 
     __slots__ = ("end", "engine", "known", "since_row")
 
@@ -58,7 +59,7 @@ class _Shard:
         self.engine = engine
         self.known = known
         self.end = end
-        """Where the next batch of a producer can begin."""
+        """End offset after the last idempotent batch."""
         self.since_row = 0
 
 
@@ -67,36 +68,36 @@ class Producers:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        raw = store.get(Family.PRODUCERS, keys.producers_key(NO_SHARD))
+        raw = store.get(Family.PRODUCERS, stream_keys.producers_key(NO_SHARD))
         self._next_id = self._block_end = self._first_id = _NEXT.unpack(raw)[0] if raw else 0
         self._shards: OrderedDict[int, _Shard] = OrderedDict()
         self._loaded = 0
 
     def next_id(self) -> tuple[int, bool]:
-        """An id nobody had; and whether it may be used only when what was written is durable."""
+        """Allocate a producer id. Also return whether the caller must wait until the store is durable."""
         has_written = self._next_id >= self._block_end
         if has_written:
             self._block_end = self._next_id + BLOCK
             batch = Batch()
-            batch.put(Family.PRODUCERS, keys.producers_key(NO_SHARD), _NEXT.pack(self._block_end))
+            batch.put(Family.PRODUCERS, stream_keys.producers_key(NO_SHARD), _NEXT.pack(self._block_end))
             self._store.write(batch)
         self._next_id += 1
         return self._next_id - 1, has_written
 
     def check(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> int | None:
-        """The offset of a batch that is there already; None for one to be appended; Refused for any other."""
+        """Return the offset of a repeated batch, or None for a batch to append. Raise Refused for any other."""
         loaded = self._shards.get(shard)
         if loaded is None:
-            loaded = self._opened(engine, shard, header)
+            loaded = self._load(engine, shard, header)
         if header.base_sequence < 0 or header.producer_epoch < 0:
-            raise Refused(e.INVALID_RECORD, "a batch of an idempotent producer has a sequence and an epoch")
+            raise Refused(e.INVALID_RECORD, "a batch of an idempotent producer needs a sequence and a producer epoch")
         producer = loaded.known.get(header.producer_id)
         if producer is None:
             return None
-        return _place_of(producer, header)
+        return _repeated_offset(producer, header)
 
     def appended(self, shard: int, header: KafkaHeader, base_offset: int) -> None:
-        """A batch that was checked has its offset."""
+        """Record the offset of a batch that passed `check`."""
         loaded = self._shards[shard]
         known = loaded.known
         producer = known.get(header.producer_id)
@@ -106,7 +107,7 @@ class Producers:
             if len(known) > PRODUCERS_MAX:
                 known.popitem(last=False)
                 self._loaded -= 1
-            self._make_room(shard)
+            self._evict(shard)
         else:
             known.move_to_end(header.producer_id)
         producer.took(header, base_offset)
@@ -116,21 +117,21 @@ class Producers:
             self._write_row(shard, loaded)
 
     def known(self, engine: SegmentEngine, shard: int) -> Known:
-        """Who appended to a shard lately."""
+        """Return the recent producers of a shard."""
         loaded = self._shards.get(shard)
         if loaded is not None:
             return loaded.known
-        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
+        raw = self._store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
         return Known() if raw is None else recover(engine, shard, raw)
 
     def settle(self, shard: int) -> None:
-        """Write what is known of a shard, before something of it goes."""
+        """Write a shard's row before some of its records are deleted."""
         loaded = self._shards.get(shard)
         if loaded is not None and loaded.since_row:
             self._write_row(shard, loaded)
 
     def close(self) -> None:
-        """Write the rows of shards that have gone on."""
+        """Write the rows of shards that have changed."""
         for shard, loaded in self._shards.items():
             if loaded.since_row:
                 self._write_row(shard, loaded)
@@ -138,18 +139,18 @@ class Producers:
     def _write_row(self, shard: int, loaded: _Shard) -> None:
         loaded.since_row = 0
         batch = Batch()
-        batch.put(Family.PRODUCERS, keys.producers_key(shard), encode_row(loaded.end, loaded.known))
+        batch.put(Family.PRODUCERS, stream_keys.producers_key(shard), encode_row(loaded.end, loaded.known))
         try:
             state = loaded.engine.state_of(shard)
             with state.lock:
-                # The row goes with its shard; under the lock it cannot come after that.
+                # Deleting the shard deletes the row. The lock prevents a write after that.
                 state.require()
                 self._store.write(batch)
         except ShardNotFoundError:
             return
 
-    def _make_room(self, shard: int) -> None:
-        """Let go of shards that nobody wrote to for longest; the row and the log know what was known."""
+    def _evict(self, shard: int) -> None:
+        """Unload the least recently used shards. The row and the log keep their state."""
         self._shards.move_to_end(shard)
         while self._loaded > LOADED_MAX and len(self._shards) > 1:
             number, oldest = next(iter(self._shards.items()))
@@ -158,29 +159,30 @@ class Producers:
             del self._shards[number]
             self._loaded -= len(oldest.known)
 
-    def _opened(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> _Shard:
-        """What is known when a shard meets its first idempotent batch in this process."""
-        raw = self._store.get(Family.PRODUCERS, keys.producers_key(shard))
+    def _load(self, engine: SegmentEngine, shard: int, header: KafkaHeader) -> _Shard:
+        """Load a shard at its first idempotent batch in this process."""
+        raw = self._store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
         known = Known()
         if raw is not None or header.producer_id < self._first_id:
             known = recover(engine, shard, raw)
         loaded = _Shard(engine, known, engine.state_of(shard).high_watermark)
-        # Before the batch, so that where there is one there is a row.
+        # Write the row before the batch, so that every shard with idempotent batches has a row.
         self._write_row(shard, loaded)
         self._shards[shard] = loaded
         self._loaded += len(known)
-        self._make_room(shard)
+        self._evict(shard)
         return loaded
 
 
-def _place_of(producer: Producer, header: KafkaHeader) -> int | None:
+def _repeated_offset(producer: Producer, header: KafkaHeader) -> int | None:
     if header.producer_epoch < producer.epoch:
         raise Refused(
-            e.INVALID_PRODUCER_EPOCH, f"epoch {header.producer_epoch} of a producer that is at {producer.epoch}"
+            e.INVALID_PRODUCER_EPOCH,
+            f"producer epoch {header.producer_epoch} is fenced; the current is {producer.epoch}",
         )
     if header.producer_epoch > producer.epoch or not producer.batches:
         if header.base_sequence != 0 and header.producer_epoch > producer.epoch:
-            raise Refused(e.OUT_OF_ORDER_SEQUENCE_NUMBER, "an epoch begins with sequence 0")
+            raise Refused(e.OUT_OF_ORDER_SEQUENCE_NUMBER, "the first batch of a producer epoch must have sequence 0")
         return None
     last = (header.base_sequence + header.last_offset_delta) & SEQUENCE_MASK
     for first_kept, last_kept, offset in producer.batches:
@@ -190,6 +192,6 @@ def _place_of(producer: Producer, header: KafkaHeader) -> int | None:
     if header.base_sequence != expected:
         raise Refused(
             e.OUT_OF_ORDER_SEQUENCE_NUMBER,
-            f"sequence {header.base_sequence} of producer {header.producer_id} where {expected} is next",
+            f"producer {header.producer_id} sent sequence {header.base_sequence}; expected {expected}",
         )
     return None

@@ -1,7 +1,7 @@
-"""Requests of transactions. What they do is in `transactions`; here is who may, and how Kafka spells the answer.
+"""Handlers for transactions: permissions, error codes by version, and the form of responses.
 
-A fenced producer hears PRODUCER_FENCED from the versions on that know it, INVALID_PRODUCER_EPOCH before. The right to
-write is asked for by the transactional id's name, as for a topic.
+`Transactions` implements the operations. A fenced producer gets PRODUCER_FENCED in versions that have that code, and
+INVALID_PRODUCER_EPOCH in earlier ones. A transactional id needs write permission under its name, like a topic.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Final
 
 from basaltmq.broker.auth.permissions import READ, WRITE
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.kafka.context import Answer, Client, Desk
-from basaltmq.protocols.kafka.groups.classic_groups import denial, refusal, wrong_commit
+from basaltmq.protocols.kafka.context import Answer, Client, Context
+from basaltmq.protocols.kafka.groups.classic_groups import commit_error, group_error, topic_error
 from basaltmq.protocols.kafka.transactions.row import State, Transaction
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
@@ -33,7 +33,7 @@ def _code(error: BasaltError | Refused, knows_fenced: bool) -> int:
     return error.code
 
 
-async def initialize(desk: Desk, client: Client, request: Request) -> Fields:
+async def initialize(context: Context, client: Client, request: Request) -> Fields:
     """InitProducerId with a transactional id."""
     body = request.body
     transactional_id = body["transactional_id"]
@@ -41,7 +41,7 @@ async def initialize(desk: Desk, client: Client, request: Request) -> Fields:
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     expected = None if body["producer_id"] < 0 else (body["producer_id"], body["producer_epoch"])
     try:
-        producer_id, epoch = await desk.transactions.initialize(
+        producer_id, epoch = await context.transactions.initialize(
             transactional_id, body["transaction_timeout_ms"], expected
         )
     except (BasaltError, Refused) as error:
@@ -49,26 +49,26 @@ async def initialize(desk: Desk, client: Client, request: Request) -> Fields:
     return {"producer_id": producer_id, "producer_epoch": epoch}
 
 
-async def add_partitions(desk: Desk, client: Client, request: Request) -> Fields:
+async def add_partitions(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
-    places = [(topic["name"], partition) for topic in body["topics"] for partition in topic["partitions"]]
+    requested = [(topic["name"], partition) for topic in body["topics"] for partition in topic["partitions"]]
     codes: dict[tuple[str, int], int] = {}
     shards: set[int] = set()
     may_use = client.may(WRITE, body["transactional_id"])
-    for name, partition in places:
+    for name, partition in requested:
         try:
             client.check(WRITE, name)
-            shards.add(desk.engine(desk.topic(name), partition)[1])
+            shards.add(context.engine(context.topic(name), partition)[1])
         except BasaltError as error:
             codes[name, partition] = e.code_of(error)
     if not may_use:
-        codes = dict.fromkeys(places, e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+        codes = dict.fromkeys(requested, e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     elif codes:
-        # All or none.
-        codes = {place: codes.get(place, e.OPERATION_NOT_ATTEMPTED) for place in places}
+        # The request succeeds or fails as a whole.
+        codes = {each: codes.get(each, e.OPERATION_NOT_ATTEMPTED) for each in requested}
     else:
-        code = await _added(desk, body, request.version, frozenset(shards), frozenset())
-        codes = dict.fromkeys(places, code)
+        code = await _added(context, body, request.version, frozenset(shards), frozenset())
+        codes = dict.fromkeys(requested, code)
     return {
         "results": [
             {
@@ -83,19 +83,19 @@ async def add_partitions(desk: Desk, client: Client, request: Request) -> Fields
     }
 
 
-async def add_offsets(desk: Desk, client: Client, request: Request) -> Fields:
+async def add_offsets(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
     if not client.may(WRITE, body["transactional_id"]):
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-    code = refusal(client, body["group_id"])
+    code = group_error(client, body["group_id"])
     if not code:
-        code = await _added(desk, body, request.version, frozenset(), frozenset((body["group_id"],)))
+        code = await _added(context, body, request.version, frozenset(), frozenset((body["group_id"],)))
     return {"error_code": code}
 
 
-async def _added(desk: Desk, body: Fields, version: int, shards: frozenset[int], groups: frozenset[str]) -> int:
+async def _added(context: Context, body: Fields, version: int, shards: frozenset[int], groups: frozenset[str]) -> int:
     try:
-        await desk.transactions.add(
+        await context.transactions.add(
             body["transactional_id"], body["producer_id"], body["producer_epoch"], shards=shards, groups=groups
         )
     except (BasaltError, Refused) as error:
@@ -103,34 +103,34 @@ async def _added(desk: Desk, body: Fields, version: int, shards: frozenset[int],
     return e.NONE
 
 
-async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields:
+async def commit_offsets(context: Context, client: Client, request: Request) -> Fields:
     """TxnOffsetCommit."""
     body = request.body
-    code = refusal(client, body["group_id"])
+    code = group_error(client, body["group_id"])
     if not client.may(WRITE, body["transactional_id"]):
         code = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if not code and request.version >= MEMBERS_SINCE and body["generation_id"] >= 0:
-        group = desk.groups.get(body["group_id"])
-        consumers = desk.consumer_groups.get(body["group_id"])
+        group = context.groups.get(body["group_id"])
+        consumers = context.consumer_groups.get(body["group_id"])
         code = e.ILLEGAL_GENERATION
         if consumers is not None:
-            wrong = consumers.wrong(body["member_id"], body["generation_id"])
-            # The one word for it that this request's answers have.
+            wrong = consumers.epoch_error(body["member_id"], body["generation_id"])
+            # TxnOffsetCommit has no other error code for a stale member epoch.
             code = e.ILLEGAL_GENERATION if wrong == e.STALE_MEMBER_EPOCH else wrong
         elif group is not None:
-            code = group.wrong_commit(body["member_id"], body["group_instance_id"], body["generation_id"])
+            code = group.commit_error(body["member_id"], body["group_instance_id"], body["generation_id"])
     commits: dict[TopicPartition, Commit] = {}
     topics = []
     for topic in body["topics"]:
-        denied = denial(client, topic["name"])
-        found = None if denied else desk.plane.topics.find(topic["name"])
+        denied = topic_error(client, topic["name"])
+        found = None if denied else context.plane.topics.find(topic["name"])
         partitions = []
         for each in topic["partitions"]:
-            wrong = code or denied or wrong_commit(each, 0 if found is None else found.config.partitions)
+            wrong = code or denied or commit_error(each, 0 if found is None else found.config.partitions)
             if found is not None and not wrong:
                 commits[found.id, each["partition_index"]] = Commit(
                     each["committed_offset"],
-                    desk.now_ms(),
+                    context.now_ms(),
                     each["committed_leader_epoch"],
                     each["committed_metadata"] or "",
                 )
@@ -138,7 +138,7 @@ async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields
         topics.append({"name": topic["name"], "partitions": partitions})
     if commits:
         try:
-            await desk.transactions.commit_offsets(
+            await context.transactions.commit_offsets(
                 body["transactional_id"], body["producer_id"], body["producer_epoch"], body["group_id"], commits
             )
         except (BasaltError, Refused) as error:
@@ -148,12 +148,12 @@ async def commit_offsets(desk: Desk, client: Client, request: Request) -> Fields
     return {"topics": topics}
 
 
-async def end(desk: Desk, client: Client, request: Request) -> Fields:
+async def end(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
     if not client.may(WRITE, body["transactional_id"]):
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     try:
-        await desk.transactions.end(
+        await context.transactions.end(
             body["transactional_id"], body["producer_id"], body["producer_epoch"], body["committed"]
         )
     except (BasaltError, Refused) as error:
@@ -161,16 +161,16 @@ async def end(desk: Desk, client: Client, request: Request) -> Fields:
     return {}
 
 
-def describe(desk: Desk, client: Client, request: Request) -> Answer:
+def describe(context: Context, client: Client, request: Request) -> Answer:
     """DescribeTransactions."""
-    with desk.guard():
-        return {"transaction_states": [_described(desk, client, each) for each in request.body["transactional_ids"]]}
+    with context.guard():
+        return {"transaction_states": [_described(context, client, each) for each in request.body["transactional_ids"]]}
 
 
-def _described(desk: Desk, client: Client, transactional_id: str) -> Fields:
+def _described(context: Context, client: Client, transactional_id: str) -> Fields:
     if not client.may(WRITE, transactional_id):
         return {"transactional_id": transactional_id, "error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
-    row = desk.transactions.get(transactional_id)
+    row = context.transactions.get(transactional_id)
     if row is None:
         return {"transactional_id": transactional_id, "error_code": e.TRANSACTIONAL_ID_NOT_FOUND}
     is_open = row.state is State.ONGOING or row.state.is_decided
@@ -181,30 +181,30 @@ def _described(desk: Desk, client: Client, transactional_id: str) -> Fields:
         "transaction_start_time_ms": row.began_ms if is_open else -1,
         "producer_id": row.producer_id,
         "producer_epoch": row.epoch,
-        "topics": _topics(desk, row),
+        "topics": _topics(context, row),
     }
 
 
-def _topics(desk: Desk, row: Transaction) -> list[Fields]:
+def _topics(context: Context, row: Transaction) -> list[Fields]:
     by_topic: dict[str, list[int]] = {}
     for shard in sorted(row.shards):
         try:
-            meta = desk.plane.shards.get(shard)
+            meta = context.plane.shards.get(shard)
         except BasaltError:
             continue
-        topic = desk.plane.topics.by_id(meta.topic_id)
+        topic = context.plane.topics.by_id(meta.topic_id)
         if topic is not None:
             by_topic.setdefault(topic.name, []).append(meta.partition)
     return [{"topic": name, "partitions": partitions} for name, partitions in by_topic.items()]
 
 
-def listed(desk: Desk, client: Client, request: Request) -> Answer:
+def listed(context: Context, client: Client, request: Request) -> Answer:
     """ListTransactions."""
     labels = {state.label for state in State}
     wanted, producers = set(request.body["state_filters"]), set(request.body["producer_id_filters"])
     found: list[Fields] = []
-    with desk.guard():
-        for row in desk.transactions.all():
+    with context.guard():
+        for row in context.transactions.all():
             is_asked = (not wanted or row.state.label in wanted) and (not producers or row.producer_id in producers)
             if is_asked and client.may(WRITE, row.id):
                 found.append(
@@ -219,25 +219,25 @@ def listed(desk: Desk, client: Client, request: Request) -> Answer:
     return {"unknown_state_filters": sorted(wanted - labels), "transaction_states": found}
 
 
-def describe_producers(desk: Desk, client: Client, request: Request) -> Answer:
-    """DescribeProducers: who appended lately, and whose transaction is open."""
+def describe_producers(context: Context, client: Client, request: Request) -> Answer:
+    """DescribeProducers: recent producers of a partition, with the start offsets of open transactions."""
     return {
         "topics": [
             {
                 "name": topic["name"],
-                "partitions": [_producers(desk, client, topic["name"], each) for each in topic["partition_indexes"]],
+                "partitions": [_producers(context, client, topic["name"], each) for each in topic["partition_indexes"]],
             }
             for topic in request.body["topics"]
         ]
     }
 
 
-def _producers(desk: Desk, client: Client, name: str, partition: int) -> Fields:
+def _producers(context: Context, client: Client, name: str, partition: int) -> Fields:
     try:
         client.check(READ, name)
-        engine, shard = desk.engine(desk.topic(name), partition)
-        with desk.guard():
-            known = desk.producers.known(engine, shard)
+        engine, shard = context.engine(context.topic(name), partition)
+        with context.guard():
+            known = context.producers.known(engine, shard)
         state = engine.state_of(shard)
         with state.lock:
             undecided = dict(state.undecided or {})

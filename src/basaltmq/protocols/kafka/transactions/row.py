@@ -1,14 +1,14 @@
-"""A transactional id as its row has it.
+"""Persistent row of a transactional id.
 
-    | version u8 | state u8 | producer id i64 | epoch i16 | epoch before i16 | timeout ms u32 | began ms i64 |
+    | version u8 | state u8 | producer id i64 | epoch i16 | previous epoch i16 | timeout ms u32 | began ms i64 |
     | changed ms i64 | shards u32 | groups u32 | shard u64 * | (length u16, name) * |
 
-States are Kafka's, with its numbers:
+States and their numbers are Kafka's:
 
     EMPTY ──> ONGOING ──> PREPARE_COMMIT ──> COMPLETE_COMMIT ──> ONGOING ...
                      └──> PREPARE_ABORT ───> COMPLETE_ABORT ───> ONGOING ...
 
-PREPARE is the decision: durable before the first marker, and never taken back.
+A PREPARE state is the decision. It is durable before the first control batch, and never reversed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAME: Final = Layout(">H")
 
 
 class State(enum.IntEnum):
-    """Where a transactional id stands."""
+    """State of a transactional id."""
 
     EMPTY = 0
     ONGOING = 1
@@ -43,23 +43,23 @@ class State(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """As Kafka spells it."""
+        """Kafka's name of the state."""
         return self.name.title().replace("_", "")
 
     @property
     def is_decided(self) -> bool:
-        """Decided and not finished."""
+        """Whether the transaction is decided and its control batches are not all written."""
         return self in {State.PREPARE_COMMIT, State.PREPARE_ABORT}
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """One transactional id."""
+    """State of one transactional id."""
 
     id: str
     producer_id: int
     epoch: int = NO_EPOCH
-    epoch_before: int = NO_EPOCH
-    """What a client that heard no answer may still say when it asks for another epoch."""
+    previous_epoch: int = NO_EPOCH
+    """Epoch that a client may still send with InitProducerId if the last response was lost."""
     state: State = State.EMPTY
     timeout_ms: int = 0
     began_ms: int = -1
@@ -74,7 +74,7 @@ class Transaction(msgspec.Struct, frozen=True):
             self.state,
             self.producer_id,
             self.epoch,
-            self.epoch_before,
+            self.previous_epoch,
             self.timeout_ms,
             self.began_ms,
             self.changed_ms,
@@ -89,9 +89,7 @@ class Transaction(msgspec.Struct, frozen=True):
         try:
             version, state, pid, epoch, before, timeout_ms, began, changed, shards, groups = _HEAD.unpack_from(raw)
             if version != ROW_VERSION:
-                raise CorruptionError(
-                    f"the row of a transaction has version {version}, this Basalt knows {ROW_VERSION}"
-                )
+                raise CorruptionError(f"a transaction row has version {version}; this release reads {ROW_VERSION}")
             at = _HEAD.size
             numbers = unpack_from(f">{shards}Q", raw, at)
             at += 8 * shards

@@ -1,12 +1,12 @@
-"""The requests that are served, with their versions: exactly what ApiVersions announces.
+"""Table of the supported APIs and versions, as ApiVersions announces them; request and response framing.
 
-A request on the wire, after its i32 size, and its answer:
+A request after its i32 size, and its response:
 
     | api key i16 | version i16 | correlation id i32 | client id, nullable string | tags, if flexible | body |
     | correlation id i32 | tags, if flexible and not ApiVersions | body |
 
-Produce is announced from version 0, as Apache Kafka does: librdkafka looks for it before it compresses. Batches in the
-formats those versions carry are refused one by one.
+Produce is announced from version 0, as in Apache Kafka, because librdkafka requires that for compression. Batches in
+the old formats of those versions are rejected individually.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from typing import Any, Final, NamedTuple
 
 from basaltmq.errors import MalformedRequestError
 from basaltmq.protocols.kafka.wire import consumer_groups as consumers
-from basaltmq.protocols.kafka.wire import data, groups, session, topics, transactions
-from basaltmq.protocols.kafka.wire import fast_codecs as shapes
+from basaltmq.protocols.kafka.wire import data as data
+from basaltmq.protocols.kafka.wire import fast_codecs
+from basaltmq.protocols.kafka.wire import groups as groups
+from basaltmq.protocols.kafka.wire import session as session
+from basaltmq.protocols.kafka.wire import topics as topics
+from basaltmq.protocols.kafka.wire import transactions as transactions
 from basaltmq.protocols.kafka.wire.schema import EVER, Field, Fields, Struct
 
 PRODUCE: Final = 0
@@ -61,8 +65,8 @@ CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
 
 JOINED_BYTES_MAX: Final = 16 << 10
-"""Up to here a piece of an answer is copied to those beside it, which costs a microsecond; larger ones are sent from
-where they are."""
+"""Chunks up to this size are joined with their neighbours; the copy takes 1 us. Larger chunks are sent without a
+copy."""
 
 _HEAD: Final = Layout(">hhi")
 _CORRELATION: Final = Layout(">i")
@@ -72,7 +76,7 @@ _TAGS: Final = Struct().codec(0, True)
 
 
 class Api(NamedTuple):
-    """One request."""
+    """An API: versions and schemas."""
 
     key: int
     name: str
@@ -227,7 +231,7 @@ APIS: Final[dict[int, Api]] = {
 
 
 class Request(NamedTuple):
-    """A request that was read."""
+    """A decoded request."""
 
     api: Api
     version: int
@@ -237,41 +241,41 @@ class Request(NamedTuple):
 
 
 class UnsupportedVersionError(MalformedRequestError):
-    """A request in a version that was not announced."""
+    """A request in a version that is not supported."""
 
     def __init__(self, api: Api, version: int, correlation_id: int) -> None:
-        super().__init__(f"{api.name} version {version} is not spoken here; {api.version_min} to {api.version_max} are")
+        super().__init__(f"{api.name} version {version} is not supported; use {api.version_min} to {api.version_max}")
         self.api = api
         self.correlation_id = correlation_id
 
 
 def decode_request(raw: bytes) -> Request:
-    """A whole request, without its size."""
+    """Decode a request without its size."""
     if len(raw) < _HEAD.size:
-        raise MalformedRequestError(f"a request of {len(raw)} bytes is too short for its header")
+        raise MalformedRequestError(f"a request of {len(raw)} bytes is shorter than its header")
     key, version, correlation_id = _HEAD.unpack_from(raw)
     api = APIS.get(key)
     if api is None:
-        raise MalformedRequestError(f"request {key} is not served here")
+        raise MalformedRequestError(f"API key {key} is not supported")
     if not api.version_min <= version <= api.version_max:
         raise UnsupportedVersionError(api, version, correlation_id)
     head, at = _CLIENT.read(raw, _HEAD.size)
     is_flexible = version >= api.flexible_since
     if is_flexible:
         _, at = _TAGS.read(raw, at)
-    # What follows is not looked at, as by Apache Kafka: librdkafka leaves bytes behind some of its requests.
+    # Ignore trailing bytes, as Apache Kafka does: librdkafka appends some to a few requests.
     body = None
-    if key == PRODUCE and version == shapes.PRODUCE_VERSION:
-        body = shapes.read_produce(raw, at)
-    elif key == FETCH and shapes.FETCH_VERSION_MIN <= version <= shapes.FETCH_VERSION_MAX:
-        body = shapes.read_fetch(raw, at)
+    if key == PRODUCE and version == fast_codecs.PRODUCE_VERSION:
+        body = fast_codecs.read_produce(raw, at)
+    elif key == FETCH and fast_codecs.FETCH_VERSION_MIN <= version <= fast_codecs.FETCH_VERSION_MAX:
+        body = fast_codecs.read_fetch(raw, at)
     if body is None:
         body, _ = api.request.codec(version, is_flexible).read(raw, at)
     return Request(api, version, correlation_id, head["client_id"], body)
 
 
 def encode_request(key: int, version: int, correlation_id: int, client_id: str | None, body: Fields) -> bytes:
-    """What a client would send, with its size: for tests."""
+    """Encode a request with its size, for tests."""
     api = APIS[key]
     is_flexible = version >= api.flexible_since
     out: list[bytes] = [_HEAD.pack(key, version, correlation_id)]
@@ -284,24 +288,24 @@ def encode_request(key: int, version: int, correlation_id: int, client_id: str |
 
 
 def encode_response(api: Api, version: int, correlation_id: int, body: Fields) -> list[bytes]:
-    """An answer with its size, in chunks to be sent one after the other."""
+    """Encode a response with its size, as chunks to send in order."""
     is_flexible = version >= api.flexible_since
     out: list[bytes] = [b"", _CORRELATION.pack(correlation_id)]
     if is_flexible and api.key != API_VERSIONS:
         out.append(b"\x00")
-    if not _write_shape(api.key, version, body, out):
+    if not _write_fast(api.key, version, body, out):
         api.response.codec(version, is_flexible).write(body, out)
     size = sum(map(len, out))
     out[0] = _SIZE.pack(size)
     return [b"".join(out)] if size <= JOINED_BYTES_MAX else _joined(out)
 
 
-def _write_shape(key: int, version: int, body: Fields, out: list[bytes]) -> bool:
-    """Add an answer of the shape that most have; False if it has another."""
-    if key == FETCH and shapes.FETCH_VERSION_MIN <= version <= shapes.FETCH_VERSION_MAX:
-        return shapes.write_fetched(body, out)
-    if key == PRODUCE and version == shapes.PRODUCE_VERSION:
-        produced = shapes.write_produced(body)
+def _write_fast(key: int, version: int, body: Fields, out: list[bytes]) -> bool:
+    """Append a response in its common shape; False if it has another shape."""
+    if key == FETCH and fast_codecs.FETCH_VERSION_MIN <= version <= fast_codecs.FETCH_VERSION_MAX:
+        return fast_codecs.write_fetched(body, out)
+    if key == PRODUCE and version == fast_codecs.PRODUCE_VERSION:
+        produced = fast_codecs.write_produced(body)
         if produced is not None:
             out.append(produced)
             return True
@@ -309,7 +313,7 @@ def _write_shape(key: int, version: int, body: Fields, out: list[bytes]) -> bool
 
 
 def _joined(pieces: list[bytes]) -> list[bytes]:
-    """Pieces with small ones put together: each costs a transport more than its bytes do."""
+    """Join small chunks, because each chunk costs the transport more than a copy."""
     found: list[bytes] = []
     small: list[bytes] = []
     for piece in pieces:
@@ -326,7 +330,7 @@ def _joined(pieces: list[bytes]) -> list[bytes]:
 
 
 def decode_response(key: int, version: int, raw: bytes) -> tuple[int, dict[str, Any]]:
-    """(correlation id, body) of an answer without its size: for tests."""
+    """Decode a response without its size into correlation id and body, for tests."""
     api = APIS[key]
     is_flexible = version >= api.flexible_since
     at = _CORRELATION.size
@@ -334,5 +338,5 @@ def decode_response(key: int, version: int, raw: bytes) -> tuple[int, dict[str, 
         _, at = _TAGS.read(raw, at)
     body, at = api.response.codec(version, is_flexible).read(raw, at)
     if at != len(raw):
-        raise MalformedRequestError(f"{len(raw) - at} bytes follow a {api.name} answer")
+        raise MalformedRequestError(f"{len(raw) - at} bytes follow a {api.name} response")
     return _CORRELATION.unpack_from(raw)[0], body

@@ -1,4 +1,4 @@
-"""Tables of the requests of consumer groups, the second protocol (KIP-848)."""
+"""Schemas of the KIP-848 consumer group APIs."""
 
 from __future__ import annotations
 

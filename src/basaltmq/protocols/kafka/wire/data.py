@@ -1,4 +1,4 @@
-"""Tables of the requests that carry records, or ask where they are."""
+"""Schemas of the APIs for records and offsets: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kafka's error codes, and the one table from our errors to them."""
+"""Kafka's error codes, and the mapping from Basalt's errors to them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ INVALID_REQUEST: Final = 42
 UNSUPPORTED_FOR_MESSAGE_FORMAT: Final = 43
 POLICY_VIOLATION: Final = 44
 OUT_OF_ORDER_SEQUENCE_NUMBER: Final = 45
-DUPLICATE_SEQUENCE_NUMBER: Final = 46
 INVALID_PRODUCER_EPOCH: Final = 47
 INVALID_TXN_STATE: Final = 48
 INVALID_PRODUCER_ID_MAPPING: Final = 49
@@ -49,7 +48,6 @@ TRANSACTIONAL_ID_AUTHORIZATION_FAILED: Final = 53
 OPERATION_NOT_ATTEMPTED: Final = 55
 KAFKA_STORAGE_ERROR: Final = 56
 SASL_AUTHENTICATION_FAILED: Final = 58
-UNKNOWN_PRODUCER_ID: Final = 59
 NON_EMPTY_GROUP: Final = 68
 GROUP_ID_NOT_FOUND: Final = 69
 FETCH_SESSION_ID_NOT_FOUND: Final = 70
@@ -60,7 +58,6 @@ GROUP_MAX_SIZE_REACHED: Final = 81
 FENCED_INSTANCE_ID: Final = 82
 INVALID_RECORD: Final = 87
 GROUP_SUBSCRIBED_TO_TOPIC: Final = 86
-FENCED_LEADER_EPOCH: Final = 74
 UNKNOWN_LEADER_EPOCH: Final = 75
 UNACCEPTABLE_CREDENTIAL: Final = 93
 RESOURCE_NOT_FOUND: Final = 91
@@ -78,7 +75,7 @@ INVALID_REGULAR_EXPRESSION: Final = 128
 
 
 class Refused(Exception):
-    """A batch or a request that is not taken, with Kafka's code."""
+    """A rejected batch or request, with its Kafka error code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -107,7 +104,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
 
 
 def code_of(error: BaseException) -> int:
-    """Kafka's code for an error of ours."""
+    """Return the Kafka error code of an error."""
     if isinstance(error, Refused):
         return error.code
     for kind, code in _CODES:

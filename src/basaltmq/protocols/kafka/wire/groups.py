@@ -1,4 +1,4 @@
-"""Tables of the requests of consumer groups, the classic protocol."""
+"""Schemas of the classic consumer group APIs and of committed offsets."""
 
 from __future__ import annotations
 

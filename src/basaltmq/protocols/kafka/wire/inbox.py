@@ -1,10 +1,10 @@
-"""Bytes as they come from a socket, given out by request.
+"""Receive buffer of a connection: joins received chunks into requests.
 
-     | size i32 | request |      big-endian; the size counts the request
+     | size i32 | request |      big-endian; the size excludes itself
 
-What comes is kept in the pieces it came in and put together once, when the request is whole: a produce request of 1 MB
-is copied once instead of three times (40 us instead of 200). Small pieces are put together as they come, so that a
-sender of single bytes does not cost an object for each.
+Chunks are kept as received and joined once the request is complete. A produce request of 1 MB is copied once instead of
+three times (40 us instead of 200 us). Small chunks are merged on arrival, so that a client that sends single bytes does
+not cost one object per byte.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from struct import Struct as Layout
 from typing import Final
 
 PIECE_BYTES_MIN: Final = 4096
-"""Two pieces side by side have more than this: what an object costs is little beside it."""
+"""Adjacent chunks are merged up to this size, so the object overhead per byte stays small."""
 
 SIZE: Final = Layout(">i")
 
 
 class Inbox:
-    """What came and was not taken."""
+    """Received bytes that are not taken yet."""
 
     __slots__ = ("_begin", "_pieces", "size_bytes")
 
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._begin = 0
-        """What was taken of the first piece."""
+        """Bytes of the first chunk that are already taken."""
         self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
@@ -39,11 +39,11 @@ class Inbox:
             pieces.append(data)
 
     def request_bytes(self) -> int | None:
-        """What the next request says it has, which may be anything; None if that is not there yet."""
+        """Return the size field of the next request, unchecked; None if it is incomplete."""
         if self.size_bytes < SIZE.size:
             return None
         if len(self._pieces[0]) - self._begin < SIZE.size:
-            # Cut inside the size.
+            # The size field spans two chunks.
             head = self._taken(SIZE.size)
             self.size_bytes += len(head)
             if self._begin:
@@ -54,7 +54,7 @@ class Inbox:
         return size
 
     def take(self, request_bytes: int) -> bytes | None:
-        """The next request, which has so many bytes; None if it is not whole."""
+        """Return the next request of this size; None if it is incomplete."""
         if self.size_bytes < SIZE.size + request_bytes:
             return None
         self._begin += SIZE.size

@@ -1,19 +1,19 @@
-"""Kafka's wire types, and codecs made from tables of fields.
+"""Kafka's wire types, and codecs derived from schemas.
 
-A message is a `Struct`: fields in the order of the wire, each with the versions it is in. `Struct.codec(version,
-is_flexible)` derives a reader and a writer once; they work on plain dictionaries by field name.
+A message is a `Struct`: its fields in wire order, each with its versions. `Struct.codec(version, is_flexible)` derives
+a reader and a writer once. Both work on dictionaries by field name.
 
     int8 .. int64, float64   big-endian        bool     one byte
     string   i16 length, utf-8; -1 null        flexible: unsigned varint of length + 1; 0 null
     bytes    i32 length; -1 null               flexible: the same varint
     records  as bytes; written from a list of chunks, without joining them
     array    i32 count; -1 null                flexible: varint of count + 1; 0 null
-    struct   its fields; where it may be null, a byte before them: 1, or -1 and nothing more
+    struct   its fields; a nullable struct has a byte before them: 1, or -1 for null
     tags     (flexible only, after a struct)   varint count, (varint tag, varint size, content)*; unknown ones skipped
 
-Invariants: no length of the wire is believed. A length that reaches out of the frame, a count larger than the bytes
-that are left (every element takes one at least), a negative length where null is not allowed, text that is not UTF-8
-are a MalformedRequestError, before anything is allocated. Writers trust their caller.
+Readers check every length before they allocate. They raise MalformedRequestError for a length beyond the frame, a count
+above the remaining bytes (each element takes at least one), a negative length of a field that is not nullable, and text
+that is not UTF-8. Writers do not check their input.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Reader = Callable[[bytes, int], tuple[Any, int]]
 Writer = Callable[[Any, list[bytes]], None]
 
 EVER: Final = 32_767
-"""A version beyond all."""
+"""Larger than every version."""
 
 NEVER: Final = -1
 NIL: Final = UUID(int=0)
@@ -46,7 +46,7 @@ _U16: Final = Layout(">H")
 _F64: Final = Layout(">d")
 _NUMBERS: Final = {"int8": _I8, "int16": _I16, "int32": _I32, "int64": _I64, "uint16": _U16, "float64": _F64}
 _FIXED: Final = {"bool": "?"} | {name: layout.format[1:] for name, layout in _NUMBERS.items()}
-"""How fields are packed that always have the same size."""
+"""Struct format characters of the types with a fixed size."""
 
 _NULL_I8: Final = b"\xff"
 _PRESENT: Final = b"\x01"
@@ -57,24 +57,24 @@ _VARINT_BYTES_MAX: Final = 5
 
 
 class Array(NamedTuple):
-    """Any number of a type or a struct."""
+    """An array of a primitive type or a struct."""
 
     of: str | Struct
 
 
 class Field(NamedTuple):
-    """One field of a struct."""
+    """A field of a struct."""
 
     name: str
     type: str | Array | Struct
     since: int = 0
     until: int = EVER
     null_since: int = EVER
-    """The first version in which it may be null."""
+    """First version in which the field may be null."""
     default: Any = None
-    """Read where a version does not have it, written where the caller gives none; None takes the type's zero."""
+    """Value when a version has no such field or the caller gives none; None means the type's zero value."""
     tag: int = NEVER
-    """It is a tagged field of flexible versions."""
+    """Tag number, if this is a tagged field of flexible versions."""
 
     def is_in(self, version: int) -> bool:
         return self.since <= version <= self.until
@@ -91,7 +91,7 @@ class Field(NamedTuple):
 
 
 class Encoded(bytes):
-    """An array as it is on the wire (`encode_array`), given where it is the same in many messages."""
+    """An array already encoded by `encode_array`, for content that many messages share."""
 
 
 class Codec(NamedTuple):
@@ -100,7 +100,7 @@ class Codec(NamedTuple):
 
 
 class Struct:
-    """A table of fields."""
+    """A struct: its fields, and a codec per version."""
 
     def __init__(self, *fields: Field) -> None:
         self.fields = fields
@@ -148,7 +148,7 @@ _Step = tuple[tuple[str, ...], tuple[Any, ...], Callable[..., bytes] | None, Wri
 
 
 def _steps(fields: list[tuple[Field, str, Codec, Any]]) -> list[_Step]:
-    """What writes fields one after the other: numbers and flags side by side are packed together."""
+    """Return the write steps of a struct. Adjacent fields of fixed size are packed together."""
     steps: list[_Step] = []
     for is_fixed, run in groupby(fields, lambda each: each[0].type in _FIXED):
         found = list(run)
@@ -168,12 +168,12 @@ def _read_tags(raw: bytes, at: int, tagged: dict[int, tuple[str, Codec, Any]], f
         size, at = read_varint(raw, at)
         end = at + size
         if end > len(raw):
-            raise MalformedRequestError(f"a tagged field of {size} bytes reaches out of its request")
+            raise MalformedRequestError(f"a tagged field of {size} bytes extends beyond the end of the request")
         if tag in tagged:
             name, codec, _ = tagged[tag]
             found[name], stop = codec.read(raw, at)
             if stop != end:
-                raise MalformedRequestError(f"the tagged field {name} says {size} bytes and has {stop - at}")
+                raise MalformedRequestError(f"tagged field {name} declares {size} bytes but has {stop - at}")
         at = end
     return at
 
@@ -195,21 +195,21 @@ def _codec(field: Field, version: int, flexible: bool) -> Codec:
     nullable = version >= field.null_since
     if isinstance(field.type, Struct):
         codec = field.type.codec(version, flexible)
-        return _or_null(field.name, codec) if nullable else codec
+        return _nullable_struct(field.name, codec) if nullable else codec
     if isinstance(field.type, Array):
         of = field.type.of
-        element = of.codec(version, flexible) if isinstance(of, Struct) else _plain(field.name, of, flexible, False)
+        element = of.codec(version, flexible) if isinstance(of, Struct) else _primitive(field.name, of, flexible, False)
         return _array(field.name, element, flexible, nullable, "" if isinstance(of, Struct) else _FIXED.get(of, ""))
-    return _plain(field.name, field.type, flexible, nullable)
+    return _primitive(field.name, field.type, flexible, nullable)
 
 
-def _or_null(name: str, codec: Codec) -> Codec:
-    """A struct that may be null."""
+def _nullable_struct(name: str, codec: Codec) -> Codec:
+    """Return the codec of a nullable struct."""
     read_one, write_one = codec
 
     def read(raw: bytes, at: int) -> tuple[Fields | None, int]:
         if at >= len(raw):
-            raise MalformedRequestError(f"a request ends before its field {name}")
+            raise MalformedRequestError(f"the request ends before field {name}")
         return (None, at + 1) if raw[at] > 0x7F else read_one(raw, at + 1)
 
     def write(value: Fields | None, out: list[bytes]) -> None:
@@ -222,7 +222,7 @@ def _or_null(name: str, codec: Codec) -> Codec:
     return Codec(read, write)
 
 
-def _plain(name: str, type_: str, flexible: bool, nullable: bool) -> Codec:
+def _primitive(name: str, type_: str, flexible: bool, nullable: bool) -> Codec:
     layout = _NUMBERS.get(type_)
     if layout is not None:
         return _number(name, layout)
@@ -230,11 +230,13 @@ def _plain(name: str, type_: str, flexible: bool, nullable: bool) -> Codec:
         return Codec(_read_bool, lambda value, out: out.append(b"\x01" if value else b"\x00"))
     if type_ == "uuid":
         return Codec(_read_uuid, lambda value, out: out.append(value.bytes))
-    read_size = _sizes(name, flexible, nullable, is_short=type_ == "string")
+    read_length = _length_reader(name, flexible, nullable, is_short=type_ == "string")
     if type_ == "string":
-        return Codec(_string_reader(name, read_size), _string_writer(flexible))
+        return Codec(_string_reader(name, read_length), _string_writer(flexible))
     assert type_ in {"bytes", "records"}, type_
-    return Codec(_bytes_reader(read_size), _chunks_writer(flexible) if type_ == "records" else _bytes_writer(flexible))
+    return Codec(
+        _bytes_reader(read_length), _chunks_writer(flexible) if type_ == "records" else _bytes_writer(flexible)
+    )
 
 
 def _number(name: str, layout: Layout) -> Codec:
@@ -244,25 +246,25 @@ def _number(name: str, layout: Layout) -> Codec:
         try:
             return unpack(raw, at)[0], at + size
         except struct_error:
-            raise MalformedRequestError(f"a request ends before its field {name}") from None
+            raise MalformedRequestError(f"the request ends before field {name}") from None
 
     return Codec(read, lambda value, out: out.append(pack(value)))
 
 
 def _read_bool(raw: bytes, at: int) -> tuple[bool, int]:
     if at >= len(raw):
-        raise MalformedRequestError("a request ends before a flag")
+        raise MalformedRequestError("the request ends before a boolean field")
     return raw[at] != 0, at + 1
 
 
 def _read_uuid(raw: bytes, at: int) -> tuple[UUID, int]:
     if len(raw) - at < 16:
-        raise MalformedRequestError("a request ends inside an id")
+        raise MalformedRequestError("the request ends inside a UUID")
     return UUID(bytes=raw[at : at + 16]), at + 16
 
 
-def _sizes(name: str, flexible: bool, nullable: bool, *, is_short: bool) -> Reader:
-    """Reads a length, checked against what is left; -1 for null."""
+def _length_reader(name: str, flexible: bool, nullable: bool, *, is_short: bool) -> Reader:
+    """Return a reader of lengths, which checks them against the remaining bytes; -1 means null."""
     layout = _I16 if is_short else _I32
     size, unpack = layout.size, layout.unpack_from
 
@@ -274,18 +276,18 @@ def _sizes(name: str, flexible: bool, nullable: bool, *, is_short: bool) -> Read
             try:
                 length = unpack(raw, at)[0]
             except struct_error:
-                raise MalformedRequestError(f"a request ends before its field {name}") from None
+                raise MalformedRequestError(f"the request ends before field {name}") from None
             at += size
         if length > len(raw) - at or length < -1 or (length == -1 and not nullable):
-            raise MalformedRequestError(f"field {name} says {length} bytes or elements; {len(raw) - at} bytes are left")
+            raise MalformedRequestError(f"field {name} has the invalid length {length}; {len(raw) - at} bytes are left")
         return length, at
 
     return read
 
 
-def _string_reader(name: str, read_size: Reader) -> Reader:
+def _string_reader(name: str, read_length: Reader) -> Reader:
     def read(raw: bytes, at: int) -> tuple[str | None, int]:
-        length, at = read_size(raw, at)
+        length, at = read_length(raw, at)
         if length < 0:
             return None, at
         try:
@@ -296,9 +298,9 @@ def _string_reader(name: str, read_size: Reader) -> Reader:
     return read
 
 
-def _bytes_reader(read_size: Reader) -> Reader:
+def _bytes_reader(read_length: Reader) -> Reader:
     def read(raw: bytes, at: int) -> tuple[bytes | None, int]:
-        length, at = read_size(raw, at)
+        length, at = read_length(raw, at)
         return (None, at) if length < 0 else (raw[at : at + length], at + length)
 
     return read
@@ -340,12 +342,12 @@ def _chunks_writer(flexible: bool) -> Writer:
 
 
 def _array(name: str, element: Codec, flexible: bool, nullable: bool, fixed: str) -> Codec:
-    """`fixed`: how elements are packed that all have the same size."""
-    read_size = _sizes(name, flexible, nullable, is_short=False)
+    """Return the codec of an array. `fixed` is the struct format of elements with a fixed size."""
+    read_length = _length_reader(name, flexible, nullable, is_short=False)
     read_one, write_one = element
 
     def read(raw: bytes, at: int) -> tuple[list[Any] | None, int]:
-        count, at = read_size(raw, at)
+        count, at = read_length(raw, at)
         if count < 0:
             return None, at
         found = []
@@ -373,14 +375,14 @@ def _array(name: str, element: Codec, flexible: bool, nullable: bool, fixed: str
 
 
 def encode_array(of: Struct, values: Sequence[Fields], version: int, is_flexible: bool) -> Encoded:
-    """An array of structs, to be given wherever a field of this type and version takes it."""
+    """Encode an array of structs for reuse in any field of this type and version."""
     out: list[bytes] = []
     _array("", of.codec(version, is_flexible), is_flexible, False, "").write(values, out)
     return Encoded(b"".join(out))
 
 
 def read_varint(raw: bytes, at: int) -> tuple[int, int]:
-    """An unsigned varint of 32 bits."""
+    """Read an unsigned 32-bit varint."""
     number = shift = 0
     for byte in raw[at : at + _VARINT_BYTES_MAX]:
         number |= (byte & 0x7F) << shift
@@ -388,7 +390,7 @@ def read_varint(raw: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
         shift += 7
-    raise MalformedRequestError("a request ends inside a number, or the number has more than 32 bits")
+    raise MalformedRequestError("the request ends inside a varint, or the varint has more than 32 bits")
 
 
 def varint(number: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Tables of the requests a connection begins with: versions, authentication, producers' ids."""
+"""Schemas of the APIs for versions, authentication, SCRAM credentials, coordinators and producer ids."""
 
 from __future__ import annotations
 

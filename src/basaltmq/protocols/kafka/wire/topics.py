@@ -1,4 +1,4 @@
-"""Tables of the requests about topics and their settings."""
+"""Schemas of the APIs for topics, configs and the cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
 
 _NO_OPERATIONS: Final = -(1 << 31)
-"""Which operations a client may do was not asked, or is not told."""
+"""Authorized operations were not requested, or are not returned."""
 
 METADATA_REQUEST: Final = Struct(
     Field(

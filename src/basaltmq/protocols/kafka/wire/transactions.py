@@ -1,4 +1,4 @@
-"""Tables of the requests of transactions."""
+"""Schemas of the transaction APIs."""
 
 from __future__ import annotations
 
@@ -144,4 +144,4 @@ APIS: Final = (
     (65, "DescribeTransactions", 0, DESCRIBE_TRANSACTIONS_REQUEST, DESCRIBE_TRANSACTIONS_RESPONSE),
     (66, "ListTransactions", 0, LIST_TRANSACTIONS_REQUEST, LIST_TRANSACTIONS_RESPONSE),
 )
-"""(key, name, highest version, request, response): the lowest is 0, and only the highest is flexible."""
+"""(API key, name, highest version, request, response). The lowest version is 0; only the highest is flexible."""

@@ -1,9 +1,8 @@
-"""Retention, expiry and key compaction of the RocksDB engine, a bounded step at a time.
+"""Retention, expiry and compaction of the RocksDB engine, in bounded steps.
 
-A step has one budget of records, spent on three things in turn: records that are due (their rows are sorted by time
-over all shards), then shard by shard the start offset, then a pass over the shard's keys. A pass walks the key rows
-in order of hash; what it remembers between steps (how far it came, which offsets it may judge) is in memory only: after
-a restart it begins again, and judges the same.
+A step has one budget of records for three tasks: expired records (their rows are sorted by time over all shards), then
+per shard the log start offset, then a compaction pass over the shard's keys. A pass scans the key rows in hash order.
+Its progress is only in memory. After a restart the pass starts again, with the same result.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from basaltmq.errors import ShardNotFoundError
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -24,9 +24,9 @@ from basaltmq.streams.engines.retention import (
     Rounds,
     age_time_ms,
     is_tombstone,
+    is_tombstone_due,
     pass_is_due,
     start_offset_after,
-    tombstone_goes,
 )
 from basaltmq.streams.engines.rocksdb.record_row import decode_row, row_times
 from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
@@ -38,13 +38,13 @@ RECORDS: Final = Family.STREAM_RECORDS
 INDEX: Final = Family.STREAM_RECORD_INDEX
 
 PASSES_MAX: Final = 10_000
-"""Shards whose last pass is remembered; a forgotten one is passed over again."""
+"""Maximum shards whose last pass is remembered. A forgotten shard is compacted again."""
 
 _KEY_ROWS_PER_BATCH: Final = 1_000
 
 
 class Cleaner:
-    """Executes what `retention` decides."""
+    """Executes the retention policy."""
 
     def __init__(self, store: Store, shards: Shards, engine: RocksdbEngine) -> None:
         self._store = store
@@ -64,7 +64,7 @@ class Cleaner:
                 removed = self._retain(meta, now_ms)
                 looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
             except ShardNotFoundError:
-                # Deleted since the page was read.
+                # The shard was deleted after the page was read.
                 continue
             gone += removed + compacted
             left -= removed + looked
@@ -74,9 +74,9 @@ class Cleaner:
 
     def _expire(self, now_ms: int) -> int:
         due: dict[int, list[tuple[bytes, int]]] = {}
-        rows = self._store.scan(INDEX, b"E", keys.stream_expiry_bound(now_ms + 1))
+        rows = self._store.scan(INDEX, b"E", stream_keys.stream_expiry_bound(now_ms + 1))
         for key, _ in islice(rows, RECORDS_PER_STEP):
-            _, shard, offset = keys.decode_stream_expiry_key(key)
+            _, shard, offset = stream_keys.decode_stream_expiry_key(key)
             due.setdefault(shard, []).append((key, offset))
         gone = 0
         for shard, entries in due.items():
@@ -89,7 +89,7 @@ class Cleaner:
                 self._store.write(batch)
                 continue
             with tail.lock:
-                going = [keys.stream_record_key(shard, offset) for _, offset in entries]
+                going = [stream_keys.stream_record_key(shard, offset) for _, offset in entries]
                 gone += self._engine.remove(tail, self._shards.get(shard).config, going, batch)
         return gone
 
@@ -106,17 +106,17 @@ class Cleaner:
         return gone
 
     def _oldest(self, tail: Tail) -> Iterator[Extent]:
-        first = keys.stream_record_key(tail.number, tail.start_offset)
-        last = keys.stream_record_key(tail.number, tail.high_watermark)
+        first = stream_keys.stream_record_key(tail.number, tail.start_offset)
+        last = stream_keys.stream_record_key(tail.number, tail.high_watermark)
         if first >= last:
             return
         for key, row in islice(self._store.scan(RECORDS, first, last), RECORDS_PER_STEP):
             stored_ms, timestamp_ms, _ = row_times(row)
-            offset = keys.decode_stream_record_key(key)[1]
+            offset = stream_keys.decode_stream_record_key(key)[1]
             yield Extent(offset + 1, 1, len(row), age_time_ms(timestamp_ms, stored_ms))
 
     def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
-        """(key rows looked at, records deleted) of a part of a pass."""
+        """Do a part of a pass. Return (key rows examined, records deleted)."""
         state = self._passes.get(meta.number)
         if state is None:
             if len(self._passes) >= PASSES_MAX:
@@ -145,12 +145,12 @@ class Cleaner:
         return True
 
     def _key_rows(self, shard: int, hash_from: int) -> list[tuple[int, int, bool]]:
-        """(hash, offset, is tombstone) of whole hashes; a pass ends where this is empty."""
-        first = keys.stream_index_key(b"K", shard, hash_from, 0)
-        _, last = keys.prefix_range(first[:9])
+        """Return (hash, offset, is tombstone) of the next complete hashes. Empty at the end of a pass."""
+        first = stream_keys.stream_index_key(b"K", shard, hash_from, 0)
+        _, last = key_parts.prefix_range(first[:9])
         rows: list[tuple[int, int, bool]] = []
         for key, value in self._store.scan(INDEX, first, last):
-            _, _, hashed, offset = keys.decode_stream_index_key(key)
+            _, _, hashed, offset = stream_keys.decode_stream_index_key(key)
             if len(rows) >= _KEY_ROWS_PER_BATCH and hashed != rows[-1][0]:
                 break
             rows.append((hashed, offset, bool(value)))
@@ -176,15 +176,15 @@ class Cleaner:
         return gone
 
     def _superseded(self, meta: ShardMeta, state: CompactionPass, offsets: list[int], now_ms: int) -> list[bytes]:
-        """Of records whose keys have one hash, those that go."""
-        row_keys = [keys.stream_record_key(meta.number, offset) for offset in offsets]
+        """Return the row keys to delete among records whose keys have the same hash."""
+        row_keys = [stream_keys.stream_record_key(meta.number, offset) for offset in offsets]
         latest: dict[bytes, tuple[bytes, bytes]] = {}
         going: list[bytes] = []
         for row_key, row in zip(row_keys, self._store.get_many(RECORDS, row_keys), strict=True):
             if row is None:
                 continue
             key = decode_row(row_key, row).key
-            assert key is not None, "the key index names records with keys"
+            assert key is not None, "the key index contains only records with keys"
             if key in latest:
                 going.append(latest[key][0])
             latest[key] = (row_key, row)
@@ -198,7 +198,7 @@ class Cleaner:
     def _tombstone(
         self, config: ShardConfig, state: CompactionPass, row_key: bytes, time_ms: int, going: list[bytes], now_ms: int
     ) -> None:
-        if tombstone_goes(config, time_ms, now_ms):
+        if is_tombstone_due(config, time_ms, now_ms):
             going.append(row_key)
             return
         due_ms = time_ms + config.tombstone_retention_ms

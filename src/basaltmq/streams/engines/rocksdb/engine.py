@@ -1,23 +1,22 @@
-"""The RocksDB engine: a row per record, in the store that holds everything else.
+"""The RocksDB engine: one row per record, in the common store.
 
-Family `stream_records` has the records, `stream_record_index` the rest, a kind byte first:
+The family `stream_records` holds the records. `stream_record_index` holds the rest, with a kind byte first:
 
     'N' shard                       -> the tail: next offset u64, records u64, bytes u64, largest timestamp ms i64
     'K' shard | hash64(key) | offset -> 01 if the value is null (a tombstone), else empty
     'G' shard | hash64(tag) | offset -> empty
-    'T' shard | timestamp | offset   -> empty; only where the largest timestamp so far grows
+    'T' shard | timestamp | offset   -> empty; only for records that raise the largest timestamp
     'E' expire at | shard | offset   -> empty
 
-Records, index rows and the tail of one append are one batch with the WAL, so they are there together or not at all, and
-the tail's counts are exact. Deletes change the same rows in one batch too. Hashes only say where to look: keys and
-tags are compared on the record. A time row stays when its record goes: it still says that everything before it is
-older. Expiry rows of a deleted shard are dropped when they come due; its number is not used again.
+An append writes records, index rows and the tail in one batch with the WAL. So they are atomic, and the tail's counts
+are exact. Deletes change the same rows in one batch too. Hashes only select candidates: readers compare keys and tags
+on the record. A time row outlives its record, because it still shows that all earlier records are older. Expiry rows of
+a deleted shard are removed when they come due; shard numbers are not reused.
 
-Every write goes through the WAL, so `memory` is as good as `written` here. Per shard a small state is loaded on use
-and held for the latest used ones only.
+Every write goes through the WAL, so `memory` equals `written` here. Recently used shards have a small cached state.
 
-Budget: appending 256 B records in batches of 100 costs about 4 us of CPU per record, a third of it in the store's
-write; a key and a tag, a hash and a row each, make it 14. Reading one costs 4 to 5 us.
+Cost: appending 256 B records in batches of 100 takes about 4 us of CPU per record, a third of it in the store's write.
+With a key and a tag (a hash and a row each) it is 14 us. Reading a record takes 4 to 5 us.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from basaltmq.log.batches.record import NEVER, Record, StoredRecord, record_size
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import (
     READ_BYTES,
     READ_RECORDS,
@@ -59,21 +59,21 @@ from basaltmq.streams.engines.rocksdb.record_row import decode_row, encode_row
 from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards
-from basaltmq.streams.watermark import Visible, Watermarks, done
+from basaltmq.streams.watermark import ShardOffsets, Watermarks, done
 
 TAIL: Final = Layout(">QQQq")
 
 TIME_NONE: Final = -(1 << 62)
-"""The largest timestamp of a shard that never had a record."""
+"""Largest timestamp of a shard that never had a record."""
 
 SHARDS_LOADED_MAX: Final = 16_384
-"""States in memory, about 1 KB each."""
+"""Maximum cached shard states, about 1 KB each."""
 
 REMOVED_PER_BATCH: Final = 5_000
-"""Records deleted in one batch, with their index rows."""
+"""Records deleted per batch, with their index rows."""
 
-LOOKED_UP_TOGETHER: Final = 128
-"""Records fetched at once by a look-up through an index."""
+LOOKUP_BATCH: Final = 128
+"""Records fetched per batch by an index lookup."""
 
 TOMBSTONE: Final = b"\x01"
 
@@ -81,8 +81,8 @@ RECORDS: Final = Family.STREAM_RECORDS
 INDEX: Final = Family.STREAM_RECORD_INDEX
 
 
-class Tail(Visible):
-    """The end of one shard, as its tail row says, and what readers may see. Guarded by its lock."""
+class Tail(ShardOffsets):
+    """The end of a shard as in its tail row, with its high watermark. Guarded by its lock."""
 
     __slots__ = ("is_deleted", "number", "records", "size_bytes", "start_offset", "timestamp_max_ms")
 
@@ -99,7 +99,9 @@ class Tail(Visible):
 
     def put(self, batch: Batch, next_offset: int, records: int, size_bytes: int, timestamp_max_ms: int) -> None:
         batch.put(
-            INDEX, keys.stream_tail_key(self.number), TAIL.pack(next_offset, records, size_bytes, timestamp_max_ms)
+            INDEX,
+            stream_keys.stream_tail_key(self.number),
+            TAIL.pack(next_offset, records, size_bytes, timestamp_max_ms),
         )
 
     def require(self) -> None:
@@ -108,7 +110,7 @@ class Tail(Visible):
 
 
 class RocksdbEngine(EngineBase):
-    """A `StorageAdapter` on the store itself."""
+    """A `StorageAdapter` over the common store."""
 
     engine = Engine.ROCKSDB
 
@@ -123,9 +125,9 @@ class RocksdbEngine(EngineBase):
         watermarks: Watermarks | None = None,
         shards_loaded_max: int = SHARDS_LOADED_MAX,
     ) -> None:
-        """`watermarks` may be shared by all who sync the store; it is then the owner's to close."""
+        """`watermarks` may be shared by all users that sync the store. Its owner then closes it."""
         super().__init__(store, shards, offsets, clock_ms, leaders)
-        # What a crash left in the WAL unsynced becomes visible here; it must not vanish after that.
+        # Unsynced WAL records of a crashed process become visible here, so they must be durable first.
         store.sync()
         self._tails: Recent[Tail] = Recent(self._load, shards_loaded_max)
         self._owns_watermarks = watermarks is None
@@ -138,10 +140,10 @@ class RocksdbEngine(EngineBase):
         with tail.lock:
             tail.is_deleted = True
             self._shards.plan_delete(batch, shard, derived=False)
-            clear(self._store, batch, RECORDS, keys.stream_record_key(shard, 0)[:8])
+            clear(self._store, batch, RECORDS, stream_keys.stream_record_key(shard, 0)[:8])
             for kind in (b"K", b"G", b"T"):
-                clear(self._store, batch, INDEX, keys.stream_index_key(kind, shard, 0, 0)[:9])
-            batch.delete(INDEX, keys.stream_tail_key(shard))
+                clear(self._store, batch, INDEX, stream_keys.stream_index_key(kind, shard, 0, 0)[:9])
+            batch.delete(INDEX, stream_keys.stream_tail_key(shard))
 
     def revive(self, shard: int) -> None:
         tail = self._tails.get(shard)
@@ -154,7 +156,7 @@ class RocksdbEngine(EngineBase):
         self._cleaner.forget(shard)
 
     def reconfigured(self, shard: int) -> None:
-        """The config is read with the shard's row at every use."""
+        """Do nothing: the config is read from the shard's row at every use."""
 
     def shard_info(self, shard: int) -> ShardInfo:
         meta = self._own(shard)
@@ -180,7 +182,7 @@ class RocksdbEngine(EngineBase):
             base = tail.next_offset
             placed = enumerate(plain, base)
             sequence = self._append(tail, meta.config, placed, base + len(plain), now_ms, level)
-        self._watermarks.hold()
+        self._watermarks.throttle()
         return Append(shard, base, base + len(plain) - 1, level, sequence)
 
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
@@ -195,7 +197,7 @@ class RocksdbEngine(EngineBase):
             check_placed(records, base, next_offset)
             placed = ((record.offset, record) for record in records)
             sequence = self._append(tail, meta.config, placed, next_offset, now_ms, Durability.SYNCED)
-        self._watermarks.hold()
+        self._watermarks.throttle()
         return Append(shard, base, next_offset - 1, Durability.SYNCED, sequence)
 
     def _append(
@@ -207,17 +209,17 @@ class RocksdbEngine(EngineBase):
         now_ms: int,
         level: Durability,
     ) -> int:
-        """One batch: records, index rows, tail. Under the tail's lock."""
+        """Write records, index rows and the tail in one batch. The caller holds the tail's lock."""
         tail.require()
         if next_offset > OFFSET_MAX:
-            raise InvalidArgumentError(f"shard {tail.number} has used up its offsets")
+            raise InvalidArgumentError(f"shard {tail.number} has no offsets left; the maximum is {OFFSET_MAX}")
         shard = tail.number
         batch = Batch()
         count = 0
         size_bytes = 0
         timestamp_max_ms = tail.timestamp_max_ms
         for offset, record in placed:
-            row_key = keys.stream_record_key(shard, offset)
+            row_key = stream_keys.stream_record_key(shard, offset)
             row = encode_row(row_key, record, now_ms)
             batch.put(RECORDS, row_key, row)
             count += 1
@@ -227,7 +229,7 @@ class RocksdbEngine(EngineBase):
             if record.timestamp_ms > timestamp_max_ms:
                 timestamp_max_ms = record.timestamp_ms
                 if config.index_times:
-                    batch.put(INDEX, keys.stream_time_key(shard, timestamp_max_ms, offset), b"")
+                    batch.put(INDEX, stream_keys.stream_time_key(shard, timestamp_max_ms, offset), b"")
         records, size_bytes = tail.records + count, tail.size_bytes + size_bytes
         tail.put(batch, next_offset, records, size_bytes, timestamp_max_ms)
         self._store.write(batch)
@@ -275,7 +277,7 @@ class RocksdbEngine(EngineBase):
         records: list[StoredRecord] = []
         for row_key, row in self._rows(shard, offset, end, meta.config, tag, key):
             if not budget.look():
-                next_offset = keys.decode_stream_record_key(row_key)[1]
+                next_offset = stream_keys.decode_stream_record_key(row_key)[1]
                 break
             record = decode_row(row_key, row)
             if (
@@ -293,29 +295,31 @@ class RocksdbEngine(EngineBase):
     def _rows(
         self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """Record rows in [offset, end) that may be meant: all of them, or those an index names."""
+        """Return candidate rows in [offset, end): all rows, or those that an index selects."""
         if offset >= end:
             return iter(())
         if tag is not None and config.index_tags:
             return self._indexed(b"G", shard, hash64(tag), offset, end)
         if key is not None and config.index_keys:
             return self._indexed(b"K", shard, hash64(key), offset, end)
-        return self._store.scan(RECORDS, keys.stream_record_key(shard, offset), keys.stream_record_key(shard, end))
+        return self._store.scan(
+            RECORDS, stream_keys.stream_record_key(shard, offset), stream_keys.stream_record_key(shard, end)
+        )
 
     def _indexed(self, kind: bytes, shard: int, hashed: int, offset: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        first = keys.stream_index_key(kind, shard, hashed, offset)
-        last = keys.stream_index_key(kind, shard, hashed, end)
+        first = stream_keys.stream_index_key(kind, shard, hashed, offset)
+        last = stream_keys.stream_index_key(kind, shard, hashed, end)
         wanted: list[bytes] = []
         for index_key, _ in self._store.scan(INDEX, first, last):
-            wanted.append(keys.stream_record_key(shard, keys.decode_stream_index_key(index_key)[3]))
-            if len(wanted) == LOOKED_UP_TOGETHER:
+            wanted.append(stream_keys.stream_record_key(shard, stream_keys.decode_stream_index_key(index_key)[3]))
+            if len(wanted) == LOOKUP_BATCH:
                 yield from self._fetched(wanted)
                 wanted = []
         yield from self._fetched(wanted)
 
     def _fetched(self, wanted: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
         for row_key, row in zip(wanted, self._store.get_many(RECORDS, wanted) if wanted else (), strict=True):
-            # A record deleted since the index was read is simply not there.
+            # The record was deleted after the index row was read.
             if row is not None:
                 yield row_key, row
 
@@ -346,7 +350,7 @@ class RocksdbEngine(EngineBase):
             seen = [at for at in sorted(set(offsets)) if tail.start_offset <= at < tail.high_watermark]
             for begin in range(0, len(seen), REMOVED_PER_BATCH):
                 chosen = seen[begin : begin + REMOVED_PER_BATCH]
-                gone += self.remove(tail, config, [keys.stream_record_key(shard, at) for at in chosen])
+                gone += self.remove(tail, config, [stream_keys.stream_record_key(shard, at) for at in chosen])
         self._watermarks.wait_all()
         return gone
 
@@ -364,7 +368,7 @@ class RocksdbEngine(EngineBase):
         return start
 
     def remove(self, tail: Tail, config: ShardConfig, row_keys: Sequence[bytes], also: Batch | None = None) -> int:
-        """Delete records and what points to them in one batch. Under the tail's lock; `also` goes along."""
+        """Delete records with their index rows in one batch, extending `also`. The caller holds the tail's lock."""
         batch = Batch() if also is None else also
         gone = 0
         size_bytes = 0
@@ -377,15 +381,18 @@ class RocksdbEngine(EngineBase):
         return gone
 
     def remove_before(self, tail: Tail, config: ShardConfig, target: int) -> int:
-        """Move the start offset up, towards `target`, by one batch of records; how many went. Under the tail's lock."""
+        """Raise the log start offset towards `target` by one batch. Return how many records it removed.
+
+        The caller holds the tail's lock.
+        """
         batch = Batch()
         gone = 0
         size_bytes = 0
         reached = target
-        first = keys.stream_record_key(tail.number, tail.start_offset)
-        for row_key, row in self._store.scan(RECORDS, first, keys.stream_record_key(tail.number, target)):
+        first = stream_keys.stream_record_key(tail.number, tail.start_offset)
+        for row_key, row in self._store.scan(RECORDS, first, stream_keys.stream_record_key(tail.number, target)):
             if gone == REMOVED_PER_BATCH:
-                reached = keys.decode_stream_record_key(row_key)[1]
+                reached = stream_keys.decode_stream_record_key(row_key)[1]
                 break
             gone += 1
             size_bytes += len(row)
@@ -426,16 +433,18 @@ class RocksdbEngine(EngineBase):
     def _first_at_time(self, shard: int, timestamp_ms: int, start: int, end: int, config: ShardConfig) -> int | None:
         now_ms = self._clock_ms()
         if config.index_times:
-            first = keys.stream_time_key(shard, timestamp_ms, 0)
-            _, last = keys.prefix_range(first[:9])
+            first = stream_keys.stream_time_key(shard, timestamp_ms, 0)
+            _, last = key_parts.prefix_range(first[:9])
             row = next(self._store.scan(INDEX, first, last), None)
             if row is None:
                 return None
-            # Records before the first that reached this time are all older. It may itself be gone.
-            start = max(start, keys.decode_stream_time_key(row[0])[2])
+            # All records before the first one that reached this time are older. That record may be deleted.
+            start = max(start, stream_keys.decode_stream_time_key(row[0])[2])
         if start >= end:
             return None
-        rows = self._store.scan(RECORDS, keys.stream_record_key(shard, start), keys.stream_record_key(shard, end))
+        rows = self._store.scan(
+            RECORDS, stream_keys.stream_record_key(shard, start), stream_keys.stream_record_key(shard, end)
+        )
         for row_key, raw in rows:
             record = decode_row(row_key, raw)
             if record.timestamp_ms >= timestamp_ms and not is_expired(record, now_ms):
@@ -460,30 +469,30 @@ class RocksdbEngine(EngineBase):
 
     def _load(self, shard: int) -> Tail:
         meta = self._own(shard)
-        return Tail(meta, self._store.get(INDEX, keys.stream_tail_key(shard)))
+        return Tail(meta, self._store.get(INDEX, stream_keys.stream_tail_key(shard)))
 
 
 def index_rows(shard: int, offset: int, record: Record, config: ShardConfig) -> list[tuple[bytes, bytes]]:
-    """Every index row that points to one record, the one by time apart."""
+    """Return the index rows of one record, except the time row."""
     rows: list[tuple[bytes, bytes]] = []
     if record.key is not None and config.index_keys:
         value = TOMBSTONE if is_tombstone(record.value) else b""
-        rows.append((keys.stream_index_key(b"K", shard, hash64(record.key), offset), value))
+        rows.append((stream_keys.stream_index_key(b"K", shard, hash64(record.key), offset), value))
     if record.tags and config.index_tags:
-        rows += [(keys.stream_index_key(b"G", shard, hash64(tag), offset), b"") for tag in set(record.tags)]
+        rows += [(stream_keys.stream_index_key(b"G", shard, hash64(tag), offset), b"") for tag in set(record.tags)]
     if record.expire_at_ms != NEVER:
-        rows.append((keys.stream_expiry_key(record.expire_at_ms, shard, offset), b""))
+        rows.append((stream_keys.stream_expiry_key(record.expire_at_ms, shard, offset), b""))
     return rows
 
 
 POINT_DELETES_MAX: Final = 64
-"""A few rows are deleted one by one: every range deletion slows reads of its family until it is compacted away."""
+"""Up to this many rows are deleted one by one. A range tombstone slows reads until it is compacted away."""
 
 
 def clear(store: Store, batch: Batch, family: Family, prefix: bytes) -> None:
-    """Add to `batch` the removal of every row that begins with `prefix`."""
-    start, end = keys.prefix_range(prefix)
-    assert end is not None, "no family has rows above all its prefixes"
+    """Add to `batch` the deletion of every row with this prefix."""
+    start, end = key_parts.prefix_range(prefix)
+    assert end is not None, "every prefix has an end key"
     few: list[bytes] = []
     for key, _ in store.scan(family, start, end):
         few.append(key)

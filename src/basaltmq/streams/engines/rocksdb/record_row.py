@@ -1,13 +1,13 @@
-"""A record as a row of the RocksDB engine.
+"""Row format of a record in the RocksDB engine.
 
     | crc32c u32 | version u8 | flags u8 | tags u16 | headers u16 | key length i32, -1: no key |
     | stored ms i64 | timestamp ms i64 | expire at ms i64 |
     | per tag: length u16 | per header: name length u16, value length u32 | key | tags | names, values | value |
 
-The CRC covers the row's key (shard and offset) and everything after itself, so that neither a flipped bit nor a row
-that stands in another's place is ever handed out. All lengths come before all bytes.
+The CRC covers the row's key (shard and offset) and all bytes after the CRC. So it detects flipped bits and misplaced
+rows. All lengths precede all bytes.
 
-Flag 1: the value is null. A header's value length of 0xffffffff: the header's value is null.
+Flag 1: the value is null. A header value length of 0xffffffff: the header's value is null.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.record import Headers, Record, StoredRecord
-from basaltmq.store.keys.queues import decode_stream_record_key
+from basaltmq.store.keys.streams import decode_stream_record_key
 
 ROW_VERSION: Final = 1
 NULL_VALUE: Final = 1
@@ -116,7 +116,7 @@ def decode_row(row_key: bytes, raw: bytes) -> StoredRecord:
 
 
 def row_times(raw: bytes) -> tuple[int, int, int]:
-    """(stored, timestamp, expire at) of a row, unchecked: for retention, which looks at many."""
+    """Return (stored, timestamp, expire at) of a row without a CRC check, because retention reads many rows."""
     if len(raw) < _HEAD.size:
         raise CorruptionError(f"a record's row has only {len(raw)} bytes")
     stored_ms, timestamp_ms, expire_at_ms = _TIMES.unpack_from(raw, _TIMES_AT)

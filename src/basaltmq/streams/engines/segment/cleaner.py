@@ -1,23 +1,23 @@
-"""Retention, key compaction and cleaning of segments for the segment engine, a bounded step at a time.
+"""Retention, compaction and segment cleaning of the segment engine, in bounded steps.
 
-A step goes through three things. Shard by shard: the start offset, as retention says; then a part of a pass over the
-shard's frames, if it keeps only the latest record per key. Then a part of cleaning one segment.
+A step does three tasks: per shard, retention raises the log start offset; then a part of a compaction pass over the
+shard's frames, if it is compacted; then a part of cleaning one segment.
 
-Compaction: neighbouring frames in which something can go are rewritten as one, under the same offsets (deltas), at the
-head of the lane; deleted and expired records go with them. A frame in which nothing can go stays as it is. Whether a
-record is superseded is asked of the key index and verified on the frame it names; a shard without that index has its
-keys noted first, by a pass of its own (`latest_keys`). Transactions: a pass ends before the
-first that is not decided; aborted records go, supersede nothing, and what is rewritten is no longer part of any. A
-marker goes when no frame is left whose fate it may be. What is rewritten does not say which idempotent producer
-appended it, so a row that does (`producers_row`) is brought up to where the pass will end, and made durable, before it
-begins.
+Compaction: adjacent frames with removable records are rewritten as one frame with the same offsets (deltas) at the head
+of the lane. Deleted and expired records are dropped too. Other frames stay unchanged. The key index shows whether a
+record is superseded, and the frame it names confirms it. Without a key index, a first pass collects the keys
+(`LatestKeys`). A pass ends before the first open transaction. Aborted records are dropped and supersede nothing.
+Rewritten frames belong to no transaction. A transaction marker is dropped when no frame is left that it may decide.
+Rewritten frames do not name the idempotent producer, so before a pass starts, the producer state row is extended to the
+end of the pass and synced (`producers_row`).
 
-Cleaning: a sealed segment that is half garbage has its live frames copied to the head of the lane (flag RELOCATED, same
-offsets, same times), and is deleted when the copies are synced and the index that points to them is on disk. Readers
-that met the old place look into the index again. A segment with damaged bytes is never deleted: an operator may want to
-look at them. An active segment that is half garbage is rolled first, because nothing may be appended there for a day.
+Segment cleaning: the live frames of a sealed segment that is at least half garbage are copied to the head of the lane
+(flag RELOCATED, same offsets and times). The segment is deleted when the copies are synced and the index that points to
+them is on disk. Readers of the old position look up the index again. A segment with damaged bytes is never deleted, so
+that an operator can examine it. An active segment that is half garbage is rolled first, because it may get no appends
+for a day.
 
-What is remembered between steps is in memory only: after a restart a pass begins again and judges the same.
+The progress between steps is only in memory. After a restart a pass starts again, with the same result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from basaltmq.log.segment import Segment, SegmentState
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
@@ -55,8 +55,8 @@ from basaltmq.streams.engines.retention import (
     pass_is_due,
     start_offset_after,
 )
-from basaltmq.streams.engines.segment.compaction_filter import Judge, offsets_of
-from basaltmq.streams.engines.segment.index.rows import IS_MARKER, NO_WORDS, Entry, entry_of
+from basaltmq.streams.engines.segment.compaction_filter import CompactionFilter, offsets_of
+from basaltmq.streams.engines.segment.index.rows import IS_MARKER, NO_TERMS, Entry, entry_of
 from basaltmq.streams.engines.segment.latest_keys import LatestKeys
 from basaltmq.streams.engines.segment.producers_row import encode_row, known_to, recover
 from basaltmq.streams.engines.segment.state import SegmentShard
@@ -69,26 +69,26 @@ if TYPE_CHECKING:
 MERGED_FRAMES_MAX: Final = 256
 MERGED_RECORDS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20
-"""What compaction makes one frame of: enough that small frames vanish, little enough to hold the shard's lock for."""
+"""Limits of a frame that compaction creates: large enough to merge small frames, small enough for the shard's lock."""
 
 RELOCATED_BYTES_PER_STEP: Final = 32 << 20
-"""Bytes of a segment one step goes through: some tens of milliseconds."""
+"""Bytes of a segment cleaned per step: tens of milliseconds."""
 
 ROLLED_GARBAGE_MIN: Final = 4 << 20
-"""Garbage for which the active segment is rolled: less does not pay for two syncs and a file."""
+"""Minimum garbage to roll the active segment. Less does not pay for two syncs and a file."""
 
 RECLAIMED_GARBAGE_MIN: Final = 64 << 10
-"""The same while the disk is nearly full."""
+"""Minimum garbage to roll the active segment when the disk is nearly full."""
 
 RECLAIM_STEPS_MAX: Final = 64
-"""Steps of cleaning in one `reclaim`: 2 GiB of segments gone through."""
+"""Maximum cleaning steps per `reclaim`: 2 GiB of segments."""
 
 PASSES_MAX: Final = 10_000
-"""Shards whose last pass is remembered; a forgotten one is passed over again."""
+"""Maximum shards whose last pass is remembered. A forgotten shard is compacted again."""
 
 
 EXPIRED_FRAMES_PER_STEP: Final = 1_000
-"""Frames with expired records one step looks into."""
+"""Frames with expired records examined per step."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 
@@ -96,7 +96,7 @@ _log: Final = logging.getLogger(__name__)
 
 
 class SegmentCleaner:
-    """Executes what `retention` decides, and reclaims space."""
+    """Executes the retention policy and reclaims space."""
 
     def __init__(self, engine: SegmentEngine, store: ManagedStore, shards: Shards) -> None:
         self._engine = engine
@@ -105,7 +105,7 @@ class SegmentCleaner:
         self._passes: dict[int, CompactionPass] = {}
         self._latest: LatestKeys | None = None
         self._without_row: set[int] = set()
-        """Shards that no idempotent producer wrote to; one that comes while this process lives writes a row first."""
+        """Shards without idempotent producers. A producer that starts while this process runs writes a row first."""
         self._cleaning: tuple[LogLane, Segment, int, list[Damage]] | None = None
         self._damaged: set[tuple[int, int]] = set()
 
@@ -116,7 +116,7 @@ class SegmentCleaner:
             self._latest = None
 
     def step(self, now_ms: int) -> int:
-        """A bounded part of the work; how many records went."""
+        """Do a bounded part of the work. Return how many records were removed."""
         gone = self._expire(now_ms)
         left = RECORDS_PER_STEP
         for meta in self._rounds.step():
@@ -124,7 +124,7 @@ class SegmentCleaner:
                 removed = self._retain(meta, now_ms)
                 looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
             except ShardNotFoundError:
-                # Deleted since the page was read.
+                # The shard was deleted after the page was read.
                 continue
             gone += removed + compacted
             left -= removed + looked
@@ -134,7 +134,7 @@ class SegmentCleaner:
         return gone
 
     def _expire(self, now_ms: int) -> int:
-        """Delete what has expired; frames that have lost half of their records are rewritten."""
+        """Delete expired records. Rewrite frames that have lost half of their records."""
         gone = 0
         due = list(islice(self._engine.index.due(now_ms), EXPIRED_FRAMES_PER_STEP))
         for shard, last_offset in due:
@@ -142,7 +142,7 @@ class SegmentCleaner:
                 state = self._engine.state_of(shard)
                 config = self._engine.config_of(shard)
             except ShardNotFoundError:
-                # Being deleted; its rows go with it.
+                # The shard is being deleted with its rows.
                 continue
             with state.lock:
                 entry = self._engine.index.entry(shard, last_offset)
@@ -167,13 +167,13 @@ class SegmentCleaner:
         deleted = engine.index.deleted(state.number, entry.base_offset, entry.last_offset)
         if 2 * len(deleted) >= batch.count:
             current = engine.index.entry(state.number, entry.last_offset)
-            assert current is not None, "a frame stays in the index while its shard is locked"
+            assert current is not None, "a frame stays in the index under its shard's lock"
             group = [current]
             before = engine.index.entry_before(state.number, entry.base_offset)
             is_hole = before is not None and before.records == 0 and not before.flags & IS_MARKER
             if before is not None and is_hole and before.base_offset >= state.start_offset:
                 group.insert(0, before)
-            self._rewrite(state, config, group, Judge(engine, state, config, None, now_ms))
+            self._rewrite(state, config, group, CompactionFilter(engine, state, config, None, now_ms))
         return gone
 
     def _retain(self, meta: ShardMeta, now_ms: int) -> int:
@@ -183,28 +183,29 @@ class SegmentCleaner:
             start = start_offset_after(
                 meta.config, state.start_offset, state.kept, state.size_bytes, self._oldest(state), now_ms
             )
-        # Nobody else looks into frames for long while the shard waits. It may grow meanwhile: no reason to take less.
+        # Read frames without the lock, because that takes long. Records appended meanwhile do not lower the start.
         self.settle_trimmed(state, start)
         with state.lock:
             state.require()
             return self._engine.trim(state, meta.config, start)
 
     def settle_trimmed(self, state: SegmentShard, start: int) -> None:
-        """Have a row tell of producers' batches below `start`, which are about to go. Not under the shard's lock.
+        """Extend the producer state row to `start` before the batches below it are deleted.
 
-        The sync that comes before they go makes it durable. Without a row there is nothing to tell, unless a power loss
-        took it: then it is known again when its producer comes, as far as the log goes.
+        Do not call it under the shard's lock. The sync before the deletion makes the row durable. Without a row there
+        are no producers, unless a power loss removed it. Then the state is recovered from the log when the producer
+        returns.
         """
         if start <= state.start_offset:
             return
-        key = keys.producers_key(state.number)
+        key = stream_keys.producers_key(state.number)
         raw = self._store.get(Family.PRODUCERS, key)
         if raw is None or known_to(raw) >= start:
             return
         row = encode_row(start, recover(self._engine, state.number, raw, start))
         with state.lock:
             state.require()
-            # Whoever knows the producers may have written another, which knows more.
+            # A concurrent writer may have written a newer row.
             if self._store.get(Family.PRODUCERS, key) == raw:
                 batch = Batch()
                 batch.put(Family.PRODUCERS, key, row)
@@ -220,7 +221,7 @@ class SegmentCleaner:
             skipped = 0
 
     def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
-        """(records looked at, records gone) of a part of a pass."""
+        """Do a part of a pass. Return (records examined, records removed)."""
         progress = self._passes.get(meta.number)
         if progress is None:
             if len(self._passes) >= PASSES_MAX:
@@ -240,10 +241,10 @@ class SegmentCleaner:
             progress.at = 0
             progress.bound = bound
             progress.tombstone_due_ms = None
-        judge = Judge(self._engine, state, meta.config, progress, now_ms, self._latest)
+        record_filter = CompactionFilter(self._engine, state, meta.config, progress, now_ms, self._latest)
         looked = gone = 0
         if self._latest is not None and self._latest.shard == meta.number:
-            looked = self._note(state, progress, self._latest, judge, limit)
+            looked = self._note(state, progress, self._latest, record_filter, limit)
             if not self._latest.is_whole:
                 return looked, 0
         while progress.is_running and looked < max(limit, 1):
@@ -258,16 +259,16 @@ class SegmentCleaner:
                     break
                 looked += 1 + sum(entry.records for entry in group)
                 try:
-                    gone += self._rewrite(state, meta.config, group, judge)
+                    gone += self._rewrite(state, meta.config, group, record_filter)
                 except DamagedFrameError as error:
-                    _log.error("compaction leaves offsets %d to %d as they are: %s", *_span(group), error)
+                    _log.error("compaction skips the damaged offsets %d to %d: %s", *_span(group), error)
                 progress.at = group[-1].last_offset + 1
         return looked, gone
 
     def _settle_producers(self, state: SegmentShard, bound: int) -> None:
-        """Have a durable row tell of all producers' batches below `bound`: a pass takes away what else does."""
+        """Extend the producer state row to `bound` and sync it, because a pass removes the batch headers."""
         number = state.number
-        key = keys.producers_key(number)
+        key = stream_keys.producers_key(number)
         with state.lock:
             state.require()
             raw = self._store.get(Family.PRODUCERS, key)
@@ -286,7 +287,7 @@ class SegmentCleaner:
         self._store.sync()
 
     def _begin_noting(self, shard: int, start: int) -> bool:
-        """False: another shard's keys are being noted, and this one has to wait."""
+        """Start collecting a shard's keys. Return False if another shard is in progress."""
         if self._latest is not None and self._latest.shard != shard:
             try:
                 if self._engine.config_of(self._latest.shard).compact:
@@ -296,8 +297,15 @@ class SegmentCleaner:
         self._latest = LatestKeys(shard, start)
         return True
 
-    def _note(self, state: SegmentShard, progress: CompactionPass, latest: LatestKeys, judge: Judge, limit: int) -> int:
-        """Note keys up to the pass's bound, which is where they are enough; how many records were looked at."""
+    def _note(
+        self,
+        state: SegmentShard,
+        progress: CompactionPass,
+        latest: LatestKeys,
+        record_filter: CompactionFilter,
+        limit: int,
+    ) -> int:
+        """Collect keys up to the pass's bound, or lower the bound if the map is full. Return the records examined."""
         looked = 0
         while not latest.is_whole and looked < max(limit, 1):
             with state.lock:
@@ -312,14 +320,14 @@ class SegmentCleaner:
                 else:
                     looked += 1 + entry.records
                     try:
-                        latest.note(judge.seen_keys(entry), entry.last_offset + 1)
+                        latest.note(record_filter.latest_visible(entry), entry.last_offset + 1)
                     except DamagedFrameError as error:
-                        _log.error("compaction passes over offsets %d to %d: %s", *_span([entry]), error)
+                        _log.error("compaction cannot read the keys of offsets %d to %d: %s", *_span([entry]), error)
                         latest.note({}, entry.last_offset + 1)
         return looked
 
     def _group(self, state: SegmentShard, progress: CompactionPass) -> list[Entry]:
-        """The next frames to be judged together."""
+        """Return the next frames to compact together."""
         group: list[Entry] = []
         records = size = 0
         for entry in self._engine.index.entries(state.number, max(progress.at, state.start_offset)):
@@ -330,7 +338,7 @@ class SegmentCleaner:
             if entry.last_offset >= progress.bound or (group and (is_full or too_far)):
                 break
             if entry.flags & IS_MARKER and self._engine.index.outcomes.is_needed(state.number, entry):
-                # It stays as it is, so nothing is merged across it.
+                # The marker stays unchanged, so frames are not merged across it.
                 if group:
                     break
                 records -= entry.records
@@ -339,8 +347,10 @@ class SegmentCleaner:
             group.append(entry)
         return group
 
-    def _rewrite(self, state: SegmentShard, config: ShardConfig, group: list[Entry], judge: Judge) -> int:
-        """Rewrite a group as one frame if something in it can go; how many records went. Under the shard's lock."""
+    def _rewrite(
+        self, state: SegmentShard, config: ShardConfig, group: list[Entry], record_filter: CompactionFilter
+    ) -> int:
+        """Rewrite a group as one frame if it has removable records. Return how many. Call under the shard's lock."""
         engine = self._engine
         kept = []
         held = gone = 0
@@ -352,8 +362,8 @@ class SegmentCleaner:
             if batch is None:
                 continue
             held += batch.count
-            alive = judge.kept(entry, batch) if engine.is_seen(state, entry) else []
-            gone += judge.live(entry, batch) - len(alive)
+            alive = record_filter.kept(entry, batch) if engine.is_visible(state, entry) else []
+            gone += record_filter.live(entry, batch) - len(alive)
             kept += alive
         holes = sum(entry.records == 0 for entry in group)
         if len(kept) == held and holes < 2:
@@ -377,13 +387,13 @@ class SegmentCleaner:
         )
         before = state.kept
         self._append(state, header, b"" if records is None else records.body, records, config)
-        assert before - state.kept == gone, "compaction takes what it says it takes"
+        assert before - state.kept == gone, "the index removed as many records as the compaction"
         return gone
 
     def _append(
         self, state: SegmentShard, header: Header, body: bytes, records: ColumnBatch | None, config: ShardConfig
     ) -> None:
-        """Append a copy of frames and have the index point to it. Under the shard's lock."""
+        """Append a copy of frames and point the index to it. The caller holds the shard's lock."""
         engine = self._engine
         lane = engine.lanes[state.lane]
         parts = encode_frame(
@@ -399,9 +409,9 @@ class SegmentCleaner:
             body,
             header.flags,
         )
-        with engine.special(lane, parts, header, garbage=0) as position:
+        with engine.log_change(lane, parts, header, garbage=0) as position:
             if records is not None or (header.records == 0 and header.flags & REWRITTEN):
-                entry = entry_of(header, position, NO_WORDS, NEVER)
+                entry = entry_of(header, position, NO_TERMS, NEVER)
                 engine.index.replace(
                     state, entry, records, config, lambda old: engine.load(state, old), lane.segment_of
                 )
@@ -411,15 +421,15 @@ class SegmentCleaner:
                 engine.index.move(state, old._replace(position=position), None, config, lane.segment_of)
 
     def reclaim(self, is_enough: Callable[[], bool]) -> None:
-        """Clean until that is enough, nothing is left to clean, or RECLAIM_STEPS_MAX steps were made."""
+        """Clean segments until `is_enough`, nothing is left, or RECLAIM_STEPS_MAX steps are done."""
         for _ in range(RECLAIM_STEPS_MAX):
             if is_enough() or not self.clean(RECLAIMED_GARBAGE_MIN):
                 return
 
     def clean(self, garbage_min: int = ROLLED_GARBAGE_MIN) -> bool:
-        """Go on with a segment that is half garbage, or begin one; is there anything to do?
+        """Continue cleaning a segment, or start with one that is half garbage. Return False if there is nothing to do.
 
-        `garbage_min`: from how much garbage on the active segment is rolled to be cleaned.
+        `garbage_min` is the minimum garbage to roll the active segment for cleaning.
         """
         if self._cleaning is None:
             self._cleaning = self._choose(garbage_min)
@@ -455,14 +465,14 @@ class SegmentCleaner:
                 if (lane.number, segment.start) in self._damaged or segment.state is not SegmentState.SEALED:
                     continue
                 stats = self._engine.index.stats(lane.number, segment.start)
-                # A sealed segment that the index does not know was being deleted when the process ended.
+                # A sealed segment without stats was being deleted when the process ended.
                 share = 1.0 if stats is None else stats.garbage_bytes / max(segment.size_bytes, 1)
                 if share >= 0.5 and (best is None or share > best[0]):
                     best = (share, lane, segment)
         return None if best is None else (best[1], best[2], best[2].start, [])
 
     def _roll_garbage(self, lane: LogLane, garbage_min: int) -> None:
-        """Roll the active segment if half of it is garbage: a deleted topic, or what retention has let go of."""
+        """Roll the active segment if half of it is garbage, for example after the deletion of a topic."""
         with lane.lock:
             active = lane.log.segments()[-1]
             stats = self._engine.index.stats(lane.number, active.start)
@@ -494,5 +504,5 @@ class SegmentCleaner:
 
 
 def _span(group: Sequence[Entry]) -> tuple[int, int]:
-    """The first and the last offset of frames."""
+    """Return the first and the last offset of frames."""
     return group[0].base_offset, group[-1].last_offset

@@ -1,4 +1,4 @@
-"""Decides which records of a frame stay in a compaction."""
+"""Decides which records of a frame a compaction keeps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import NEVER, StoredRecord
 from basaltmq.streams.adapter import hash64
-from basaltmq.streams.engines.retention import CompactionPass, age_time_ms, is_tombstone, tombstone_goes
+from basaltmq.streams.engines.retention import CompactionPass, age_time_ms, is_tombstone, is_tombstone_due
 from basaltmq.streams.engines.segment.index.rows import Entry
 from basaltmq.streams.engines.segment.latest_keys import LatestKeys
 from basaltmq.streams.engines.segment.state import SegmentShard
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 KEY_MAPS_MAX: Final = 64
-"""Frames whose keys are remembered during a step."""
+"""Frames whose key maps are cached during a step."""
 
 
-class Judge:
-    """Decides which records of a frame stay."""
+class CompactionFilter:
+    """Decides which records of a frame a compaction keeps."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Judge:
         now_ms: int,
         noted: LatestKeys | None = None,
     ) -> None:
-        """Without a pass only deleted and expired records go. `noted`: the keys, where they are not indexed."""
+        """Without `progress`, only deleted and expired records go. `noted` holds the keys if there is no key index."""
         self._engine = engine
         self._state = state
         self._config = config
@@ -43,7 +43,7 @@ class Judge:
         self._maps: OrderedDict[int, dict[bytes, int]] = OrderedDict()
 
     def live(self, entry: Entry, batch: ColumnBatch) -> int:
-        """Records of a frame that count as kept so far."""
+        """Return how many records of a frame are neither deleted nor below the log start offset."""
         start = self._state.start_offset
         deleted = self._deleted(entry)
         return sum(offset >= start and offset not in deleted for offset in offsets_of(entry, batch))
@@ -62,26 +62,26 @@ class Judge:
             if key is not None and self._progress is not None:
                 if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
                     continue
-                if is_tombstone(record.value) and self._tombstone_goes(record.timestamp_ms, entry):
+                if is_tombstone(record.value) and self._is_tombstone_due(record.timestamp_ms, entry):
                     continue
             kept.append(record)
         return kept
 
-    def _tombstone_goes(self, timestamp_ms: int, entry: Entry) -> bool:
+    def _is_tombstone_due(self, timestamp_ms: int, entry: Entry) -> bool:
         time_ms = age_time_ms(timestamp_ms, entry.store_time_ms)
-        if tombstone_goes(self._config, time_ms, self._now_ms):
+        if is_tombstone_due(self._config, time_ms, self._now_ms):
             return True
         due_ms = time_ms + self._config.tombstone_retention_ms
         progress = self._progress
-        assert progress is not None, "tombstones are judged in a pass"
+        assert progress is not None, "tombstones are only checked in a compaction pass"
         if progress.tombstone_due_ms is None or due_ms < progress.tombstone_due_ms:
             progress.tombstone_due_ms = due_ms
         return False
 
     def _is_superseded(self, entry: Entry, key: bytes) -> bool:
-        """Does a later frame below the pass's bound have this very key?"""
+        """Whether a later frame below the pass's bound has a record with this key."""
         if not self._config.index_keys:
-            assert self._noted is not None, "keys are noted before records are judged by them"
+            assert self._noted is not None, "without a key index, the keys are collected first"
             return self._noted.latest(key) > entry.last_offset
         index = self._engine.index
         number = self._state.number
@@ -91,7 +91,7 @@ class Judge:
             known = self._maps.get(last_offset)
             if known is None:
                 later = index.entry(number, last_offset)
-                batch = None if later is None else self._engine.seen_of(self._state, later)
+                batch = None if later is None else self._engine.visible_records(self._state, later)
                 if later is None or batch is None:
                     continue
                 known = self._latest(later, batch)
@@ -99,13 +99,13 @@ class Judge:
                 return True
         return False
 
-    def seen_keys(self, entry: Entry) -> dict[bytes, int]:
-        """The latest live offset of each key in a frame, none if it was aborted."""
-        batch = self._engine.seen_of(self._state, entry)
+    def latest_visible(self, entry: Entry) -> dict[bytes, int]:
+        """Return the latest live offset of each key in a frame; empty if its transaction was aborted."""
+        batch = self._engine.visible_records(self._state, entry)
         return {} if batch is None else self._latest(entry, batch)
 
     def _latest(self, entry: Entry, batch: ColumnBatch) -> dict[bytes, int]:
-        """The latest live offset of each key in a frame."""
+        """Return the latest live offset of each key in a frame."""
         known = self._maps.get(entry.last_offset)
         if known is None:
             deleted = self._deleted(entry)

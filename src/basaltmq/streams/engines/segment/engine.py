@@ -1,28 +1,27 @@
-"""The segment engine: records in lanes of the commit log, found through the index (SPEC B5, D2..D4).
+"""The segment engine: records in lanes of the commit log, located through an index (SPEC B5, D2..D4).
 
-    write   shard's lock ─ encode the frame ─ lane's lock ─ one writev ─ gather its index entry ─ Append
-            at `synced` it is left to the sync, which gives the frames of all who wait to the lane's ring as one
+    write   shard lock ─ encode the frame ─ lane lock ─ one writev ─ buffer its index entry ─ Append
+            at `synced` the sync writes the frames of all waiting writers to the lane's ring together
     read    index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
 
-A frame is one batch of one shard. Everything that changes what the index says is a frame in the log too: records,
-deletes (DELETES), a start offset that moved (TRIM), a shard that went (DROP), copies made by cleaning. The index is
-written without WAL and caught up from the log at start, from its checkpoint on; if it is missing it is built again
-from the whole log, and where a power loss took unsynced frames back, so is the index (`segment_recovery`). What
-cannot be derived (which shards there are, where they start) is in the shard rows, with the WAL, durable before the
-index follows; a marker row beside them says until the next checkpoint that the index has to, should the TRIM or DROP
-frame be lost.
+A frame is one batch of one shard. Every change of the index is also a frame in the log: records, deletes (DELETES), a
+new log start offset (TRIM), a deleted shard (DROP), and copies by segment cleaning. The index is written without the
+WAL. At start the engine replays the log from the index checkpoint on, and rebuilds a missing index from the whole log.
+If a power loss removed unsynced frames, the index is rolled back (`recovery`). Data that cannot be derived (the shards
+and their start offsets) is in the shard rows, with the WAL, and is durable before the index changes. A marker row
+beside them records until the next checkpoint that the index must follow, in case the TRIM or DROP frame is lost.
 
-Invariants: the frame is in the log before its entry is in the index; the checkpoint covers a frame only in the batch
-that has its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers,
-lane, index. Levels `memory` and `written` are the same here. High watermarks follow the lane's syncs.
+Invariants: a frame is in the log before its entry is in the index; the checkpoint covers a frame only in the batch with
+its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers, lane, index.
+The levels `memory` and `written` are equal here. High watermarks follow the syncs of the lane.
 
-Damage found at start is in `damages` and `losses`. A reader that meets a damaged frame can go on behind it.
+`damages` and `losses` list the damage found at start. A reader can continue after a damaged frame.
 
-Budget of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python with
-the index's share, 1 us to write its index row later; plain records cost 60 us more to encode. Of what sixteen writers
-wait for each other's sync, the disk has 0.4 to 0.5 ms (0.7 ms without the lane's ring); the rest is sixteen times 20 to
-25 us and two threads that wake each other, unless the loop syncs by itself (`in_loop`). Tried and dropped: two groups
-in turn, two syncs at a time, and preallocated space (the file system's journal is written all the same).
+Cost of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python
+including the index entry, and 1 us to write the index row later. Plain records need 60 us more for encoding. With 16
+writers that share a sync, the disk takes 0.4 to 0.5 ms of the wait (0.7 ms without the lane's ring). The rest is 16
+times 20 to 25 us, and two threads that wake each other unless the loop itself syncs (`in_loop`). Tried without gain:
+two alternating groups, two concurrent syncs, and preallocation (the file system still writes its journal).
 """
 
 from __future__ import annotations
@@ -60,7 +59,8 @@ from basaltmq.log.recovery import Damage, Loss, LostTail
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import (
     BATCH_BYTES_MAX,
     Append,
@@ -77,43 +77,44 @@ from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import (
     IS_AWAITED,
     IS_MARKER,
-    NO_WORDS,
+    NO_TERMS,
     OF_TRANSACTIONS,
     Entry,
-    Words,
+    IndexTerms,
     first_expiry,
-    kafka_words,
+    kafka_terms,
 )
-from basaltmq.streams.engines.segment.producers_row import take_back
+from basaltmq.streams.engines.segment.producers_row import drop_lost_batches
 from basaltmq.streams.engines.segment.read import index_of, offset_at
 from basaltmq.streams.engines.segment.reader import LogLane, SegmentReader, wanted_records
 from basaltmq.streams.engines.segment.recovery import lanes_present, open_log, recover
 from basaltmq.streams.engines.segment.replay import Progress, note
-from basaltmq.streams.engines.segment.row_prefetch import RowsAhead
+from basaltmq.streams.engines.segment.row_prefetch import RowPrefetch
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.leaders import HERE, Leaders
+from basaltmq.streams.lost_offsets import LostOffsets
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
 from basaltmq.streams.watermark import done
 
 SHARDS_LOADED_MAX: Final = 16_384
-"""States in memory, about 1 KB each."""
+"""Maximum cached shard states, about 1 KB each."""
 
 LANES: Final = 1
-"""One stream of syncs per disk is what most disks do best; more lanes are for more disks."""
+"""Default number of lanes. Most disks perform best with one stream of syncs; use more lanes for more disks."""
 
 OFFSETS_PER_DELETE: Final = 50_000
-"""Offsets in one DELETES frame."""
+"""Maximum offsets per DELETES frame."""
 
 TRIM_FRAMES: Final = 10_000
-"""Frames that leave the index in one batch."""
+"""Frames removed from the index per batch."""
 
 _COLUMNS_ONLY_VALUES: Final = 3
 _SYNCED: Final = Durability.SYNCED
 
 
 class SegmentEngine(SegmentReader):
-    """A `StorageAdapter` on segment files."""
+    """A `StorageAdapter` over segment files."""
 
     engine = Engine.SEGMENT
 
@@ -134,20 +135,22 @@ class SegmentEngine(SegmentReader):
         shards_loaded_max: int = SHARDS_LOADED_MAX,
         in_loop: bool = False,
     ) -> None:
-        """Open the log under `path` and bring the index up to it; what is unreadable goes to `quarantine`.
+        """Open the log under `path` and bring the index up to date. Unreadable bytes are moved to `quarantine`.
 
-        `in_loop`: the loop that writes may sync by itself, see `lane_sync`."""
+        `in_loop`: the event loop that writes may also sync, see `log/lane_sync.py`."""
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._in_loop = in_loop
         self._managed = store
         self._shards_loaded_max = shards_loaded_max
-        self._rows = RowsAhead(store)
+        self._rows = RowPrefetch(store)
         self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
         self.losses: list[Loss | LostTail] = []
+        self.faults: list[str] = []
+        """One message for each damage to durable bytes and each loss."""
         self.quarantined: list[Path] = []
         self._markers: list[bytes] = []
-        """Rows that say what the index on disk may still lack."""
+        """Keys of marker rows: changes that the index on disk may still lack."""
         self._marker_lock = threading.RLock()
         self._closed = False
         self.index = StreamIndex(store)
@@ -165,12 +168,12 @@ class SegmentEngine(SegmentReader):
         random_u32: Callable[[], int],
         progress: Progress | None,
     ) -> None:
-        logs = []
+        opened = []
         for number in range(max(lanes, lanes_present(path))):
             lane = path / f"{number:04d}"
-            logs.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
-        recover(self, logs, quarantine, progress)
-        # Those loaded while the index was brought up to date do not know what is undecided.
+            opened.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
+        logs = recover(self, opened, quarantine, progress, LostOffsets(self, self._store, self._shards))
+        # States loaded during recovery lack the open transactions, so load them again.
         self._states = Recent(self.load_state, self._shards_loaded_max)
         self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]
         self._finish()
@@ -216,51 +219,51 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = as_columns(records, now_ms, config.record_bytes_max)
-        words = NO_WORDS if len(batch.extents) == _COLUMNS_ONLY_VALUES else Words(batch, config)
+        terms = NO_TERMS if len(batch.extents) == _COLUMNS_ONLY_VALUES else IndexTerms(batch, config)
         with state.lock:
             if state.is_deleted:
                 state.require()
             base = state.next_offset
             last = base + batch.count - 1
             if last >= OFFSET_MAX:
-                raise InvalidArgumentError(f"shard {shard} has used up its offsets")
-            lane = self._append(state, batch, base, last, now_ms, words, level is _SYNCED)
+                raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
+            lane = self._append(state, batch, base, last, now_ms, terms, level is _SYNCED)
             state.next_offset = last + 1
             if level is not _SYNCED and not state.unsynced:
-                # Nothing before it waits: visible at once, and no sync has to be told.
+                # No earlier write is pending, so the records are visible at once and need no sync entry.
                 state.high_watermark = last + 1
                 return Append(shard, base, last, level)
             sequence = lane.watermarks.written(state, base, level)
-        lane.watermarks.hold()
+        lane.watermarks.throttle()
         return Append(shard, base, last, level, sequence)
 
     def append_kafka(self, shard: int, raw: bytes, durability: Durability | None = None) -> Append:
-        """Append a Kafka record batch as it came, given its offsets; its time too where the shard says so.
+        """Append a Kafka record batch unchanged, except for its offsets, and its timestamps with append time.
 
-        It is looked into only where the shard's keys are indexed.
+        The batch is decoded only if the shard has a key index.
         """
         self._require_leader(shard)
         state = self._states.get(shard)
         config = state.config
         if len(raw) > max(BATCH_BYTES_MAX, config.record_bytes_max):
-            raise LimitExceededError(f"a batch of {len(raw)} bytes is over the limit of {BATCH_BYTES_MAX}; send less")
+            raise LimitExceededError(f"a batch of {len(raw)} bytes exceeds the limit of {BATCH_BYTES_MAX}; send less")
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=config.append_time)
         has_keys = config.index_keys and batch.count
-        words = kafka_words(raw, columns(batch.body, config.record_bytes_max) if has_keys else None, config)
+        terms = kafka_terms(raw, columns(batch.body, config.record_bytes_max) if has_keys else None, config)
         with state.lock:
             state.require()
             base = state.next_offset
             last = base + batch.offsets - 1
             if last >= OFFSET_MAX:
-                raise InvalidArgumentError(f"shard {shard} has used up its offsets")
-            lane = self._append(state, batch.placed(base), base, last, now_ms, words, level is _SYNCED, KAFKA)
-            if words.flags & OF_TRANSACTIONS:
-                state.follow(words.tag_mask, base, bool(words.flags & IS_MARKER))
+                raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
+            lane = self._append(state, batch.placed(base), base, last, now_ms, terms, level is _SYNCED, KAFKA)
+            if terms.flags & OF_TRANSACTIONS:
+                state.follow(terms.tag_mask, base, bool(terms.flags & IS_MARKER))
             state.next_offset = last + 1
             sequence = lane.watermarks.written(state, base, level)
-        lane.watermarks.hold()
+        lane.watermarks.throttle()
         return Append(shard, base, last, level, sequence, now_ms if config.append_time else -1)
 
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
@@ -279,15 +282,15 @@ class SegmentEngine(SegmentReader):
             for run in offset_runs(base, records):
                 begin = max(state.next_offset, run[-1].offset - DELTA_MAX)
                 batch = ColumnBatch.from_records(run, now_ms, [record.offset - begin for record in run])
-                self._append(state, batch, begin, run[-1].offset, now_ms, Words(batch, config))
+                self._append(state, batch, begin, run[-1].offset, now_ms, IndexTerms(batch, config))
                 state.next_offset = run[-1].offset + 1
             if state.next_offset < next_offset:
-                # Offsets without records at the end are in no frame.
+                # No frame covers trailing offsets without records.
                 self._shards.update(shard, next_offset_min=next_offset)
                 state.next_offset = next_offset
                 self._store.sync()
             sequence = lane.watermarks.written(state, base, Durability.SYNCED)
-        lane.watermarks.hold()
+        lane.watermarks.throttle()
         return Append(shard, base, next_offset - 1, Durability.SYNCED, sequence)
 
     def _append(
@@ -297,13 +300,13 @@ class SegmentEngine(SegmentReader):
         base: int,
         last: int,
         now_ms: int,
-        words: Words,
+        terms: IndexTerms,
         waits: bool = False,
         kind: int = COLUMNAR,
     ) -> LogLane:
-        """A frame of records to the log and into the index; the lane it went to. Under the shard's lock.
+        """Append a frame of records to the log and the index. Return its lane. The caller holds the shard's lock.
 
-        One that `waits` for a sync is promised to nobody before it, and may be written by it.
+        With `waits`, the frame is confirmed only after a sync, so the sync may write it.
         """
         lane = self.lanes[state.lane]
         log = lane.log
@@ -315,7 +318,7 @@ class SegmentEngine(SegmentReader):
         expire_ms = NEVER
         if EXPIRIES in batch.extents and isinstance(batch, ColumnBatch):
             expire_ms = first_expiry(batch, base)
-        flags, frame_flags = words.flags, 0
+        flags, frame_flags = terms.flags, 0
         if waits and state.config.durability is not _SYNCED:
             flags, frame_flags = flags | IS_AWAITED, AWAITED
         parts = encode_frame(
@@ -333,15 +336,15 @@ class SegmentEngine(SegmentReader):
         )
         size = frame_bytes(len(body))
         with lane.lock:
-            if now_ms >= lane.portion_due_ms or index.rows >= index.rows_max:
-                lane.write_portion(index, now_ms)
+            if now_ms >= lane.index_write_due_ms or index.rows >= index.rows_max:
+                lane.write_index_rows(index, now_ms)
             position = log.append(parts, size, now_ms, waits)
             segment = log.active_start
-            # As Entry(...) makes it, without the Python around.
+            # Equals Entry(...) without the overhead of the generated constructor.
             entry = tuple.__new__(
-                Entry, (last, base, position, size, count, time_max_ms, now_ms, words.tag_mask, expire_ms, flags)
+                Entry, (last, base, position, size, count, time_max_ms, now_ms, terms.tag_mask, expire_ms, flags)
             )
-            index.append(lane.number, segment, state, entry, time_min_ms, words)
+            index.append(lane.number, segment, state, entry, time_min_ms, terms)
             if position == segment and position:
                 lane.sync_soon()
         return lane
@@ -355,9 +358,9 @@ class SegmentEngine(SegmentReader):
             return self._lane_of(append.shard).tick.durable()
         return done()
 
-    def tell_confirmed(self, append: Append, told: Callable[[BaseException | None], None]) -> None:
-        """As `confirmed` of an append that asked for `synced`, by a call (see `TickSync.tell`)."""
-        self._lane_of(append.shard).tick.tell(told)
+    def tell_confirmed(self, append: Append, callback: Callable[[BaseException | None], None]) -> None:
+        """As `confirmed` for a `synced` append, but with a callback (see `TickSync.call_when_durable`)."""
+        self._lane_of(append.shard).tick.call_when_durable(callback)
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
         self._require_leader(shard)
@@ -390,7 +393,7 @@ class SegmentEngine(SegmentReader):
         return gone
 
     def _present(self, state: SegmentShard, wanted: list[int]) -> list[int]:
-        """Those of the offsets (ascending) that a frame holds a record for."""
+        """Return those of the ascending offsets for which a frame holds a record."""
         found: list[int] = []
         at = 0
         while at < len(wanted):
@@ -409,7 +412,7 @@ class SegmentEngine(SegmentReader):
         return found
 
     def delete_offsets(self, state: SegmentShard, offsets: list[int]) -> int:
-        """Delete records that are there, as DELETES frames. Under the shard's lock; written, not synced."""
+        """Delete existing records with DELETES frames, written but not synced. The caller holds the shard's lock."""
         gone = 0
         while offsets:
             some = [each for each in offsets[:OFFSETS_PER_DELETE] if each - offsets[0] <= DELTA_MAX]
@@ -418,11 +421,11 @@ class SegmentEngine(SegmentReader):
         return gone
 
     def append_deletes(self, state: SegmentShard, offsets: list[int], stored_ms: int) -> int:
-        """One DELETES frame; how many records were not deleted before. Under the shard's lock."""
+        """Append a DELETES frame. Return how many records were newly deleted. The caller holds the shard's lock."""
         lane = self.lanes[state.lane]
         parts = encode_deletes(lane.log.seed, state.number, offsets, stored_ms)
         header = decode_header(lane.log.seed, parts[0])
-        with self.special(lane, parts, header, garbage=0) as position:
+        with self.log_change(lane, parts, header, garbage=0) as position:
             return self.index.delete(
                 state, offsets, position, header.size_bytes, lambda entry: self.load(state, entry), lane.segment_of
             )
@@ -438,7 +441,7 @@ class SegmentEngine(SegmentReader):
             return state.start_offset
 
     def trim(self, state: SegmentShard, config: ShardConfig, start: int) -> int:
-        """Move the start offset up; how many records went. Under the shard's lock; durable on return."""
+        """Raise the log start offset, durably. Return how many records that removes. Call under the shard's lock."""
         if start <= state.start_offset:
             return 0
         number = state.number
@@ -448,12 +451,12 @@ class SegmentEngine(SegmentReader):
             with self._shards.exclusive():
                 batch = Batch()
                 self._shards.batch_update(batch, number, start_offset=start)
-                batch.put(Family.SHARDS, keys.trimmed_shard_key(number), b"")
+                batch.put(Family.SHARDS, stream_keys.trimmed_shard_key(number), b"")
                 self._store.write(batch)
                 self._shards.forget(number)
             self._store.sync()
             gone = self._announce_start(lane, state, config, start, now_ms)
-            self._markers.append(keys.trimmed_shard_key(number))
+            self._markers.append(stream_keys.trimmed_shard_key(number))
         return gone
 
     def _announce_start(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int, now_ms: int) -> int:
@@ -461,12 +464,12 @@ class SegmentEngine(SegmentReader):
             self.index.flush()
             gone = sum(self._follow_start(lane, state, config, step) for step in self._steps(state, start))
             parts = encode_frame(lane.log.seed, TRIM, state.number, start, 0, 0, 0, 0, now_ms, b"")
-            with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
+            with self.log_change(lane, parts, decode_header(lane.log.seed, parts[0])):
                 gone += self._follow_start(lane, state, config, start)
         return gone
 
     def _follow_start(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int) -> int:
-        """Take what lies below a durable start offset out of the index. Under its lock."""
+        """Remove frames below a durable start offset from the index. The caller holds the index lock."""
         return self.index.trim(
             state,
             start,
@@ -477,7 +480,7 @@ class SegmentEngine(SegmentReader):
         )
 
     def _steps(self, state: SegmentShard, start: int) -> list[int]:
-        """Offsets on the way to `start`, so that no batch of index rows grows without bound."""
+        """Return intermediate offsets up to `start`, which bound the size of the index batches."""
         steps: list[int] = []
         for count, entry in enumerate(self.index.entries(state.number, 0), 1):
             if entry.last_offset >= start:
@@ -487,7 +490,7 @@ class SegmentEngine(SegmentReader):
         return steps
 
     def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
-        """How many records of a frame lie below an offset."""
+        """Return how many records of a frame are below an offset."""
         if offset <= entry.base_offset or entry.records == 0:
             return 0
         if entry.is_dense:
@@ -496,10 +499,10 @@ class SegmentEngine(SegmentReader):
         return 0 if batch is None else index_of(batch, entry.base_offset, offset)
 
     @contextmanager
-    def special(self, lane: LogLane, parts: tuple[bytes, ...], header: Header, garbage: int = -1) -> Iterator[int]:
-        """Append a frame that is not a plain batch; the change of the index it stands for is made inside.
+    def log_change(self, lane: LogLane, parts: tuple[bytes, ...], header: Header, garbage: int = -1) -> Iterator[int]:
+        """Append a frame other than a plain append and yield its position. The body applies its change to the index.
 
-        Gives its position. `garbage` as in `StreamIndex.note`; by default the whole frame.
+        `garbage` is as in `StreamIndex.note`; the default is the whole frame.
         """
         index = self.index
         size = header.size_bytes
@@ -513,11 +516,11 @@ class SegmentEngine(SegmentReader):
         return self._cleaner.step(now_ms)
 
     def reclaim(self, is_enough: Callable[[], bool]) -> None:
-        """Free the space of deleted records: a bounded piece. Not while `retain` runs."""
+        """Do a bounded part of reclaiming the space of deleted records. Do not call it while `retain` runs."""
         self._cleaner.reclaim(is_enough)
 
     def checkpoint(self) -> None:
-        """Make the log durable and the index as far on disk as the log is: the next start has nothing to do."""
+        """Sync the log and flush the index, so that the next start has nothing to replay."""
         with self._marker_lock:
             for lane in self.lanes:
                 lane.log.sync()
@@ -530,7 +533,7 @@ class SegmentEngine(SegmentReader):
                 self._markers.clear()
 
     def reconfigured(self, shard: int) -> None:
-        """The config that writes go by is kept with the shard's state."""
+        """Update the config in the shard's cached state."""
         state = self._states.get(shard)
         with state.lock:
             state.config = self._own(shard).config
@@ -539,7 +542,7 @@ class SegmentEngine(SegmentReader):
         if self._closed:
             return
         self._closed = True
-        # A lane that failed is closed too: its descriptors keep the space of deleted segments.
+        # Close failed lanes too, because their descriptors keep the space of deleted segments.
         with ExitStack() as logs, ExitStack() as watermarks:
             for lane in self.lanes:
                 logs.callback(lane.log.close)
@@ -550,21 +553,21 @@ class SegmentEngine(SegmentReader):
             self.checkpoint()
 
     def _clear(self, shard: int, lane: LogLane) -> None:
-        """Take a deleted shard out of the index; its frames are garbage."""
+        """Remove a deleted shard from the index. Its frames become garbage."""
         with self._marker_lock:
             self._store.sync()
             parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, self._clock_ms(), b"")
-            with self.special(lane, parts, decode_header(lane.log.seed, parts[0])):
+            with self.log_change(lane, parts, decode_header(lane.log.seed, parts[0])):
                 self.index.drop(shard, lane.number, lane.segment_of)
-            self._markers.append(keys.deleted_shard_key(shard))
+            self._markers.append(stream_keys.deleted_shard_key(shard))
 
     def _finish(self) -> None:
-        """Do to the index what shard rows asked for before the process ended."""
+        """Apply the changes to the index that marker rows left from the previous run."""
         for shard, lane in self._shards.deleted(Engine.SEGMENT):
             self._clear(shard, self.lanes[lane])
-        for key, _ in list(self._store.scan(Family.SHARDS, *keys.prefix_range(b"Y"))):
+        for key, _ in list(self._store.scan(Family.SHARDS, *key_parts.prefix_range(b"Y"))):
             try:
-                state = self._states.get(keys.decode_trimmed_shard_key(key))
+                state = self._states.get(stream_keys.decode_trimmed_shard_key(key))
             except ShardNotFoundError:
                 pass
             else:
@@ -583,7 +586,7 @@ class SegmentEngine(SegmentReader):
         self._sync_rows()
 
     def load_state(self, shard: int) -> SegmentShard:
-        # Past the cache of rows: what is loaded here is kept here.
+        # Bypass the row cache, because the state itself is cached.
         raw = self._rows.get(shard)
         meta = self._own(shard) if raw is None else ShardMeta.decode(shard, raw)
         if meta.engine is not self.engine:
@@ -592,6 +595,6 @@ class SegmentEngine(SegmentReader):
         if self.index.outcomes.is_used:
             state.undecided = self.index.outcomes.undecided(shard)
         if self.lanes:
-            # Before, the index is still behind the log.
-            take_back(self._store, shard, state.next_offset)
+            # During recovery the index is still behind the log.
+            drop_lost_batches(self._store, shard, state.next_offset)
         return state

@@ -1,14 +1,14 @@
-"""Reading a shard the way a Kafka listener does: as record batches, as they were appended where possible.
+"""Reads of a shard as Kafka record batches, unchanged where possible.
 
-A batch that came from a Kafka producer is handed out as it lies in the log, compressed or not, control batches
-included; its checksum was checked with its frame's. Anything else is put into a batch: records that came some other
-way, and what is left of a batch of which records were deleted or have expired. As in Kafka, the first batch may begin
-before the offset asked for: consumers skip what they did not ask for.
+A batch of a Kafka producer is returned as it is in the log, compressed or not, control batches included. The frame's
+checksum covers it. Everything else is encoded as a batch: records from other sources, and the rest of a batch with
+deleted or expired records. As in Kafka, the first batch may start before the requested offset; consumers skip the
+records before it.
 
-Batches that lie side by side are taken one after the other without asking the index for each (`log.kafka_run`), and a
-read that was full leaves a bookmark for the one that goes on. `take_ahead` does the work of that one before it is asked
-for. What it found is used only where the read would find the very same: bytes of a log do not change, so that is where
-nothing of the shard was deleted or rewritten, and where the read ends for want of room and not at the watermark.
+Adjacent batches are read without an index lookup for each (`log.batches.kafka_run`). A read that reached its size limit
+saves a bookmark for the next read. `take_ahead` prefetches that next read. Log bytes never change, so the prefetched
+result is valid if no record of the shard was deleted or rewritten, and if it ended at the size limit, not at the
+watermark.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.reader import SegmentReader
 
 FRAMES_MAX: Final = 10_000
-"""Frames one read looks at, so that none takes for ever where little is left of many."""
+"""Maximum frames per read. Bounds the time where few records of many frames are left."""
 
 
 class KafkaRead(NamedTuple):
-    """What a read found."""
+    """The result of a read."""
 
     batches: list[bytes]
     next_offset: int
@@ -41,19 +41,19 @@ class KafkaRead(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """What a read will find that goes on at a bookmark."""
+    """The prefetched result of a read that continues at a bookmark."""
 
     place: Place
     bytes_max: int
     taken: TakenBatches
 
     def fits(self, offset: int, end: int, bytes_max: int) -> bool:
-        """Is it what a read from here to below `end` finds, with so much room? It is full, so it need only be below."""
+        """Whether a read with these arguments gives this result. It is full, so it only needs to end below `end`."""
         return self.place.base_offset == offset and self.bytes_max == bytes_max and self.taken.next_offset < end
 
 
 def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -> Ahead | None:
-    """What `read_batches` will find, if it goes on where one stopped and is full again."""
+    """Prefetch the result of a `read_batches` that continues at a bookmark and reaches its size limit again."""
     state = reader.state_of(shard)
     with state.lock:
         end = state.high_watermark
@@ -64,7 +64,7 @@ def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -
     reader.bookmarks.leave(shard, place)
     bytes_max = min(max_bytes, READ_BYTES_MAX)
     log = reader.lanes[state.lane].log
-    # A first batch that is over the limit is left to the read: it may be as large as there are.
+    # Leave an oversized first batch to the read itself, because it may have any size.
     taken = take_batches(
         log, shard, offset, end, place.position, bytes_max, likely_bytes=place.size_bytes, is_first=False
     )
@@ -80,21 +80,21 @@ def read_batches(
     is_decided: bool = False,
     ahead: Ahead | None = None,
 ) -> KafkaRead:
-    """Batches from the one that holds `offset` on, the first whatever its size; empty at the high watermark.
+    """Return batches from the one with `offset` on; the first one regardless of its size. Empty at the high watermark.
 
-    With `is_decided` it stands where the first transaction begins that is not; aborted batches are given all the same.
+    With `is_decided`, the read ends at the last stable offset. Aborted batches are included.
     """
     state = reader.state_of(shard)
     with state.lock:
         start, end = state.start_offset, state.stable_offset if is_decided else state.high_watermark
-        # As in `SegmentReader`: without these, what lies in the log is what the index says.
+        # As in `SegmentReader`: without deletes and rewrites, the log matches the index.
         is_plain = not state.deleted and not state.rewritten
     check_offset(shard, offset, start, end)
     found = _Reading(reader, state, start, end, min(max_bytes, READ_BYTES_MAX))
     try:
         next_offset = found.read(offset, is_plain, ahead)
     except DamagedFrameError:
-        # What comes before the damage is given; the next read begins with it, and says so.
+        # Return the batches before the damage. The next read starts at it and raises the error.
         if not found.batches:
             raise
         next_offset = found.at
@@ -102,7 +102,7 @@ def read_batches(
 
 
 def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[KafkaHeader]:
-    """The headers of batches of idempotent producers from `offset` on, whether or not their records were deleted."""
+    """Return the headers of idempotent producers' batches from `offset` on, including deleted records."""
     state = reader.state_of(shard)
     with state.lock:
         end = state.high_watermark
@@ -121,7 +121,7 @@ def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[Ka
 
 
 class _Reading:
-    """One read on its way."""
+    """The state of one read."""
 
     def __init__(self, reader: SegmentReader, state: SegmentShard, start: int, end: int, bytes_max: int) -> None:
         self._reader = reader
@@ -133,10 +133,10 @@ class _Reading:
         self._frames = 0
         self.batches: list[bytes] = []
         self.at = 0
-        """Where to go on."""
+        """The offset at which to continue."""
 
     def read(self, offset: int, is_plain: bool, ahead: Ahead | None) -> int:
-        """Fill `batches`; the offset after all that was looked at."""
+        """Fill `batches`. Return the offset after all frames examined."""
         self.at = offset
         state, end = self._state, self._end
         if is_plain and offset < end:
@@ -158,9 +158,9 @@ class _Reading:
                     if self._walk(Place(entry.base_offset, entry.position, entry.size_bytes, entry.records)):
                         return self.at
                     if self.at > entry.last_offset + 1:
-                        # Neighbours were taken that this look at the index does not know of.
+                        # Adjacent batches beyond this index iterator were read.
                         break
-                    # They lie apart, or are something else: each is looked up.
+                    # The frames are not adjacent or not plain, so look up each one.
                     is_plain = False
                     if self.at == entry.last_offset + 1:
                         continue
@@ -171,7 +171,7 @@ class _Reading:
         return max(self.at, end)
 
     def _walk(self, place: Place) -> bool:
-        """Take batches that lie side by side; is the read full?"""
+        """Read adjacent batches. Return whether the size limit is reached."""
         taken = take_batches(
             self._log,
             self._state.number,
@@ -199,7 +199,7 @@ class _Reading:
             self._reader.bookmarks.leave(self._state.number, place)
 
     def _take(self, entry: Entry) -> bool:
-        """Take a frame, or what is left of it; False if there is no room."""
+        """Add a frame, or what is left of it. Return False if it does not fit."""
         self._frames += 1
         raw = _batch(self._reader, self._state, entry, self._start)
         if raw is not None:
@@ -212,7 +212,7 @@ class _Reading:
 
 
 def _body_bytes_min(entry: Entry) -> int:
-    """What a frame's body has at least, without its padding."""
+    """Return the minimum size of a frame's body, without padding."""
     return entry.size_bytes - HEADER_BYTES - ALIGNMENT + 1
 
 
@@ -224,7 +224,7 @@ def _framed(reader: SegmentReader, state: SegmentShard, entry: Entry) -> tuple[H
 
 
 def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int) -> bytes | None:
-    """A frame as a batch; None if nothing of it is left."""
+    """Return a frame as a Kafka batch, or None if no record of it is left."""
     try:
         header, body = reader.frame_of(state, entry)
         deleted = reader.index.deleted(state.number, entry.base_offset, entry.last_offset) if state.deleted else []
@@ -233,7 +233,7 @@ def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int)
         is_aborted = entry.flags & IN_TRANSACTION and reader.index.outcomes.is_aborted(state.number, entry)
         columns = None if is_aborted else records_of(header, body, state.config.record_bytes_max)
     except (LimitExceededError, UnsupportedCodecError):
-        # What cannot be looked into is given whole, with its deleted records, as before a cleaning.
+        # A batch that cannot be decoded is returned whole, with its deleted records, as before compaction.
         return body
     except CorruptionError as error:
         raise reader.damaged(state, entry, error) from error

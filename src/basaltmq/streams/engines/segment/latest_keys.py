@@ -1,9 +1,8 @@
-"""The latest offset of each key in a part of a shard, for compaction where no index knows the keys.
+"""The latest offset of each key in a range of a shard, for compaction without a key index.
 
-Topics that Kafka's producers write to have no key index, so that batches stay closed on their way in. One that is to be
-compacted all the same is gone through twice: first every key is noted with its latest offset, here, then what is older
-goes. Keys are noted in portions: when there are too many, the pass ends where they were enough, and the next one begins
-there. One shard at a time has this; nothing of it is on the disk.
+Topics of Kafka producers have no key index, so that their batches need no decoding. Compaction of such a topic reads
+each range twice: first it collects the latest offset per key here, then it removes older records. If there are too many
+keys, the pass ends there and the next pass continues. Only one shard at a time has this map, and it is never on disk.
 """
 
 from __future__ import annotations
@@ -13,23 +12,23 @@ from hashlib import blake2b
 from typing import Final
 
 KEYS_MAX: Final = 250_000
-"""Keys of one portion, about 40 MB."""
+"""Maximum keys per pass, about 40 MB."""
 
 DIGEST_BYTES: Final = 16
-"""Longer keys are known by a hash that two of them do not share by accident."""
+"""Keys of at least this length are stored as a hash of this length."""
 
 NOWHERE: Final = -1
 
 
 class LatestKeys:
-    """What is known of one shard's keys."""
+    """The latest offsets of one shard's keys."""
 
     def __init__(self, shard: int, start: int) -> None:
         self.shard = shard
         self.next_offset = start
-        """Frames from here on are not noted yet."""
+        """Frames from this offset on are not collected yet."""
         self.is_whole = False
-        """All of the portion is noted."""
+        """Whether all keys of the pass are collected."""
         self._offsets: dict[bytes, int] = {}
 
     @property
@@ -37,7 +36,7 @@ class LatestKeys:
         return len(self._offsets) >= KEYS_MAX
 
     def note(self, latest: Mapping[bytes, int], next_offset: int) -> None:
-        """A frame's keys, frames in the order of their offsets."""
+        """Add a frame's keys. Frames must come in offset order."""
         self._offsets.update((_known_by(key), offset) for key, offset in latest.items())
         self.next_offset = next_offset
 
@@ -46,5 +45,5 @@ class LatestKeys:
 
 
 def _known_by(key: bytes) -> bytes:
-    # Keys that stand for themselves are shorter than a digest, so none is taken for one.
+    # Keys stored unhashed are shorter than a digest, so they cannot collide with one.
     return key if len(key) < DIGEST_BYTES else blake2b(key, digest_size=DIGEST_BYTES).digest()

@@ -1,18 +1,18 @@
-"""What is known of a shard's idempotent producers, as a row.
+"""Row format and recovery of a shard's idempotent producer state.
 
     shard  ->  | version u8 | next offset u64 | count u32 | producer* |
                | producer id i64 | epoch i16 | batches u8 | (first sequence i32 | last sequence i32 | offset i64)* |
 
-The row knows of every batch below its next offset; those behind it say so themselves, in their headers. Compaction
-makes frames without such headers, and retention takes them away, so either brings the row up to where it will go
-(`known_to`): a producer that sends a batch again after a crash is told where it is, though it was compacted meanwhile,
-and one that goes on is known, though all it sent is gone.
+The row covers every batch below its next offset. Later batches are found by their headers in the log. Compaction writes
+frames without such headers, and retention deletes them, so both first extend the row up to where they will go
+(`known_to`). So a producer that resends a batch after a crash gets its offset, even if the batch was compacted. A
+producer that continues is recognized, even if all its batches are deleted.
 
-A power loss keeps of the log what was synced, and of the rows what was: either may be ahead of the other. A row that is
-behind, or lost, costs a look at more headers (`recover`); so it is synced before headers go. One that is ahead tells of
-batches that are gone, whose offsets others may be given. They are taken out of it when its shard is first touched,
-before anything is appended (`take_back`), durably: later nothing would show that it is wrong. They may have pushed out
-older ones that are still there, so the headers of the last UNKNOWN_REREAD offsets are looked at again.
+After a power loss the row may be behind or ahead of the log. A row that is behind, or lost, costs a scan of more
+headers (`recover`), so it is synced before headers are deleted. A row that is ahead lists lost batches, whose offsets
+may be assigned again. `drop_lost_batches` removes them durably when the shard is first used, before any append, because
+later the row would look valid. Lost batches may have displaced older ones from the row, so recovery reads the headers
+of the last UNKNOWN_REREAD offsets again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from basaltmq.log.batches.kafka import KafkaHeader
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.shards import OFFSET_MAX
 
 if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.reader import SegmentReader
 
 BATCHES_KEPT: Final = 5
-"""A producer has at most five requests under way."""
+"""A producer has at most five requests in flight."""
 
 UNKNOWN_REREAD: Final = 10_000
-"""Offsets read again at most where no row says where to begin, or one was ahead."""
+"""Maximum offsets to scan if the row is missing or was ahead of the log."""
 
 SEQUENCE_MASK: Final = 0x7FFFFFFF
 ROW_VERSION: Final = 1
@@ -49,7 +49,7 @@ _BATCH: Final = Layout(">iiq")
 
 
 class Producer:
-    """One producer in one shard."""
+    """The state of one producer in one shard."""
 
     __slots__ = ("batches", "epoch")
 
@@ -66,7 +66,7 @@ class Producer:
         self.batches.append((header.base_sequence, last, base_offset))
 
     def found(self, header: KafkaHeader) -> None:
-        """A batch of the log, which may be known, or older than those that are."""
+        """Add a batch found in the log. It may be known already, or older than the known ones."""
         offset = header.base_offset
         if not self.batches or offset > self.batches[-1][2]:
             self.took(header, offset)
@@ -101,18 +101,18 @@ def decode_row(raw: bytes) -> tuple[int, Known]:
                 producer.batches.append(_BATCH.unpack_from(raw, at))
                 at += _BATCH.size
     except struct_error as error:
-        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
+        raise CorruptionError(f"a producer state row cannot be decoded: {error}") from error
     return next_offset, known
 
 
 def known_to(raw: bytes) -> int:
-    """The offset below which a row knows of all batches."""
+    """Return the offset below which a row covers all batches."""
     next_offset: int = _head(raw)[0]
     return next_offset
 
 
 def recover(reader: SegmentReader, shard: int, raw: bytes | None, end: int = OFFSET_MAX) -> Known:
-    """What was appended below `end`: from the row, and from the headers of the batches behind it."""
+    """Return the producer state below `end`, from the row and the headers of later batches."""
     state = reader.state_of(shard)
     at, known = (0, Known()) if raw is None else decode_row(raw)
     if raw is None or at > state.next_offset:
@@ -124,16 +124,16 @@ def recover(reader: SegmentReader, shard: int, raw: bytes | None, end: int = OFF
     return known
 
 
-def take_back(store: Store, shard: int, next_offset: int) -> None:
-    """Take what a power loss took out of a shard's row. Before anything is appended."""
-    key = keys.producers_key(shard)
+def drop_lost_batches(store: Store, shard: int, next_offset: int) -> None:
+    """Remove batches that a power loss removed from the log from a shard's row. Call before any append."""
+    key = stream_keys.producers_key(shard)
     raw = store.get(Family.PRODUCERS, key)
     if raw is None or len(raw) < _HEAD.size or _HEAD.unpack_from(raw)[1] <= next_offset:
         return
     try:
         _, known = decode_row(raw)
     except CorruptionError:
-        # It is left to those who need it, and say so.
+        # Users of the row report the error.
         return
     for producer_id, producer in list(known.items()):
         while producer.batches and producer.batches[-1][2] >= next_offset:
@@ -147,11 +147,11 @@ def take_back(store: Store, shard: int, next_offset: int) -> None:
 
 
 def _head(raw: bytes) -> tuple[int, int]:
-    """(next offset, count)"""
+    """Return (next offset, count)."""
     try:
         version, next_offset, count = _HEAD.unpack_from(raw)
     except struct_error as error:
-        raise CorruptionError(f"a row of producers cannot be read: {error}") from error
+        raise CorruptionError(f"a producer state row cannot be decoded: {error}") from error
     if version != ROW_VERSION:
-        raise CorruptionError(f"a row of producers has version {version}, this Basalt knows {ROW_VERSION}")
+        raise CorruptionError(f"a producer state row has version {version}, this Basalt reads {ROW_VERSION}")
     return next_offset, count

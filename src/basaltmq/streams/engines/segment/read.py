@@ -1,7 +1,7 @@
-"""What a read of the segment engine found: frames, whole or in part, made into records or Arrow on demand.
+"""The result of a segment engine read: whole or partial frames, converted to records or Arrow on demand.
 
-Whole frames cost nothing per record until somebody asks for records; for Arrow they never do. Only the frames at the
-edges of a read, and those with deleted or expired records, are looked into.
+Whole frames cost nothing per record until records are requested, and never with Arrow. Only frames at the edges of a
+read, and frames with deleted or expired records, are examined per record.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 READ_RUN_BYTES: Final = 5 << 18
-"""Neighbouring frames read at once: enough to make the call cheap, little enough to stay in the processor's cache."""
+"""Bytes of adjacent frames per read call: large enough for cheap calls, small enough for the CPU cache."""
 
 KEPT_BYTES: Final = 16 << 20
-"""Twice of this may stay with the process after it was freed: more than one read of the largest default size takes."""
+"""The allocator may keep twice this after a free: more than a read of the largest default size needs."""
 
 BOOKMARKS_MAX: Final = 4096
-"""Readers on their way through a shard that are remembered, some 200 bytes each."""
+"""Maximum bookmarks of readers, about 200 bytes each."""
 
 Cutter: TypeAlias = Callable[[bytes], Cut]
-"""How parts of what was read are given to the checksum without a copy; see `log.arrow.cutter`."""
+"""Passes slices of a buffer to the checksum without a copy; see `log.batches.arrow.cutter`."""
 
 
 def find_cutter() -> Cutter | None:
-    """Arrow's, where somebody loaded it: for this alone it would cost a broker some 33 MiB."""
+    """Return Arrow's cutter if pyarrow is already loaded. Loading it only for this would cost 33 MiB."""
     if "pyarrow" not in sys.modules:
         return None
     from basaltmq.log.batches.arrow import cutter
@@ -47,38 +47,37 @@ def find_cutter() -> Cutter | None:
 
 
 def keep_freed_memory() -> None:
-    """Have the allocator keep what reads free for the next one, instead of giving it back to the system each time.
+    """Make the allocator keep freed read buffers instead of returning them to the system each time.
 
-    Memory that comes from the system anew costs a page fault every 4 KB, more than to read and to check the bytes in
-    it. glibc learns what to keep from the largest block that it had to ask for and was given back; this one is never
-    touched. Elsewhere it does nothing.
+    Fresh memory costs a page fault per 4 KB, more than reading and checking the bytes in it. glibc adapts its threshold
+    to the largest freed block that was mapped separately, so this frees an untouched block. No effect on other libcs.
     """
     bytes(KEPT_BYTES)
 
 
 class Wanted(NamedTuple):
-    """Which records a read is for."""
+    """The filter of a read, for columns and for single records."""
 
     marks: Callable[[ColumnBatch], list[bool]]
     is_meant: Callable[[StoredRecord], bool]
 
 
 class Place(NamedTuple):
-    """Where a frame of a shard lies, and how large it and its neighbours are likely to be."""
+    """The position of a frame, and the expected size of it and the next frames."""
 
     base_offset: int
     position: int
     size_bytes: int
     records: int
     data_bytes: int = 0
-    """What such a frame takes of a read's budget; 0 if it is not known."""
+    """Bytes of the read budget that such a frame takes; 0 if unknown."""
 
 
 class Bookmarks:
-    """Where readers of shards stopped, so that who reads on need not ask the index.
+    """Positions where reads stopped, so that the next read needs no index lookup.
 
-    A bookmark is a guess: the frame found there says itself, under its checksums, whether it is the one. It is used
-    once, and left again by the read that used it.
+    A bookmark is a hint: the header and checksums of the frame there show whether it is the right one. A read removes
+    the bookmark it uses and leaves a new one.
     """
 
     def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
@@ -98,7 +97,7 @@ class Bookmarks:
 
 
 class Part:
-    """Some records of one frame: all of them, a run, or those marked."""
+    """Some records of one frame: all, a run, or those marked."""
 
     __slots__ = ("base_offset", "batch", "begin", "end", "marks")
 
@@ -110,13 +109,13 @@ class Part:
         self.begin = begin
         self.end = end
         self.marks = marks
-        """Of the records from `begin` to `end`, those meant."""
+        """Which records from `begin` to `end` are selected; None for all."""
 
     def __len__(self) -> int:
         return self.end - self.begin if self.marks is None else sum(self.marks)
 
     def as_run(self) -> Run | None:
-        """The frame as a run of one, if all of it is meant, it has no holes, and its times need no clamping."""
+        """Return the frame as a run, if it is complete, has no gaps, and its times need no clamping."""
         batch = self.batch
         if self.marks is not None or self.end - self.begin != batch.count or OFFSET_DELTAS in batch.extents:
             return None
@@ -140,7 +139,7 @@ class Part:
 
 
 class RecordsPart:
-    """Records of a Kafka batch, decoded one by one."""
+    """Individually decoded records of a Kafka batch."""
 
     __slots__ = ("_records",)
 
@@ -205,7 +204,7 @@ class FramesRead:
 
 
 def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
-    """How many records of a frame lie below an offset."""
+    """Return how many records of a frame are below an offset."""
     if offset <= base_offset:
         return 0
     deltas = batch.deltas()
@@ -220,7 +219,7 @@ def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
 
 
 def _likely(place: Place, taken: Taken) -> Place:
-    """The place with frames like those just taken."""
+    """Return the place with the average sizes of the frames just taken."""
     frames = sum([len(run.begins) for run in taken.runs])
     if not frames:
         return place
@@ -229,15 +228,15 @@ def _likely(place: Place, taken: Taken) -> Place:
 
 
 def _read_some(log: Lane, position: int, size_bytes: int) -> bytes:
-    """Bytes of the log, none where its segment ends."""
+    """Read log bytes. Return none at the end of the segment."""
     try:
         return log.read(position, size_bytes)
     except SegmentGoneError:
         return b""
 
 
-class Taker:
-    """Takes records of frames, in order, until a read's budget is used up."""
+class Collector:
+    """Takes records of frames in order until the budget of a read is used up."""
 
     def __init__(
         self,
@@ -248,19 +247,19 @@ class Taker:
     ) -> None:
         self.parts: list[Part | RecordsPart | Run] = []
         self.stopped_at: int | None = None
-        """The offset to go on with, once the budget did not allow more."""
+        """The offset at which to continue after the budget was used up."""
         self.is_full = False
         self.is_over = False
-        """Frames that lie apart were picked, and the budget had no room for the next one."""
+        """The budget had no room for the next picked frame."""
         self.reached: Place | None = None
-        """Where the last walk met a frame that it could have taken but for the budget."""
+        """Where the last walk stopped at a valid frame because of the budget."""
         self._cutter = cutter
         self._budget = budget
         self._now_ms = now_ms
         self._wanted = wanted
 
     def take(self, base_offset: int, batch: ColumnBatch, offset: int, end: int, deleted: Sequence[int]) -> bool:
-        """Take what lies in [offset, end) and is wanted; False when the read is full."""
+        """Take the selected records in [offset, end). Return False when the read is full."""
         budget = self._budget
         begin = index_of(batch, base_offset, offset)
         stop = index_of(batch, base_offset, end)
@@ -281,9 +280,9 @@ class Taker:
         return self._take_some(base_offset, batch, begin, stop, marks)
 
     def take_records(self, cursor: BatchCursor, offset: int, end: int, deleted: Sequence[int]) -> bool:
-        """The same for a Kafka batch, which is decoded as far as the budget goes.
+        """As `take`, for a Kafka batch, which is decoded only as far as the budget goes.
 
-        An error inside the batch is raised if it comes first; else the next read begins with it.
+        A decode error is raised only if no record precedes it; otherwise the next read starts there.
         """
         budget = self._budget
         gone = set(deleted)
@@ -312,14 +311,14 @@ class Taker:
         return is_whole
 
     def walk(self, log: Lane, shard: int, first: Place, end: int) -> int:
-        """Take whole plain frames that follow one another in the log, beginning with `first`; the offset after them.
+        """Take adjacent plain frames from `first` on, without index lookups. Return the offset after them.
 
-        No index is asked and no record looked at. Stops at anything out of the ordinary, which is then read with care.
+        Stops at any frame that is not plain. The caller then reads that frame through the index.
         """
         budget = self._budget
         expected = first.base_offset
         position = first.position
-        # Frames to come are taken to be like the first one.
+        # Assume that the next frames are like the first one.
         record_bytes = first.size_bytes // max(1, first.records) + 1
         self.reached = None
         while expected < end:
@@ -340,15 +339,15 @@ class Taker:
         return expected
 
     def frames_wanted(self, first: Entry, most: int) -> int:
-        """How many frames like the first one the budget has room for: two at least, so that neighbours are seen."""
+        """Return how many frames like the first one fit the budget; at least two, to detect adjacent frames."""
         budget = self._budget
         by_bytes = budget.bytes_left // first.size_bytes + 1
         return max(2, min(most, by_bytes, budget.records_left // max(1, first.records) + 1))
 
     def pick(self, log: Lane, shard: int, entries: Iterator[Entry], offset: int, end: int) -> int:
-        """Take whole plain frames that lie apart in the log, by their index entries; the offset after them.
+        """Take plain frames that are not adjacent in the log, by their index entries. Return the offset after them.
 
-        They are put end to end and then taken like neighbours, so what `walk` leaves to others is left here too.
+        Concatenates the frames and takes them like adjacent ones, so it stops at the same frames as `walk`.
         """
         budget = self._budget
         expected = offset
@@ -384,7 +383,7 @@ class Taker:
         budget.records_left -= taken.records
         budget.bytes_left -= taken.data_bytes
         self.parts += taken.runs
-        # A read that has something ends with a frame rather than inside one.
+        # A read that has records ends at a frame boundary rather than inside a frame.
         self.is_full = taken.is_full and bool(self.parts)
 
     def _take_some(self, base_offset: int, batch: ColumnBatch, begin: int, stop: int, marks: list[bool] | None) -> bool:
@@ -409,7 +408,7 @@ class Taker:
     def _marks(
         self, batch: ColumnBatch, base_offset: int, begin: int, stop: int, deleted: Sequence[int]
     ) -> list[bool] | None:
-        """Which records between `begin` and `stop` are meant; None if all are."""
+        """Return which records between `begin` and `stop` are selected; None if all are."""
         marks: list[bool] | None = None
         if self._wanted is not None:
             marks = self._wanted.marks(batch)[begin:stop]

@@ -1,12 +1,12 @@
-"""The reading half of the segment engine: frames found through the index, read in runs, handed out whole.
+"""The read side of the segment engine: locates frames through the index, reads them in runs, and returns them whole.
 
     read   index entries from the offset on ─ pread runs of frames ─ checksums ─ frames, not records
 
-Readers see what is decided: they end where the first transaction begins that is not, and pass over the frames of those
-that were aborted, and over the markers. Only Kafka's own reads go on to the high watermark.
+Reads end at the last stable offset and skip aborted frames and transaction markers. Only Kafka reads can continue to
+the high watermark.
 
-Readers take no lock of the writer's but the shard's, for a moment. A read that meets cleaning (its segment is gone)
-looks into the index again, which points at the copy. A damaged frame is an error that names its shard and offsets.
+Readers take no lock of the writer except the shard's, and only briefly. If segment cleaning has deleted a segment, the
+read looks up the index again, which points to the copy. A damaged frame raises an error with its shard and offsets.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from basaltmq.streams.engines.segment.kafka import Ahead, KafkaRead, producers_b
 from basaltmq.streams.engines.segment.read import (
     READ_RUN_BYTES,
     Bookmarks,
+    Collector,
     FramesRead,
     Place,
-    Taker,
     Wanted,
     find_cutter,
     keep_freed_memory,
@@ -72,74 +72,74 @@ T = TypeVar("T")
 Opened = TypeVar("Opened")
 
 _UNREADABLE: Final = (CorruptionError, LimitExceededError, UnsupportedCodecError)
-"""Why the records of a frame cannot be read. Kafka clients get such a batch as it is; other readers pass over it."""
+"""Errors of unreadable frames. Kafka clients get such a batch unchanged; other readers can skip it."""
 
 _log: Final = logging.getLogger(__name__)
 
-NEIGHBOURS_SEEN: Final = 16
-"""Frames a reader looks at in the index before it takes it that the shard's lie side by side: half of a run."""
+ADJACENT_CHECKED: Final = 16
+"""Frames checked in the index before a reader assumes that the shard's frames are adjacent: half of a run."""
 
 RETRIES: Final = 16
-"""A read that meets cleaning looks into the index again; each time one more segment must have gone."""
+"""Maximum retries of a read that meets segment cleaning. Each retry means that one more segment was deleted."""
 
 
 DAMAGE_LOGGED_MAX: Final = 1_000
-"""Damaged frames remembered as logged, about 100 bytes each. Past it, frames are logged again."""
+"""Damaged frames remembered as logged, about 100 bytes each. Beyond this, frames are logged again."""
 
 
-PORTION_MS: Final = 50
-"""Index rows of so long are written together: the append that does it waits for 0.2 ms where there are a thousand a
-second, and for 6 ms if they are left to the index's limit."""
+INDEX_WRITE_INTERVAL_MS: Final = 50
+"""Interval for writing buffered index rows. At 1,000 rows per second the append that writes them takes 0.2 ms longer;
+at the index's limit it would be 6 ms."""
 
-PORTION_ROWS_MAX: Final = 512
-"""More of them in that time are left to the limit: at such a rate small portions cost every append a twentieth."""
+INDEX_WRITE_ROWS_MAX: Final = 512
+"""With more rows per interval, only the index's limit triggers a write: small writes would cost each append 5 %."""
 
 
 class LogLane:
-    """A lane with what the engine keeps beside it."""
+    """A lane with its watermarks and sync requests."""
 
-    __slots__ = ("lock", "log", "number", "portion_due_ms", "tick", "watermarks")
+    __slots__ = ("index_write_due_ms", "lock", "log", "number", "tick", "watermarks")
 
     def __init__(self, number: int, log: Lane, lock: threading.RLock, *, in_loop: bool = False) -> None:
         self.number = number
         self.log = log
         self.lock = lock
-        """The index's: an append goes to both, and a lock more costs as much as its entry."""
+        """The index's lock. An append needs both, and a second lock would cost as much as the index entry."""
         group = partial(LaneSync, log=log, tidy=log.tidy) if in_loop else None
         self.watermarks = Watermarks(log, log.secure, log.tidy, group)
         self.tick = TickSync(self.watermarks.group)
-        self.portion_due_ms = 0
+        self.index_write_due_ms = 0
 
-    def write_portion(self, index: StreamIndex, now_ms: int) -> None:
-        """Write the index rows that were gathered, if few or at the limit. Before an append, under the lock."""
-        # Frames that await a sync would be written to their segment first, whose sync takes longer than the ring's.
+    def write_index_rows(self, index: StreamIndex, now_ms: int) -> None:
+        """Write the buffered index rows, if they are few or at the limit. Call before an append, under the lock."""
+        # Writing the index would first write the awaited frames to their segment, whose sync is slower than the ring's.
         if index.rows < index.rows_max:
             if self.watermarks.is_awaited:
                 return
-            if index.rows <= PORTION_ROWS_MAX:
-                # A store that is behind gets another portion later; there is room.
+            if index.rows <= INDEX_WRITE_ROWS_MAX:
+                # If the store is stalled, retry at the next interval; the buffer has room.
                 with contextlib.suppress(StoreStalledError):
                     index.flush()
         else:
             index.flush()
-        self.portion_due_ms = now_ms + PORTION_MS
+        self.index_write_due_ms = now_ms + INDEX_WRITE_INTERVAL_MS
 
     def roll_if_old(self) -> None:
-        """Roll a segment past its age. Under the lock: an append reads `active_start` after its position."""
+        """Roll a segment past its maximum age. The lock keeps an append's position and `active_start` consistent."""
         with self.lock:
             self.log.roll_if_old()
 
     def sync_soon(self) -> None:
-        """Have complete segments made durable, whether anybody waits for it or not, so that at most a few are not."""
+        """Sync complete segments in the background, so that only a few segments are ever unsynced."""
         threading.Thread(target=self._sync_quietly, name="basalt-seal", daemon=True).start()
 
     def _sync_quietly(self) -> None:
-        # A failure has poisoned the lane, which the next append finds out.
+        # A failure has poisoned the lane, so the next append reports it.
         with contextlib.suppress(BasaltError):
             self.log.sync()
 
     def segment_of(self, position: int) -> int:
-        """Where the segment that holds a position begins; -1 if it is gone."""
+        """Return the start of the segment with this position, or -1 if it is deleted."""
         try:
             return self.log.segment_at(position).start
         except SegmentGoneError:
@@ -147,7 +147,7 @@ class LogLane:
 
 
 class SegmentReader(EngineBase):
-    """Reads of shards in segment files. The engine that writes them, or a view of another process's, fills it in."""
+    """Reads of shards in segment files. Subclasses, the writing engine or a view, set the attributes."""
 
     index: StreamIndex
     lanes: list[LogLane]
@@ -159,17 +159,17 @@ class SegmentReader(EngineBase):
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self.bookmarks = Bookmarks()
         self._damage_logged: set[tuple[int, int]] = set()
-        """(lane, position) of damaged frames that the log names. A consumer may retry one for ever."""
+        """(lane, position) of damaged frames already logged, because a consumer may retry one for ever."""
         self.cursors = Cursors()
         keep_freed_memory()
 
     def cut(self, raw: bytes) -> Cut | None:
-        """How parts of what was read are given to the checksum without a copy, where there is a way to."""
+        """Return a function that passes slices of `raw` to the checksum without a copy, if available."""
         cutter = find_cutter()
         return None if cutter is None else cutter(raw)
 
     def log_bytes(self) -> int:
-        """Bytes that the segments hold."""
+        """Return the total size of the segments."""
         return sum(segment.size_bytes for lane in self.lanes for segment in lane.log.segments())
 
     def state_of(self, shard: int) -> SegmentShard:
@@ -202,15 +202,15 @@ class SegmentReader(EngineBase):
         is_decided: bool = False,
         ahead: Ahead | None = None,
     ) -> KafkaRead:
-        """What there is up to the high watermark, as Kafka record batches; or up to the first that is not decided.
+        """Return Kafka record batches up to the high watermark, or with `is_decided` up to the last stable offset.
 
-        `ahead`: what `take_ahead` found, which is used if it fits.
+        `ahead` is a result of `take_ahead`, used if it fits.
         """
         self._own(shard)
         return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided, ahead=ahead))
 
     def producers_batches(self, shard: int, offset: int) -> list[KafkaHeader]:
-        """Who appended what from `offset` on, of those who number their batches."""
+        """Return the headers of idempotent producers' batches from `offset` on."""
         self._own(shard)
         return self._retried(lambda: producers_batches(self, shard, offset))
 
@@ -234,7 +234,7 @@ class SegmentReader(EngineBase):
             try:
                 return read()
             except SegmentGoneError:
-                # Cleaning moved the frame after its entry was read; the index knows where to.
+                # Segment cleaning moved the frame after its entry was read. The index has the new position.
                 if attempt == RETRIES - 1:
                     raise
         raise AssertionError("unreachable")
@@ -247,12 +247,12 @@ class SegmentReader(EngineBase):
         check_offset(shard, offset, start, end)
         if offset >= end:
             return FramesRead([], offset, start, end)
-        taker = Taker(budget, self._clock_ms(), wanted_records(tag, key), find_cutter())
+        collector = Collector(budget, self._clock_ms(), wanted_records(tag, key), find_cutter())
         next_offset = end
         if tag is None and key is None and not deleted and not state.rewritten:
-            offset = self._walk(state, taker, offset, end)
-            if offset >= end or taker.is_full or budget.records_left <= 0:
-                return FramesRead(taker.parts, offset, start, end)
+            offset = self._walk(state, collector, offset, end)
+            if offset >= end or collector.is_full or budget.records_left <= 0:
+                return FramesRead(collector.parts, offset, start, end)
         try:
             entries = self._candidates(shard, offset, end, meta.config, tag, key)
             for entry, batch in self._opened(state, entries, offset, end, budget):
@@ -263,24 +263,24 @@ class SegmentReader(EngineBase):
                 if batch is None:
                     continue
                 gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                if not self._take(state, taker, entry, batch, offset, end, gone):
-                    assert taker.stopped_at is not None
-                    next_offset = taker.stopped_at
+                if not self._take(state, collector, entry, batch, offset, end, gone):
+                    assert collector.stopped_at is not None
+                    next_offset = collector.stopped_at
                     break
         except DamagedFrameError as error:
-            # What comes before the damage is given; the next read begins with it, and says so.
-            if not taker.parts:
+            # Return the records before the damage. The next read starts at it and raises the error.
+            if not collector.parts:
                 raise
             next_offset = error.base_offset
-        return FramesRead(taker.parts, next_offset, start, end)
+        return FramesRead(collector.parts, next_offset, start, end)
 
-    def _walk(self, state: SegmentShard, taker: Taker, offset: int, end: int) -> int:
-        """Take plain frames as long as there are any, neighbours without asking the index; the offset reached."""
+    def _walk(self, state: SegmentShard, collector: Collector, offset: int, end: int) -> int:
+        """Read consecutive plain frames, adjacent ones without index lookups. Return the offset reached."""
         log = self.lanes[state.lane].log
         place = self.bookmarks.take(state.number, offset)
         if place is not None:
-            offset = self._walk_from(place, log, state, taker, end)
-        while offset < end and taker.reached is None:
+            offset = self._walk_from(place, log, state, collector, end)
+        while offset < end and collector.reached is None:
             entries = self.index.entries(state.number, offset)
             first = next(entries, None)
             if first is None or first.base_offset > offset:
@@ -288,20 +288,20 @@ class SegmentReader(EngineBase):
             if first.base_offset < offset:
                 # The last read ended inside a frame.
                 _, batch = next(self._opened(state, iter([first]), offset, end, None))
-                if batch is not None and not self._take(state, taker, first, batch, offset, end, ()):
-                    assert taker.stopped_at is not None
-                    return taker.stopped_at
+                if batch is not None and not self._take(state, collector, first, batch, offset, end, ()):
+                    assert collector.stopped_at is not None
+                    return collector.stopped_at
                 offset = first.last_offset + 1
                 continue
-            ahead = [first, *islice(entries, taker.frames_wanted(first, NEIGHBOURS_SEEN) - 1)]
+            ahead = [first, *islice(entries, collector.frames_wanted(first, ADJACENT_CHECKED) - 1)]
             if len(ahead) < 2:
                 break
             if all(after.position == each.position + each.size_bytes for each, after in pairwise(ahead)):
                 place = Place(offset, first.position, first.size_bytes, first.records)
-                reached = self._walk_from(place, log, state, taker, end)
+                reached = self._walk_from(place, log, state, collector, end)
             else:
-                reached = taker.pick(log, state.number, chain(ahead, entries), offset, end)
-            if reached == offset or taker.is_over:
+                reached = collector.pick(log, state.number, chain(ahead, entries), offset, end)
+            if reached == offset or collector.is_over:
                 return reached
             offset = reached
         return offset
@@ -309,14 +309,14 @@ class SegmentReader(EngineBase):
     def _opened(
         self, state: SegmentShard, entries: Iterator[Entry], offset: int, end: int, budget: Budget | None
     ) -> Iterator[tuple[Entry, ColumnBatch | BatchCursor | None]]:
-        """The frames of entries below `end`: columns, or a cursor into a Kafka batch, none if it was aborted."""
+        """Yield the frames of entries below `end` as columns or as a cursor into a Kafka batch; None if aborted."""
         first = next(entries, None)
         if first is None:
             return
         cursor = self.cursors.take(state.number, first.position, offset) if first.base_offset < offset else None
         if cursor is None:
             entries = chain((first,), entries)
-        elif self.is_seen(state, first):
+        elif self.is_visible(state, first):
             yield first, cursor
         yield from self._frames(state, entries, end, budget, self._unopened)
 
@@ -329,34 +329,34 @@ class SegmentReader(EngineBase):
     def _take(
         self,
         state: SegmentShard,
-        taker: Taker,
+        collector: Collector,
         entry: Entry,
         batch: ColumnBatch | BatchCursor,
         offset: int,
         end: int,
         deleted: Sequence[int],
     ) -> bool:
-        """Take records of one frame; False if the read ends inside it."""
+        """Take records of one frame. Return False if the read ends inside it."""
         if isinstance(batch, ColumnBatch):
-            return taker.take(entry.base_offset, batch, offset, end, deleted)
+            return collector.take(entry.base_offset, batch, offset, end, deleted)
         try:
-            is_whole = taker.take_records(batch, offset, end, deleted)
+            is_whole = collector.take_records(batch, offset, end, deleted)
         except _UNREADABLE as error:
             raise self.damaged(state, entry, error, first_offset=max(offset, batch.next_offset)) from error
         if batch.is_paused:
             self.cursors.leave(state.number, entry.position, batch)
         return is_whole
 
-    def _walk_from(self, place: Place, log: Lane, state: SegmentShard, taker: Taker, end: int) -> int:
-        reached = taker.walk(log, state.number, place, end)
-        if taker.reached is not None:
-            self.bookmarks.leave(state.number, taker.reached)
+    def _walk_from(self, place: Place, log: Lane, state: SegmentShard, collector: Collector, end: int) -> int:
+        reached = collector.walk(log, state.number, place, end)
+        if collector.reached is not None:
+            self.bookmarks.leave(state.number, collector.reached)
         return reached
 
     def _candidates(
         self, shard: int, offset: int, end: int, config: ShardConfig, tag: bytes | None, key: bytes | None
     ) -> Iterator[Entry]:
-        """Frames from the one that holds `offset` on that may have what is looked for."""
+        """Yield the frames from `offset` on that may contain the key or tag."""
         if key is not None and config.index_keys:
             return self._held(b"K", shard, hash64(key), offset)
         if tag is not None and config.index_tags:
@@ -381,7 +381,7 @@ class SegmentReader(EngineBase):
         budget: Budget | None,
         opened: Callable[[Header, bytes, int], Opened],
     ) -> Iterator[tuple[Entry, Opened | None]]:
-        """The frames of entries below `end`; neighbours in the log are read together, as far as the budget goes."""
+        """Yield the frames of entries below `end`. Reads adjacent frames together, up to the budget."""
         run: list[Entry] = []
         size = records = 0
         bytes_max, records_max = READ_RUN_BYTES, BATCH_RECORDS_MAX
@@ -412,14 +412,14 @@ class SegmentReader(EngineBase):
         *,
         is_whole: bool = False,
     ) -> Iterator[tuple[Entry, Opened | None]]:
-        """The records of frames; those of aborted ones only if asked for."""
+        """Yield the decoded frames; None for aborted ones unless `is_whole`."""
         log = self.lanes[state.lane].log
         first = run[0].position
         raw = log.read(first, size)
         for entry in run:
             at = entry.position - first
             if at >= len(raw):
-                # Neighbours, but in the next segment.
+                # Adjacent positions, but in the next segment.
                 first, at = entry.position, 0
                 raw = log.read(first, size)
             try:
@@ -427,9 +427,9 @@ class SegmentReader(EngineBase):
                 body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]
                 check_body(header, body)
                 if header.shard != state.number or header.last_offset != entry.last_offset:
-                    raise CorruptionError("the index points to another frame")
+                    raise CorruptionError("the index points to a different frame")
                 batch = None
-                if is_whole or self.is_seen(state, entry):
+                if is_whole or self.is_visible(state, entry):
                     batch = opened(header, body, state.config.record_bytes_max)
             except _UNREADABLE as error:
                 raise self.damaged(state, entry, error) from error
@@ -438,7 +438,7 @@ class SegmentReader(EngineBase):
     def damaged(
         self, state: SegmentShard, entry: Entry, error: BasaltError, *, first_offset: int | None = None
     ) -> DamagedFrameError:
-        """The error for a frame, or for its rest, that cannot be read. Logs lane and position once per frame."""
+        """Return the error for a frame, or its rest, that cannot be read. Logs each frame once."""
         log = self.lanes[state.lane].log
         place = (state.lane, entry.position)
         if place not in self._damage_logged:
@@ -460,19 +460,19 @@ class SegmentReader(EngineBase):
         return DamagedFrameError(state.number, min(base, entry.last_offset), entry.last_offset, reason)
 
     def load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
-        """The records of one frame, aborted or not."""
+        """Return the records of one frame, aborted or not."""
         return next(self._read_run(state, [entry], entry.size_bytes, records_of, is_whole=True))[1]
 
-    def is_seen(self, state: SegmentShard, entry: Entry) -> bool:
-        """Is the frame part of no transaction, or of one that was committed?"""
+    def is_visible(self, state: SegmentShard, entry: Entry) -> bool:
+        """Whether the frame belongs to no transaction or to a committed one."""
         return not entry.flags & IN_TRANSACTION or not self.index.outcomes.is_hidden(state.number, entry)
 
-    def seen_of(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
-        """The records of one frame, none if it was aborted."""
+    def visible_records(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
+        """Return the records of one frame, or None if it was aborted."""
         return next(self._read_run(state, [entry], entry.size_bytes, records_of))[1]
 
     def frame_of(self, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
-        """One frame as it lies in the log, checked."""
+        """Return the header and the body of a frame, with verified checksums."""
         log = self.lanes[state.lane].log
         if entry.size_bytes > LARGE_BYTES:
             header = decode_header(log.seed, log.read(entry.position, HEADER_BYTES))
@@ -507,14 +507,14 @@ class SegmentReader(EngineBase):
                 if batch is None:
                     continue
                 gone = self.index.deleted(shard, entry.base_offset, entry.last_offset) if deleted else ()
-                taker = Taker(Budget(1, 0), now_ms, wanted)
+                collector = Collector(Budget(1, 0), now_ms, wanted)
                 try:
-                    self._take(state, taker, entry, batch, start, end, gone)
+                    self._take(state, collector, entry, batch, start, end, gone)
                 except DamagedFrameError:
-                    # The record is in this frame, as its header says; who reads there is told what is wrong.
+                    # According to its header, the frame has such a record. A read there reports the damage.
                     return max(start, entry.base_offset)
-                if taker.parts:
-                    return taker.parts[0].records()[0].offset
+                if collector.parts:
+                    return collector.parts[0].records()[0].offset
         return start if otherwise is Otherwise.EARLIEST else end
 
 

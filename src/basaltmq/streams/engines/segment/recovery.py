@@ -1,13 +1,14 @@
-"""Starting the segment engine: the index is brought up to the logs, taken back to them, or built again.
+"""Start-up recovery of the segment engine: replays, rolls back or rebuilds the index to match the logs.
 
     log      ......................|==== lost ====
     index    ..........P...........|.............C       P synced when the index was written, C indexed
 
-Without a crash the two end at the same place. After a crash of the process the index is behind, and what it lacks is
-applied from C on. After a power loss it may be ahead: RocksDB brought rows to disk whose frames never got there. Then
-the part after P is read, and the index taken back to where it is no longer whole; frames that lie intact behind a hole
-are applied again. Only if the index is missing, or what was lost held more than appends, or synced bytes are gone, is
-it built from the whole log. So a start costs what changed since the last sync, not what there is (P9).
+Without a crash, both end at the same position. After a process crash the index is behind, and recovery replays the log
+from C on. After a power loss the index may be ahead, because RocksDB flushed rows of frames that never reached the
+disk. Then recovery reads the log from P on and rolls the index back to the end of the intact part. It replays intact
+frames behind a gap. It rebuilds the index from the whole log only if the index is missing, if the lost part contained
+more than appends, or if synced bytes are lost. So the cost of a start follows the changes since the last sync, not the
+total size (P9).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 from basaltmq.streams.engines.segment.replay import Progress, Replay
+from basaltmq.streams.lost_offsets import LostOffsets
 
 if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.engine import SegmentEngine
@@ -37,27 +39,44 @@ def open_log(
     clock_ms: Callable[[], int],
     random_u32: Callable[[], int],
     options: LaneOptions | None,
-) -> Lane:
-    """Open a lane. One that ends before what its writer had made durable has lost its tail."""
+) -> tuple[Lane, int]:
+    """Open a lane. Return it with its durable position. A lane that ends before that position has lost its tail."""
     mark = read_mark(path)
     log = Lane.open(path, clock_ms=clock_ms, random_u32=random_u32, options=options)
     if mark is not None and log.end < mark.synced_position:
         engine.losses.append(LostTail(path, log.end, mark.synced_position))
-    return log
+    return log, 0 if mark is None else mark.synced_position
 
 
-def recover(engine: SegmentEngine, logs: list[Lane], quarantine: Path, progress: Progress | None) -> None:
-    """Repair the logs and bring the index to what they say."""
+def recover(
+    engine: SegmentEngine,
+    opened: list[tuple[Lane, int]],
+    quarantine: Path,
+    progress: Progress | None,
+    lost: LostOffsets,
+) -> list[Lane]:
+    """Repair the logs that `open_log` opened and bring the index in line with them. Return the logs."""
+    logs = [log for log, _ in opened]
+    durable = [position for _, position in opened]
     index = engine.index
+    for number, log in enumerate(logs):
+        # COMMITTED may be lost with the segments. The index also records the durable position.
+        known = index.unsynced.synced(number)
+        if known > durable[number] and log.end < known:
+            engine.losses.append(LostTail(log.path, log.end, known))
+        durable[number] = max(durable[number], known)
     begins = [index.checkpoint(number) for number in range(len(logs))]
-    starts = _starts(engine, logs)
+    starts = _starts(engine, logs, lost)
     is_stale = starts is None
+    is_short = any(_is_short(index, number, log) for number, log in enumerate(logs))
     if starts is None:
+        if is_short:
+            lost.add_index()
         index.wipe()
         starts = [log.start for log in logs]
     is_rolled_back = any(begin is not None and start < begin for begin, start in zip(begins, starts, strict=True))
     if not is_stale:
-        # A rebuild leaves no notes of what is unsynced: without them, one that a power loss ends begins anew.
+        # A rebuild writes no unsynced notes. Without notes, a rebuild that a power loss interrupts starts again.
         _watch(index, logs)
     total = sum(log.end - start for log, start in zip(logs, starts, strict=True))
     done_before = 0
@@ -66,7 +85,11 @@ def recover(engine: SegmentEngine, logs: list[Lane], quarantine: Path, progress:
         repaired = repair(log, start, quarantine, replay.apply, replay.take)
         done_before += log.end - start
         engine.damages += repaired.damages
+        lost.add_damages(repaired.damages, log.end, log.promised_position)
+        is_short = is_short or repaired.cut is not None
         engine.losses += replay.lost()
+        # A damaged frame that was the last of its shard leaves no offset gap, so report damages separately.
+        engine.faults += [str(damage) for damage in repaired.damages if damage.position < durable[number]]
         engine.quarantined += repaired.quarantined
         if repaired.cut is not None:
             engine.quarantined.append(repaired.cut)
@@ -74,13 +97,22 @@ def recover(engine: SegmentEngine, logs: list[Lane], quarantine: Path, progress:
         if not is_stale:
             _restore_stats(index, number, log, start)
     _watch(index, logs)
+    if is_short or is_rolled_back or (is_stale and any(begin is not None for begin in begins)):
+        engine.losses += lost.raise_floors()
+    engine.faults += [str(loss) for loss in engine.losses]
     if is_stale or is_rolled_back:
-        # The index before must not come back after another crash: its positions will mean other frames by then.
+        # The old index must not return after another crash, because its positions will then point to other frames.
         index.harden()
     else:
         index.settle()
     if progress is not None:
         progress(total, total)
+    return logs
+
+
+def _is_short(index: StreamIndex, number: int, log: Lane) -> bool:
+    """Whether synced bytes are lost. Still true after a crash during recovery, until the index is replaced."""
+    return log.end < max(log.promised_position, index.unsynced.synced(number))
 
 
 def _watch(index: StreamIndex, logs: list[Lane]) -> None:
@@ -88,8 +120,8 @@ def _watch(index: StreamIndex, logs: list[Lane]) -> None:
         index.unsynced.watch(number, log)
 
 
-def _starts(engine: SegmentEngine, logs: list[Lane]) -> list[int] | None:
-    """Where to apply each log from, the index being taken back to there; None if it has to be built again."""
+def _starts(engine: SegmentEngine, logs: list[Lane], lost: LostOffsets) -> list[int] | None:
+    """Roll the index back as needed. Return the replay start of each log, or None if the index must be rebuilt."""
     index = engine.index
     starts = []
     for number, log in enumerate(logs):
@@ -102,6 +134,8 @@ def _starts(engine: SegmentEngine, logs: list[Lane]) -> list[int] | None:
         reached = _intact_until(engine, log, index.unsynced.synced(number), begin)
         if reached is None:
             return None
+        if reached < min(begin, log.promised_position):
+            lost.add_index()
         if reached < begin and not _roll_back(engine, number, log, reached):
             return None
         if index.exceeds(number, log):
@@ -111,7 +145,7 @@ def _starts(engine: SegmentEngine, logs: list[Lane]) -> list[int] | None:
 
 
 def _intact_until(engine: SegmentEngine, log: Lane, synced: int, end: int) -> int | None:
-    """How far the log is whole from what was synced up to `end`; None if it does not even reach that far."""
+    """Return the end of the intact log between `synced` and `end`, or None if the log ends before `synced`."""
     damages: list[Damage] = []
     reached = max(synced, log.start)
     if reached >= end:
@@ -135,32 +169,32 @@ def _intact_until(engine: SegmentEngine, log: Lane, synced: int, end: int) -> in
 
 
 def _roll_back(engine: SegmentEngine, lane: int, log: Lane, position: int) -> bool:
-    """The log was lost from a position on: know only what lies before. False if that cannot be told any more."""
+    """Roll the index back to a position at which the log now ends. Return False if only a rebuild can do it."""
     index = engine.index
     with index.lock:
         if index.unsynced.changed(lane) > position:
             return False
         batch = Batch()
-        for number in index.unsynced.take_back(batch, lane, position):
+        for number in index.unsynced.roll_back(batch, lane, position):
             try:
                 shard = engine.load_state(number)
             except BasaltError:
                 return False
-            index.take_back(batch, shard, position)
+            index.roll_back(batch, shard, position)
         start = max((segment.start for segment in log.segments() if segment.start <= position), default=position)
-        index.return_to(lane, position, batch, start, _summed(index, log, start, position))
+        index.roll_back_lane(lane, position, batch, start, _stats_of(index, log, start, position))
     return True
 
 
 def _restore_stats(index: StreamIndex, lane: int, log: Lane, position: int) -> None:
-    """Segments the index has forgotten were about to be deleted; count them again, so that cleaning finds them."""
+    """Recount segments without a stats row, which were about to be deleted, so that cleaning finds them."""
     for segment in log.segments():
         if segment.end <= position and segment.size_bytes and index.stats(lane, segment.start) is None:
-            index.count(lane, segment.start, _summed(index, log, segment.start, segment.end))
+            index.count(lane, segment.start, _stats_of(index, log, segment.start, segment.end))
 
 
-def _summed(index: StreamIndex, log: Lane, position: int, end: int) -> SegmentStats:
-    """What the frames of a part of the log add up to, the index being up to date with them."""
+def _stats_of(index: StreamIndex, log: Lane, position: int, end: int) -> SegmentStats:
+    """Compute the stats of a part of the log. The index must be up to date with it."""
     stats = SegmentStats()
     for at, header, body in scan(log, position, end=end):
         size = header.size_bytes
@@ -178,7 +212,7 @@ def _summed(index: StreamIndex, log: Lane, position: int, end: int) -> SegmentSt
 
 
 def lanes_present(path: Path) -> int:
-    """Lanes found on disk: fewer than asked for is fine, more must all be opened."""
+    """Return the number of lanes on disk. The engine opens all of them, even if fewer are configured."""
     if not path.is_dir():
         return 0
     numbers = [int(entry.name) for entry in path.iterdir() if entry.is_dir() and entry.name.isdigit()]

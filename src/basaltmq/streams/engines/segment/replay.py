@@ -1,10 +1,10 @@
-"""Applying the log to the index: at start from the checkpoint on, or from the beginning.
+"""Log replay: applies frames to the index at start, from the checkpoint or from the beginning.
 
-Each frame does to the index what it did when it was written; see `index` for why the outcome is the same. Frames of
-shards that are gone, or that lie below their shard's start, are only counted as garbage.
+Each frame changes the index as it did when it was written; `index` explains why the result is the same. Frames of
+deleted shards, and frames below their shard's start offset, only count as garbage.
 
-Plain frames in order, which are most of a log, are taken many at a time. Budget beside reading: 8 us per such frame, of
-which 2 are checksums and 3 RocksDB's; 20 us for another one of plain records.
+Consecutive plain frames, which are most of a log, are applied in bulk. Cost besides reading: 8 us per such frame (2 us
+for checksums, 3 us in RocksDB), and 20 us for any other frame of plain records.
 """
 
 from __future__ import annotations
@@ -39,54 +39,54 @@ from basaltmq.log.frame import (
 from basaltmq.log.lane import Lane
 from basaltmq.log.recovery import Found, Loss
 from basaltmq.log.segment import Segment, SegmentGoneError
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.plain import PlainRows, key_hashes
 from basaltmq.streams.engines.segment.index.rows import (
     HAS_KEYS,
     NO_FLAGS,
-    NO_WORDS,
+    NO_TERMS,
     Entry,
-    Words,
+    IndexTerms,
     entry_of,
     first_expiry,
-    kafka_words,
+    kafka_terms,
 )
 from basaltmq.streams.engines.segment.read import index_of
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
 
 Progress = Callable[[int, int], None]
-"""Told (bytes done, bytes in all) every PROGRESS_BYTES and at the end."""
+"""Called with (bytes done, total bytes) every PROGRESS_BYTES and at the end."""
 
 _log: Final = logging.getLogger(__name__)
 
 
 def note(index: StreamIndex, lane: int, segment: int, position: int, header: Header, garbage: int) -> None:
-    """Tell the index of a frame by its header."""
+    """Add a frame to the index by its header."""
     least_ms, largest_ms, stored_ms = header.timestamp_min_ms, header.timestamp_max_ms, header.store_time_ms
     if header.kind not in (COLUMNAR, KAFKA):
-        # What happened to records has no time but its own.
+        # Frames without records have only their store time.
         least_ms = largest_ms = stored_ms
     index.note(lane, segment, position, header.size_bytes, least_ms, largest_ms, stored_ms, garbage)
 
 
 KNOWN_MAX: Final = 10_000
-"""Shards whose state is at hand without a look-up."""
+"""Shard states cached during replay."""
 
 PROGRESS_BYTES: Final = 64 << 20
-"""How often progress is told."""
+"""Bytes between progress calls."""
 
 
 ONLY_VALUES: Final = (3).to_bytes(2, "little")
-"""How a body counts its buffers that has values and times and nothing else."""
+"""The buffer count of a body that has only values and times."""
 
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
 
 
 class Indexed(Protocol):
-    """What a log is applied to: an engine, or a part of one."""
+    """The target of a replay: an engine or a part of one."""
 
     @property
     def index(self) -> StreamIndex: ...
@@ -119,7 +119,7 @@ class Replay:
         self._done_before = done_before
         self._total = total
         self._progress = progress
-        self._told = 0
+        self._reported = 0
         self._segment = log.segments()[0]
         self._gaps: list[Loss] = []
         self._known: dict[int, tuple[SegmentShard | None, ShardConfig]] = {}
@@ -146,7 +146,7 @@ class Replay:
                 self._records(state, config, header, position, body)
             elif not holds_records:
                 self._event(state, header, position, body)
-        self._tell(position + size)
+        self._report(position + size)
 
     def _segment_at(self, position: int) -> Segment:
         segment = self._segment
@@ -154,14 +154,14 @@ class Replay:
             segment = self._segment = self._log.segment_at(position)
         return segment
 
-    def _tell(self, position: int) -> None:
+    def _report(self, position: int) -> None:
         done = self._done_before + position - self._start
-        if self._progress is not None and done - self._told >= PROGRESS_BYTES:
-            self._told = done
+        if self._progress is not None and done - self._reported >= PROGRESS_BYTES:
+            self._reported = done
             self._progress(done, self._total)
 
     def take(self, raw: bytes, at: int, stop: int, position: int) -> int:
-        """Apply plain frames that follow on their shard's last, until another one comes; a `recovery.Take`."""
+        """Apply plain frames that follow their shard's last frame, up to the first other one. A `recovery.Take`."""
         known = self._known
         rows = PlainRows()
         frames, positions, sizes, flags, shards = rows.frames, rows.positions, rows.sizes, rows.flags, rows.shards
@@ -198,16 +198,16 @@ class Replay:
                     break
                 if hashes:
                     has = HAS_KEYS
-                    rows.by_words += keys.stream_index_keys(b"K", number, hashes, last)
+                    rows.bare_keys += stream_keys.stream_index_keys(b"K", number, hashes, last)
             if largest_ms > state.timestamp_max_ms and config.index_times:
                 state.timestamp_max_ms = largest_ms
-                rows.by_words.append(keys.stream_time_key(number, largest_ms, last))
+                rows.bare_keys.append(stream_keys.stream_time_key(number, largest_ms, last))
             size_bytes = end - at
             frames.append(fields)
             positions.append(at + shift)
             sizes.append(size_bytes)
             flags.append(has)
-            # What `StreamIndex.add` does to a shard; a call for each frame would cost a tenth.
+            # Same as `StreamIndex.add` does to a shard. A call per frame would cost 10 %.
             state.indexed_next = state.next_offset = state.high_watermark = last + 1
             state.frames += 1
             state.records += records
@@ -219,11 +219,11 @@ class Replay:
             with index.lock:
                 index.absorb(self._lane, self._segment_at(position).start, at + shift, rows)
                 index.make_room()
-            self._tell(at + shift)
+            self._report(at + shift)
         return at - begun
 
     def lost(self) -> list[Loss]:
-        """Offsets that no frame was found for, once all were seen: copies lie out of order."""
+        """Return the offsets without a frame. Call after all frames, because copies are out of order."""
         self._index.flush()
         found = []
         for loss in self._gaps:
@@ -243,18 +243,18 @@ class Replay:
         base, last = header.base_offset, header.last_offset
         is_edge = base < state.start_offset
         if header.kind == KAFKA:
-            # Looked into only where its keys are indexed, as when it was appended.
+            # Decoded only with a key index, as at the append.
             batch = self._indexed(header, body, config) if config.index_keys else None
-            words = kafka_words(body, batch, config)
+            terms = kafka_terms(body, batch, config)
         else:
-            has_words = body[4:6] != ONLY_VALUES
+            has_terms = body[4:6] != ONLY_VALUES
             batch = (
                 records_of(header, body, config.record_bytes_max)
-                if has_words or header.flags & ~AWAITED or is_edge
+                if has_terms or header.flags & ~AWAITED or is_edge
                 else None
             )
-            words = Words(batch, config) if has_words else NO_WORDS
-        entry = entry_of(header, position, words, first_expiry(batch, base, state.start_offset))
+            terms = IndexTerms(batch, config) if has_terms else NO_TERMS
+        entry = entry_of(header, position, terms, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
             self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)
         else:
@@ -267,13 +267,13 @@ class Replay:
             else:
                 if base > state.next_offset:
                     self._gaps.append(Loss(state.number, state.next_offset, base - 1))
-                self._index.add(state, entry, words, config)
+                self._index.add(state, entry, terms, config)
         if last >= state.next_offset:
             state.next_offset = state.high_watermark = last + 1
 
     @staticmethod
     def _indexed(header: Header, body: bytes, config: ShardConfig) -> ColumnBatch | None:
-        """The records of a Kafka batch, for its keys; none if an earlier version took one that is too large now."""
+        """Return the records of a Kafka batch for the key index, or None if one exceeds the current size limit."""
         try:
             return records_of(header, body, config.record_bytes_max)
         except LimitExceededError as error:

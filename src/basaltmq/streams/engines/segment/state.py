@@ -1,12 +1,12 @@
-"""What the segment engine keeps in memory of one shard, and the row it is kept as.
+"""In-memory state of a shard in the segment engine, and its row.
 
     'N' shard -> | offset after the last frame u64 | frames u64 | records u64 | skipped u64 |
                  | deleted u64 | rewritten u64 | bytes u64 | max time i64 |
 
-Everything in the row follows from the shard's live frames, its deleted records and its start offset, so it is derived
-and rebuilt with the index. `records` counts what the frames hold; those of the first frame that lie below the start
-offset (`skipped`) and those deleted one by one (`deleted`) are still in it. `rewritten` counts frames made by
-compaction: without any, what lies in the log is what the index says. A shard without live frames has no row.
+The row is derived from the shard's live frames, deleted records and start offset, and is rebuilt with the index.
+`records` counts the records in the frames. It includes those of the first frame below the start offset (`skipped`) and
+individually deleted ones (`deleted`). `rewritten` counts frames that compaction created; if it is 0, the log matches
+the index. A shard without live frames has no row.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError, ShardNotFoundError
 from basaltmq.streams.shards import ShardMeta
-from basaltmq.streams.watermark import Visible
+from basaltmq.streams.watermark import ShardOffsets
 
 _ROW: Final = Layout(">QQQQQQQq")
 
 TIME_NONE: Final = -(1 << 62)
-"""The largest timestamp of a shard without records, or without an index by time."""
+"""Largest timestamp of a shard without records or without a time index."""
 
 
-class SegmentShard(Visible):
-    """One shard. Offsets are guarded by its lock; the counts change only under the lane's lock as well."""
+def indexed_next_of(raw: bytes) -> int:
+    """Return the offset after the last frame according to a row; 0 for an invalid row."""
+    return int(_ROW.unpack(raw)[0]) if len(raw) == _ROW.size else 0
+
+
+class SegmentShard(ShardOffsets):
+    """One shard. Its lock guards the offsets. Changes of the counts also need the lane's lock."""
 
     __slots__ = (
         "config",
@@ -71,17 +76,17 @@ class SegmentShard(Visible):
         self.start_offset = meta.start_offset
         self.is_deleted = False
         self.undecided: dict[int, int] | None = None
-        """Where transactions begin that are not decided, by producer. None until there is one."""
+        """First offset of each open transaction, by producer id. None until there is one."""
 
     @property
     def stable_offset(self) -> int:
-        """Where readers end who are shown only what is decided."""
+        """The last stable offset: no open transaction starts below it."""
         if not self.undecided:
             return self.high_watermark
         return max(self.start_offset, min(self.high_watermark, *self.undecided.values()))
 
     def follow(self, producer_id: int, base_offset: int, is_marker: bool) -> None:
-        """A frame of a transaction, or the marker that ends it, was appended. Under the lock."""
+        """Record an appended frame of a transaction, or the marker that ends it. The caller holds the lock."""
         if is_marker:
             if self.undecided:
                 self.undecided.pop(producer_id, None)
@@ -92,7 +97,7 @@ class SegmentShard(Visible):
 
     @property
     def kept(self) -> int:
-        """Records a reader could find."""
+        """Number of records that readers can find."""
         return self.records - self.skipped - self.deleted
 
     def encode(self) -> bytes:

@@ -1,68 +1,59 @@
-"""Waiting for a sync together: those of one turn of an event loop ask for it once, at the turn's end.
+"""Shared sync requests: the waiters of one event loop turn request one sync at the end of the turn.
 
-A sync that begins with the first of sixteen writers of a turn covers one write, and fifteen wait for the next one: two
-syncs where one would do. Writers that were told together wake up in the same turn, so asking at its end gathers them
-all. There is no timer: a lone writer's sync begins in the same turn.
+A sync that starts with the first of 16 writers of a turn covers one write, and 15 writers wait for a second sync.
+Writers that were notified together run in the same turn, so a request at its end covers all of them. There is no timer:
+the sync of a single writer starts in the same turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import cast
+from functools import partial
 
-from basaltmq.store.after_sync import AfterSync
-from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.errors import BasaltError, StorageError
+from basaltmq.store.sync.group_commit import GroupSync, Synced, call_all, resolve
 
 
 class _Turn(threading.local):
-    """What the current turn of this thread's loop has gathered."""
+    """The callbacks of the current turn of this thread's loop."""
 
     loop: asyncio.AbstractEventLoop | None = None
-    futures: list[asyncio.Future[None]]
+    callbacks: list[Synced]
 
 
 class TickSync:
-    """Durability of everything written before, for the coroutines of any loop."""
+    """Waits for the durability of all earlier writes, for coroutines of any loop."""
 
     def __init__(self, group: GroupSync) -> None:
         self._group = group
         self._turn = _Turn()
 
     def durable(self) -> asyncio.Future[None]:
-        """A future of the running loop that resolves when everything written in this turn is durable."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._gather(loop, future)
+        """Return a future of the running loop that resolves when all writes of this turn are durable."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.call_when_durable(partial(resolve, future))
         return future
 
-    def tell(self, told: Callable[[BaseException | None], None]) -> None:
-        """As `durable`, by a call in the turn that hears of it. It must not raise."""
-        self._gather(asyncio.get_running_loop(), cast("asyncio.Future[None]", AfterSync(told)))
-
-    def _gather(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    def call_when_durable(self, callback: Synced) -> None:
+        """Call `callback` in the loop when all writes of this turn are durable."""
+        loop = asyncio.get_running_loop()
         turn = self._turn
         if turn.loop is not loop:
             turn.loop = loop
-            turn.futures = []
+            turn.callbacks = []
             loop.call_soon(self._end, loop)
-        turn.futures.append(future)
+        turn.callbacks.append(callback)
 
     def _end(self, loop: asyncio.AbstractEventLoop) -> None:
         turn = self._turn
         if turn.loop is not loop:
             return
-        futures = turn.futures
+        callbacks = turn.callbacks
         turn.loop = None
-        turn.futures = []
+        turn.callbacks = []
         try:
-            self._group.resolve_durable(loop, futures)
+            self._group.after_sync(loop, callbacks)
         except Exception as error:
-            _tell(futures, error)
-
-
-def _tell(futures: list[asyncio.Future[None]], error: BaseException) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_exception(error)
+            failure = error if isinstance(error, BasaltError) else StorageError(f"the sync failed: {error}")
+            call_all(callbacks, failure)

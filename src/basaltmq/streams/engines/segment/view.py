@@ -1,16 +1,16 @@
-"""The segment engine beside the process that writes: the same reads, over lanes that are only read.
+"""The segment engine for a read-only view beside the writing process.
 
-The index of a store that is open elsewhere lags behind its log: it is written without WAL, so only what was flushed is
-on disk. `catch_up` applies the rest of the log to it as recovery does, into an `OverlayStore`, so in memory. Nothing is
-repaired: damage is passed over, a torn tail is left for the next look.
+The index on disk lags behind the log, because it is written without the WAL. `catch_up` replays the rest of the log
+into an `OverlayStore` in memory, as recovery does. It repairs nothing: it skips damage and leaves a torn tail for the
+next refresh.
 
-What a reader may see (promise P3): of a shard at `synced`, frames below the lane's durable position; of any other,
-all that is whole in the log up to a frame that asked to be durable and is not. The shard is shown as if what is
-hidden were not there. Copies made by cleaning lie at the end of the lane but hold what was durable before, because
-only that is copied; they are never hidden.
+Visibility (promise P3): in a `synced` shard, readers see the frames below the lane's durable position. In other shards
+they see all complete frames, up to the first frame that requested `synced` and is not durable. The shard looks as if
+hidden frames did not exist. Copies by segment cleaning and compaction are at the end of the lane, but contain only
+records that were durable before, so they are never hidden.
 
-Frames of shards the store does not know are taken for those of deleted ones. A frame that shows that the store was
-looked at too early, because its shard was made later, is StoreBehindError.
+Frames of shards that are not in the store belong to deleted shards. If such a shard was created after the store was
+loaded, `catch_up` raises StoreBehindError.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from basaltmq.log.lane import LaneOptions
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.streams.adapter import Budget, Clock, Otherwise
 from basaltmq.streams.engines.segment.engine import SHARDS_LOADED_MAX, SegmentEngine
@@ -40,11 +41,11 @@ from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.shards import Recent, ShardMeta, Shards
 
 CAUGHT_UP_FRAMES_MAX: Final = 2_000_000
-"""Frames a view keeps index rows for, about 1 GB of memory with a key each; a writer flushes its own at a tenth."""
+"""Maximum frames indexed by a view, about 1 GB of memory with one key each. A writer flushes at a tenth of that."""
 
 
-class SeenLane(LogLane):
-    """A lane without what only a writer needs."""
+class ViewedLane(LogLane):
+    """A lane without the parts that only a writer needs."""
 
     __slots__ = ("durable_position", "view")
 
@@ -57,7 +58,7 @@ class SeenLane(LogLane):
 
 
 class SegmentView(SegmentEngine):
-    """The reading part of a `StorageAdapter` on segment files of another process."""
+    """The read side of a `StorageAdapter` over the segment files of another process."""
 
     def __init__(
         self,
@@ -69,8 +70,8 @@ class SegmentView(SegmentEngine):
         path: Path,
         lanes: list[LaneView],
     ) -> None:
-        """Over the lanes found under `path`; `catch_up` before anything is read."""
-        self.seen = [SeenLane(number, lane) for number, lane in enumerate(lanes)]
+        """Use the lanes found under `path`. Call `catch_up` before reading."""
+        self.view_lanes = [ViewedLane(number, lane) for number, lane in enumerate(lanes)]
         self._path = path
         self._is_catching_up = False
         self._has_followed = False
@@ -85,25 +86,25 @@ class SegmentView(SegmentEngine):
         random_u32: Callable[[], int],
         progress: Progress | None,
     ) -> None:
-        """They are open, and nothing is recovered."""
-        self.lanes = list(self.seen)
+        """Use the given lanes without recovery."""
+        self.lanes = list(self.view_lanes)
 
     def applied(self, lane: int) -> int:
-        """The position up to which a lane is in the index; a lane begins at 0, whether or not that is still there."""
+        """Return the position up to which a lane is indexed; 0 if it has no checkpoint."""
         return self.index.checkpoint(lane) or 0
 
     def catch_up(self, limits: Sequence[int], *, frames_max: int, is_store_current: bool) -> int:
-        """Apply the frames that begin below the limits, by lane, to the index; how many there were.
+        """Replay the frames that start below `limits`, by lane, into the index. Return how many there were.
 
-        If the store was looked at after the log was, shards it does not know are gone, or not part of a backup.
+        With `is_store_current` the store was loaded after the log, so unknown shards are deleted or not in a backup.
         """
         frames = 0
-        raw = self._store.get(Family.SHARDS, keys.SHARD_COUNTER_KEY)
+        raw = self._store.get(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY)
         shard_next = 0 if raw is None else int.from_bytes(raw, "big")
         self._is_catching_up = True
         self._states = Recent(self.load_state, SHARDS_LOADED_MAX)
         try:
-            for lane, limit in zip(self.seen, limits, strict=True):
+            for lane, limit in zip(self.view_lanes, limits, strict=True):
                 start = self.applied(lane.number)
                 if start >= limit:
                     continue
@@ -111,7 +112,7 @@ class SegmentView(SegmentEngine):
                 replay = Replay(self, lane.number, lane.log, start, 0, limit - start, None)
                 for found in scan(lane.log, start, damages, end=limit):
                     if found.header.shard >= shard_next and not is_store_current:
-                        raise StoreBehindError(f"shard {found.header.shard} was made after the store was looked at")
+                        raise StoreBehindError(f"shard {found.header.shard} was created after the store was loaded")
                     if found.header.kind == DROP:
                         self._pass(lane, found)
                     else:
@@ -119,8 +120,8 @@ class SegmentView(SegmentEngine):
                     frames += 1
                     if frames > frames_max:
                         raise LimitExceededError(
-                            f"the index of {self._path} is over {frames_max} frames behind its log; open the store for "
-                            "writing once to have it brought up to date"
+                            f"the index of {self._path} is more than {frames_max} frames behind its log; open the "
+                            "store for writing once to update the index"
                         )
                 self.losses += replay.lost()
                 applied = self.applied(lane.number)
@@ -130,15 +131,15 @@ class SegmentView(SegmentEngine):
                 self._has_followed = True
             self.index.settle()
         except StoreBehindError:
-            # What came before is applied, and stays.
+            # Earlier frames stay applied.
             self.index.settle()
             raise
         finally:
             self._is_catching_up = False
         return frames
 
-    def _pass(self, lane: SeenLane, found: Found) -> None:
-        """A shard went. Its rows stay: nobody asks for them any more, and to cover each of them takes memory."""
+    def _pass(self, lane: ViewedLane, found: Found) -> None:
+        """Count a DROP frame without deleting the shard's rows: nothing reads them, and tombstones need memory."""
         header = found.header
         with self.index.lock:
             self.index.flush()
@@ -146,33 +147,35 @@ class SegmentView(SegmentEngine):
             note(self.index, lane.number, segment, found.position, header, header.size_bytes)
 
     def _follow_starts(self) -> None:
-        """Take out of the index what shard rows say is gone, where the index on disk may not have followed yet."""
-        for key, _ in list(self._store.scan(Family.SHARDS, *keys.prefix_range(keys.trimmed_shard_key(0)[:1]))):
+        """Remove frames below start offsets from the index, where the index on disk may lag behind the shard rows."""
+        for key, _ in list(
+            self._store.scan(Family.SHARDS, *key_parts.prefix_range(stream_keys.trimmed_shard_key(0)[:1]))
+        ):
             try:
-                state = self.state_of(keys.decode_trimmed_shard_key(key))
+                state = self.state_of(stream_keys.decode_trimmed_shard_key(key))
                 config = self.config_of(state.number)
             except ShardNotFoundError:
                 continue
-            if state.lane < len(self.seen):
+            if state.lane < len(self.view_lanes):
                 with self.index.lock:
                     self.index.flush()
-                    self._follow_start(self.seen[state.lane], state, config, state.start_offset)
+                    self._follow_start(self.view_lanes[state.lane], state, config, state.start_offset)
 
     def show(self, durable: Sequence[int]) -> None:
-        """Let readers see what is durable up to these positions, by lane."""
-        for lane, position in zip(self.seen, durable, strict=True):
+        """Make frames up to these durable positions visible, by lane."""
+        for lane, position in zip(self.view_lanes, durable, strict=True):
             lane.durable_position = position
-        # What was loaded to catch up shows all there is.
+        # States loaded during catch-up show hidden frames too, so drop them.
         self._states = Recent(self.load_state, SHARDS_LOADED_MAX)
 
     def close(self) -> None:
-        """The lanes are their owner's."""
+        """Do nothing: the owner closes the lanes."""
 
     def load_state(self, shard: int) -> SegmentShard:
         meta = self._own(shard)
         state = SegmentShard(meta, self.index.shard_row(shard))
-        if state.lane >= len(self.seen):
-            # The index came without its log, as in a backup of the store alone.
+        if state.lane >= len(self.view_lanes):
+            # The index has no log, as in a backup of the store alone.
             state.records = state.skipped = state.deleted = state.size_bytes = 0
         elif not self._is_catching_up:
             self._hide(state, meta)
@@ -181,14 +184,14 @@ class SegmentView(SegmentEngine):
         return state
 
     def _hide(self, state: SegmentShard, meta: ShardMeta) -> None:
-        """Take the frames that are not to be seen off the end of a shard."""
-        lane = self.seen[state.lane]
+        """Remove hidden frames from the end of a shard's state."""
+        lane = self.view_lanes[state.lane]
         is_synced = meta.config.durability is Durability.SYNCED
-        prefix = keys.frame_key(state.number, 0)[:9]
+        prefix = stream_keys.frame_key(state.number, 0)[:9]
         last: list[Entry] = []
         hidden = 0
-        for key, raw in self._store.scan(Family.STREAM_INDEX, *keys.prefix_range(prefix), reverse=True):
-            entry = Entry.decode(keys.decode_frame_key(key)[1], raw)
+        for key, raw in self._store.scan(Family.STREAM_INDEX, *key_parts.prefix_range(prefix), reverse=True):
+            entry = Entry.decode(stream_keys.decode_frame_key(key)[1], raw)
             end = entry.position + entry.size_bytes
             if end <= min(lane.durable_position, lane.log.end):
                 break
@@ -207,10 +210,10 @@ class SegmentView(SegmentEngine):
             state.records = state.skipped = state.deleted = 0
         state.settle()
 
-    def _is_copy(self, lane: SeenLane, entry: Entry) -> bool:
-        """Was the frame written by cleaning or compaction, which touch only what was durable before?"""
+    def _is_copy(self, lane: ViewedLane, entry: Entry) -> bool:
+        """Whether segment cleaning or compaction wrote the frame. Both copy only durable records."""
         if entry.position >= lane.log.end:
-            # The index was flushed before the log was synced, and the power went.
+            # The index was flushed before the log was synced, and a power loss removed the frame.
             return False
         if entry.flags & IS_REWRITTEN:
             return True
@@ -230,8 +233,8 @@ class SegmentView(SegmentEngine):
 
     def _require_log(self, shard: int) -> None:
         lane = self._own(shard).lane
-        if lane >= len(self.seen) and self._states.get(shard).frames:
+        if lane >= len(self.view_lanes) and self._states.get(shard).frames:
             raise StorageError(
-                f"the records of shard {shard} are not here: {self._path / f'{lane:04d}'} is missing; "
-                "copy the log beside the store, or look at the store this was taken from"
+                f"the records of shard {shard} are missing: {self._path / f'{lane:04d}'} does not exist; "
+                "copy the log beside the store, or open the original store"
             )

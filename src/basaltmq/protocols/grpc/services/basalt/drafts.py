@@ -1,4 +1,4 @@
-"""Messages of a batch on the wire, as the queue plane takes them."""
+"""Conversion of a batch on the wire to drafts for the queue plane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from basaltmq.wire import basalt_pb2 as wire
 
 
 def drafts_of(batch: wire.EnqueueBatchRequest) -> list[Draft | bytes]:
-    """What the batch adds, payloads first. What cannot be stored is refused by the plane, by name."""
+    """Return the messages of a batch, plain payloads first. The plane validates them."""
     drafts: list[Draft | bytes] = list(batch.payloads)
     drafts += [_draft(each) for each in batch.messages]
     if not drafts:

@@ -1,14 +1,13 @@
-"""A LeaseResponse as bytes, put together from rows without an object per field.
+"""Encodes a LeaseResponse from stored rows without one object per field.
 
-Most messages are a payload and little else, and their rows hold it all in fixed places. Messages of one enqueue whose
-rows begin with the same fixed part differ in id and payload only: everything around these two is encoded once for all
-of them, or once for each size. A row that is not like that is taken apart and encoded by protobuf. Both give what
-`proto/basalt.proto` says; a test holds them against each other.
+Most messages are a payload and little else, with all fields at fixed places of the row. Messages of one enqueue whose
+rows start with the same fixed part differ only in id and payload. Everything around these two is encoded once for all
+of them, or once per size. Other rows are decoded and encoded by protobuf. A test compares both encodings.
 
     LeaseResponse   1 token varint | 2 message, length-delimited, each | 3 visibility ms varint
     Message         1 id (16) | 2 payload | 4 fairness key | 5 weight | 6 attempts | 7 priority | 8 enqueued ns
 
-Budget: 0.6 us a message of 1 KB of one enqueue with everything in the cache, about 1 us in a server that is busy.
+Budget: 0.6 us per 1 KB message of one enqueue with warm caches, about 1 us in a busy server.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from basaltmq.wire import basalt_pb2 as wire
 
 _HEAD_BYTES: Final = HEAD.size
 _COMMON_BYTES: Final = _HEAD_BYTES - 4
-"""Of a row's head, before the size of its payload."""
+"""The part of a row's head before the payload size."""
 
 _ID_BYTES: Final = 16
 _MESSAGE: Final = b"\x12"
@@ -37,7 +36,7 @@ _PAYLOAD: Final = b"\x12"
 
 
 class _Frame:
-    """What is around the id and the payload of messages that have the rest in common."""
+    """The encoded fields around the id and the payload, for messages that share all other fields."""
 
     __slots__ = ("_sized", "after")
 
@@ -46,7 +45,7 @@ class _Frame:
         self._sized: dict[int, tuple[bytes, bytes]] = {}
 
     def around(self, row_bytes: int) -> tuple[bytes, bytes]:
-        """What is before the id, and what is between id and payload, for a row of this size."""
+        """Return the bytes before the id and the bytes between id and payload, for a row of this size."""
         found = self._sized.get(row_bytes)
         if found is None:
             payload_bytes = row_bytes - _HEAD_BYTES
@@ -57,7 +56,7 @@ class _Frame:
 
 
 def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
-    """The answer for messages of one lease."""
+    """Return the encoded response for the messages of one lease."""
     first = found[0]
     parts = [b"\x08", varint(first.token), b"\x18", varint(visibility_ms)]
     if type(found) is Deliveries:
@@ -78,9 +77,9 @@ def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
 
 
 def _are_alike(keys: Sequence[bytes], rows: Sequence[bytes]) -> bool:
-    """Whether messages have all in common but their ids and payloads, and these are of one size."""
+    """Whether the messages differ only in id and payload, and all payloads have the same size."""
     place, head = keys[0][:-_ID_BYTES], rows[0][:_HEAD_BYTES]
-    # What the least and the greatest of them begin with, all of them begin with.
+    # If the smallest and the largest value share a prefix, all values do.
     return (
         min(keys).startswith(place)
         and max(keys).startswith(place)
@@ -92,7 +91,7 @@ def _are_alike(keys: Sequence[bytes], rows: Sequence[bytes]) -> bool:
 def _mixed(
     found: Sequence[Delivery], ids: Sequence[bytes], keys: Sequence[bytes], rows: Sequence[bytes]
 ) -> list[bytes]:
-    """Messages of several enqueues, sizes or kinds."""
+    """Encode messages of different enqueues, sizes or kinds."""
     parts: list[bytes] = []
     frames: dict[tuple[bytes, bytes], _Frame | None] = {}
     for number, (message_id, key, row) in enumerate(zip(ids, keys, rows, strict=True)):
@@ -110,15 +109,15 @@ def _mixed(
 
 
 def _frame(delivery: Delivery) -> _Frame | None:
-    """The frame of messages like this one; None if they cannot be put together from their rows."""
+    """Return the frame for messages like this one, or None if they need protobuf."""
     row = delivery.row
     if row[0] != LAYOUT:
-        # In an envelope, its payload perhaps apart.
+        # The row has an envelope, and its payload may be stored separately.
         return None
-    assert delivery.body is None, "a row without an envelope holds its payload"
+    assert delivery.body is None, "a row without an envelope contains its payload"
     _, priority, attempts, weight, _, _, labels_bytes, properties_bytes, _ = HEAD.unpack_from(row)
     if labels_bytes or properties_bytes:
-        # Headers of their own, or of another protocol.
+        # The message has headers, or properties of another protocol.
         return None
     _, fairness_key, enqueued_ns, _ = decode_message_key(delivery.key)
     if delivery.marks & PRIORITY:

@@ -1,8 +1,8 @@
-"""A batch of payloads of one size, cut out of the bytes it came in.
+"""Fast parser for an EnqueueBatchRequest whose payloads all have the same size.
 
-What workers send by the hundred is mostly alike. Such a request has one head before each payload, at regular places,
-so that a look at these places tells that it is nothing else, and the payloads are copied once, from what the socket
-gave. Protobuf copies them three times. Any other request, however valid, is left to it.
+Workers mostly send such batches. The header of each payload is then at a regular offset, so comparing the bytes at
+these offsets proves that the request contains nothing else. The payloads are copied once, out of the read buffer.
+Protobuf copies them three times. Any other request is left to protobuf.
 
     EnqueueBatchRequest   | 0a | length u7 | queue | 1a | length varint | payload | 1a | length varint | payload | ...
 """
@@ -17,11 +17,11 @@ from basaltmq.protocols.grpc.http2.events import Chunk
 _QUEUE: Final = 0x0A
 _PAYLOAD: Final = 0x1A
 _LENGTH_BYTES_MAX: Final = 4
-"""Of a varint: payloads are far below 256 MiB."""
+"""Longest varint accepted: payloads are far below 256 MiB."""
 
 
 def payloads_of(raw: Chunk) -> tuple[str, list[bytes]] | None:
-    """Queue and payloads of a request, if that is all there is and the payloads are of one size."""
+    """Return queue and payloads of a request, or None if it contains anything else or payloads of different sizes."""
     if len(raw) < 4 or raw[0] != _QUEUE or raw[1] > 0x7F:
         return None
     begin = 2 + raw[1]

@@ -1,11 +1,11 @@
-"""Streaming produce: batches in, confirms out, in the same order.
+"""The streaming Produce call: batches in, confirms out, in the same order.
 
-    client ──> read a batch ──> gathered write (tick.py) ──> in flight ──> confirmed in order ──> client
+    client ──> read a batch ──> grouped write (`Tick`) ──> in flight ──> confirm in order ──> client
                    ^                                            │
-                   └────────── read on only while what is in flight is within the window
+                   └────────── read on only while the batches in flight fit the window
 
-The window is what flow control is: past it the server does not read, the transport's own window fills, and the client's
-writes wait. A batch that is refused is answered with its error, and the stream goes on.
+The window provides backpressure. Once it is full the server stops reading, the HTTP/2 window fills up, and the client's
+writes block. A refused batch is answered with its error, and the stream continues.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from basaltmq.errors import BasaltError
 from basaltmq.protocols.grpc.services.access import Caller
 from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
 from basaltmq.protocols.grpc.services.method_factory import queue_name
-from basaltmq.protocols.grpc.services.queue_owner import Desk
+from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
 from basaltmq.protocols.grpc.services.tick import Tick
 from basaltmq.queues.draft import asks_for_more, require_fit
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW_BATCHES: Final = 64
-"""Batches of one stream that wait for the disk: several syncs of a busy producer."""
+"""Batches of one stream that wait for the sync: several syncs of a busy producer."""
 
 WINDOW_BYTES: Final = 8 << 20
-"""And their size: what one stream may hold of the server's memory."""
+"""Bytes of these batches: the memory that one stream may use in the server."""
 
 
 class _InFlight:
-    """A batch that waits for the disk."""
+    """A batch that waits for the sync."""
 
     __slots__ = ("future", "number", "size_bytes")
 
@@ -44,12 +44,12 @@ class _InFlight:
 
 
 class Produce:
-    """The Produce call."""
+    """Handler of the Produce call."""
 
-    def __init__(self, plane: QueuePlane, tick: Tick, desk: Desk) -> None:
+    def __init__(self, plane: QueuePlane, tick: Tick, owner: QueueOwner) -> None:
         self._plane = plane
         self._tick = tick
-        self._desk = desk
+        self._owner = owner
 
     async def run(
         self, requests: AsyncIterator[wire.ProduceRequest], caller: Caller
@@ -69,8 +69,8 @@ class Produce:
                     except BasaltError as error:
                         future = loop.create_future()
                         future.set_exception(error)
-                    # A client that goes away leaves some that nobody asks for their errors.
-                    future.add_done_callback(_looked_at)
+                    # Retrieve the error even if the client disconnects, so that asyncio does not log it.
+                    future.add_done_callback(_retrieve_error)
                     held_bytes += size_bytes
                     in_flight.put_nowait(_InFlight(request.number, future, size_bytes))
                     while in_flight.qsize() >= WINDOW_BATCHES or held_bytes >= WINDOW_BYTES:
@@ -85,7 +85,7 @@ class Produce:
                 try:
                     yield wire.ProduceResponse(number=batch.number, ids=await batch.future)
                 except BasaltError as error:
-                    self._desk.failed(error)
+                    self._owner.failed(error)
                     yield wire.ProduceResponse(number=batch.number, error_code=error.code, error_text=str(error))
                 held_bytes -= batch.size_bytes
                 room.set()
@@ -98,14 +98,14 @@ class Produce:
     def _begin(self, batch: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
         queue = queue_name(batch.queue)
         caller.require("produce", queue)
-        self._desk.check(queue)
-        self._desk.require_room()
+        self._owner.check(queue)
+        self._owner.require_room()
         drafts = drafts_of(batch)
         if asks_for_more(drafts):
             require_fit(self._plane.get(queue), drafts)
         return self._tick.enqueue(queue, drafts)
 
 
-def _looked_at(future: asyncio.Future[list[bytes]]) -> None:
+def _retrieve_error(future: asyncio.Future[list[bytes]]) -> None:
     if not future.cancelled():
         future.exception()

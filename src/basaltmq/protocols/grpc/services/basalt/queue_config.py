@@ -1,4 +1,4 @@
-"""The settings of a queue on the wire, as the queue plane has them."""
+"""Conversion of a queue configuration on the wire to `QueueConfig`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from basaltmq.wire import basalt_pb2 as wire
 
 
 def config_of(name: str, asked: wire.QueueConfig) -> QueueConfig:
-    """The configuration of a queue to make; what is absent has its default."""
+    """Return the configuration for a new queue. Absent fields get their defaults."""
     given = {field.name: value for field, value in asked.ListFields()}
     try:
         return queue_config(given | {"name": name})

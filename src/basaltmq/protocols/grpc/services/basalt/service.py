@@ -1,4 +1,4 @@
-"""basalt.v1.Queues: batches, leases with fencing tokens, long polls."""
+"""The service basalt.v1.Queues: batches, leases with fencing tokens, long polls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
 from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.grpc.http2.events import Chunk
-from basaltmq.protocols.grpc.server.immediate_future import Later
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.grpc.server.methods import Method
 from basaltmq.protocols.grpc.services.access import Caller
 from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
@@ -19,11 +19,11 @@ from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
 from basaltmq.protocols.grpc.services.basalt.payloads import payloads_of
 from basaltmq.protocols.grpc.services.basalt.produce import Produce
 from basaltmq.protocols.grpc.services.basalt.queue_config import config_of
-from basaltmq.protocols.grpc.services.basalt.worker_sessions import Attendance, Attendances
-from basaltmq.protocols.grpc.services.method_factory import Calls, queue_name, read
-from basaltmq.protocols.grpc.services.queue_owner import Desk
+from basaltmq.protocols.grpc.services.basalt.worker_sessions import WorkerSession, WorkerSessions
+from basaltmq.protocols.grpc.services.method_factory import MethodFactory, queue_name, read
+from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
 from basaltmq.protocols.grpc.services.tick import Tick
-from basaltmq.protocols.grpc.services.waiting_consumers import Takers
+from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
 from basaltmq.queues.config import DURATION_MS_MAX
 from basaltmq.queues.draft import Draft, asks_for_more, require_fit
 from basaltmq.queues.leases.delivery import Delivery
@@ -34,7 +34,7 @@ from basaltmq.wire import basalt_pb2 as wire
 SERVICE: Final = "basalt.v1.Queues"
 
 WAIT_MS_MAX: Final = 24 * 3600 * 1000
-"""A day: a poll longer than that is a client that forgot about it."""
+"""One day. Longer polls are capped."""
 
 CONSUMER_CHARACTERS_MAX: Final = 255
 ERROR_CHARACTERS_MAX: Final = 64 << 10
@@ -43,53 +43,53 @@ _MS: Final = 1_000_000
 
 
 class QueuesService:
-    """Queues for workers."""
+    """Handlers of basalt.v1.Queues."""
 
     def __init__(
         self,
         plane: QueuePlane,
         tick: Tick,
-        takers: Takers,
-        desk: Desk,
+        consumers: WaitingConsumers,
+        owner: QueueOwner,
         durable: Callable[[], Awaitable[None]],
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`durable` waits until what was written so far is."""
+        """`durable` waits until all previous writes are durable."""
         self._durable = durable
         self._plane = plane
         self._tick = tick
-        self._takers = takers
-        self._desk = desk
+        self._consumers = consumers
+        self._owner = owner
         self._clock_ns = clock_ns
-        self._attendances = Attendances(plane, clock_ns())
+        self._sessions = WorkerSessions(plane, clock_ns())
         self._closing = asyncio.Event()
 
-    def methods(self, calls: Calls) -> dict[str, Method]:
-        produce = Produce(self._plane, self._tick, self._desk)
+    def methods(self, calls: MethodFactory) -> dict[str, Method]:
+        produce = Produce(self._plane, self._tick, self._owner)
         return {
             "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
             "EnqueueBatch": calls.unary_of_bytes(self.enqueue_batch, _enqueued),
-            "Produce": calls.both_streams(wire.ProduceRequest, produce.run),
+            "Produce": calls.bidi_streaming(wire.ProduceRequest, produce.run),
             "Lease": calls.unary(wire.LeaseRequest, self.lease),
             "AckBatch": calls.unary(wire.AckBatchRequest, self.ack_batch),
             "NackBatch": calls.unary(wire.NackBatchRequest, self.nack_batch),
             "ReleaseBatch": calls.unary(wire.ReleaseBatchRequest, self.release_batch),
             "Extend": calls.unary(wire.ExtendRequest, self.extend),
-            "Attend": calls.answer_stream(wire.AttendRequest, self.attend),
+            "OpenSession": calls.server_streaming(wire.OpenSessionRequest, self.open_session),
         }
 
     def close(self) -> None:
-        """End attendances and polls."""
+        """End worker sessions and long polls."""
         self._closing.set()
 
     async def create_queue(self, request: wire.CreateQueueRequest, caller: Caller) -> wire.CreateQueueResponse:
         name = queue_name(request.name)
         caller.require("admin", name)
-        self._desk.create(config_of(name, request.config))
+        self._owner.create(config_of(name, request.config))
         await self._durable()
         return wire.CreateQueueResponse()
 
-    def enqueue_batch(self, raw: Chunk, caller: Caller) -> Later[list[bytes]]:
+    def enqueue_batch(self, raw: Chunk, caller: Caller) -> ImmediateFuture[list[bytes]]:
         plain = payloads_of(raw)
         if plain is not None:
             name, payloads = plain
@@ -97,67 +97,69 @@ class QueuesService:
         request = read(wire.EnqueueBatchRequest, raw)
         return self._enqueue(request.queue, lambda: drafts_of(request), caller)
 
-    def _enqueue(self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller) -> Later[list[bytes]]:
+    def _enqueue(
+        self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller
+    ) -> ImmediateFuture[list[bytes]]:
         queue = queue_name(name)
         caller.require("produce", queue)
-        self._desk.check(queue)
-        self._desk.require_room()
-        later: Later[list[bytes]] = Later()
+        self._owner.check(queue)
+        self._owner.require_room()
+        future: ImmediateFuture[list[bytes]] = ImmediateFuture()
         made = drafts()
         if asks_for_more(made):
             require_fit(self._plane.get(queue), made)
-        self._tick.add(queue, made, later)
-        return later
+        self._tick.add(queue, made, future)
+        return future
 
     def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
-        self._desk.check(queue)
+        self._owner.check(queue)
         count = request.max or 1
         if count > LEASE_MAX:
-            raise LimitExceededError(f"a lease of {count} messages: at most {LEASE_MAX} in one call")
+            raise LimitExceededError(f"a lease of {count} messages exceeds the limit of {LEASE_MAX} per call")
         if len(request.consumer) > CONSUMER_CHARACTERS_MAX:
-            raise InvalidArgumentError(f"the name of a consumer has at most {CONSUMER_CHARACTERS_MAX} characters")
-        attendance = self._attendances.require(request.attendance, caller.peer) if request.attendance else None
+            raise InvalidArgumentError(f"a consumer name must have at most {CONSUMER_CHARACTERS_MAX} characters")
+        session = self._sessions.require(request.session, caller.peer) if request.session else None
         visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
         consumer = request.consumer or caller.peer
-        found = self._takers.take_ready(queue, count, consumer=consumer, visibility_ms=visibility_ms)
+        found = self._consumers.take_ready(queue, count, consumer=consumer, visibility_ms=visibility_ms)
         if found or not request.wait_ms:
-            return self._leased(queue, found, attendance, visibility_ms)
+            return self._leased(queue, found, session, visibility_ms)
         wait_ms = min(request.wait_ms, WAIT_MS_MAX)
-        return self._lease_later(queue, count, consumer, attendance, visibility_ms, wait_ms)
+        return self._lease_later(queue, count, consumer, session, visibility_ms, wait_ms)
 
     async def _lease_later(
         self,
         queue: str,
         count: int,
         consumer: str,
-        attendance: Attendance | None,
+        session: WorkerSession | None,
         visibility_ms: int,
         wait_ms: int,
     ) -> bytes:
         found = await self._wait(queue, count, consumer, visibility_ms, wait_ms)
-        return self._leased(queue, found, attendance, visibility_ms)
+        return self._leased(queue, found, session, visibility_ms)
 
     def _leased(
-        self, queue: str, found: Sequence[Delivery], attendance: Attendance | None, visibility_ms: int
+        self, queue: str, found: Sequence[Delivery], session: WorkerSession | None, visibility_ms: int
     ) -> bytes:
         if not found:
             return b""
         token = found[0].token
-        if attendance is not None:
-            if attendance.number not in self._attendances:
+        if session is not None:
+            if session.number not in self._sessions:
                 with suppress(BasaltError):
                     self._plane.release(queue, token)
                 return b""
             now_ns = self._clock_ns()
-            self._attendances.sweep(attendance, now_ns)
-            self._attendances.leased(attendance, queue, token, len(found), now_ns + visibility_ms * _MS)
+            self._sessions.sweep(session, now_ns)
+            self._sessions.leased(session, queue, token, len(found), now_ns + visibility_ms * _MS)
         return lease_answer(found, visibility_ms)
 
     async def _wait(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
         taking = asyncio.ensure_future(
-            self._takers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=wait_ms / 1000)
+            self._consumers.take(queue, count, consumer=consumer, visibility_ms=visibility_ms, timeout_s=wait_ms / 1000)
         )
         closing = asyncio.ensure_future(self._closing.wait())
         try:
@@ -184,7 +186,7 @@ class QueuesService:
     def nack_batch(self, request: wire.NackBatchRequest, caller: Caller) -> wire.SettleResponse:
         ids = _ids(request.ids)
         if request.delay_ms > DURATION_MS_MAX:
-            raise InvalidArgumentError(f"a delay is 0 to {DURATION_MS_MAX} ms, not {request.delay_ms}")
+            raise InvalidArgumentError(f"the delay must be 0 to {DURATION_MS_MAX} ms, not {request.delay_ms}")
         error = request.error[:ERROR_CHARACTERS_MAX]
         return self._settle(
             request.queue,
@@ -209,7 +211,7 @@ class QueuesService:
         except StaleLeaseError:
             self._plane.get(queue)
             raise
-        self._attendances.settled(queue, token, count)
+        self._sessions.settled(queue, token, count)
         return wire.SettleResponse(count=count)
 
     def extend(self, request: wire.ExtendRequest, caller: Caller) -> wire.ExtendResponse:
@@ -219,34 +221,34 @@ class QueuesService:
         visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
         token = self._plane.extend(queue, request.token, visibility_ms, ids)
         expires_ns = self._clock_ns() + visibility_ms * _MS
-        self._attendances.extended(queue, request.token, token, None if ids is None else len(ids), expires_ns)
+        self._sessions.extended(queue, request.token, token, None if ids is None else len(ids), expires_ns)
         return wire.ExtendResponse(token=token)
 
-    async def attend(self, request: wire.AttendRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
-        attendance = self._attendances.begin(caller.peer)
+    async def open_session(self, request: wire.OpenSessionRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
+        session = self._sessions.begin(caller.peer)
         try:
-            yield wire.AttendResponse(attendance=attendance.number).SerializeToString()
+            yield wire.OpenSessionResponse(session=session.number).SerializeToString()
             await self._closing.wait()
             raise StoreClosedError("the broker is stopping; connect again")
         finally:
-            self._attendances.end(attendance)
+            self._sessions.end(session)
 
 
 def _visibility_ms(asked_ms: int) -> int:
     if asked_ms > DURATION_MS_MAX:
-        raise InvalidArgumentError(f"a lease lasts up to {DURATION_MS_MAX} ms, not {asked_ms}")
+        raise InvalidArgumentError(f"the visibility timeout must be 0 to {DURATION_MS_MAX} ms, not {asked_ms}")
     return asked_ms
 
 
 def _ids(given: Sequence[bytes]) -> list[bytes] | None:
-    """The messages named; None for all of a lease."""
+    """Return the given message ids, or None for all messages of the lease."""
     ids = list(given)
     for each in ids:
         if len(each) != ID_BYTES:
-            raise InvalidArgumentError(f"a message id is {ID_BYTES} bytes, not {len(each)}")
+            raise InvalidArgumentError(f"a message id must have {ID_BYTES} bytes, not {len(each)}")
     return ids or None
 
 
 def _enqueued(ids: list[bytes]) -> bytes:
-    """An EnqueueBatchResponse: field 1 of 16 bytes, each."""
+    """Encode an EnqueueBatchResponse: field 1, 16 bytes, repeated."""
     return b"\x0a\x10" + b"\x0a\x10".join(ids)

@@ -1,8 +1,8 @@
-"""Attendances: leases that end with the presence of who took them.
+"""Worker sessions: leases that are released when their worker disconnects.
 
-A unary call says nothing about whether its caller lives on. A consumer that wants its leases back in the queue the
-moment it dies keeps an Attend call open and names its number in Lease. When the call ends, what is leased under it goes
-back to its place; no attempt is counted.
+A unary call does not show whether its caller is still alive. A worker that wants its leases released as soon as it dies
+keeps an OpenSession call open and passes the session number to Lease. When the OpenSession call ends, the messages
+leased under the session return to their places. The attempt count does not change.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from basaltmq.errors import BasaltError, PreconditionFailedError
 from basaltmq.queues.plane import QueuePlane
 
 SWEEP_MIN: Final = 1_024
-"""Leases of one attendance before those that ran out are looked for."""
+"""Leases of one session before expired ones are swept."""
 
 
 class _Lease:
-    """What is left of a lease, and until when."""
+    """Remaining messages of a lease, and its deadline."""
 
     __slots__ = ("count", "expires_ns")
 
@@ -27,8 +27,8 @@ class _Lease:
         self.expires_ns = expires_ns
 
 
-class Attendance:
-    """Who is there, and what they lease."""
+class WorkerSession:
+    """One session and its leases."""
 
     __slots__ = ("leases", "number", "peer", "sweep_at")
 
@@ -36,19 +36,19 @@ class Attendance:
         self.number = number
         self.peer = peer
         self.leases: dict[tuple[str, int], _Lease] = {}
-        """By queue and token."""
+        """Leases by queue and token."""
         self.sweep_at = SWEEP_MIN
 
 
-class Attendances:
-    """Everyone who is there."""
+class WorkerSessions:
+    """All open sessions."""
 
     def __init__(self, plane: QueuePlane, first: int) -> None:
-        """Numbers grow from `first`; one that differs from boot to boot keeps those of an earlier one out."""
+        """Session numbers start after `first`, which must differ between boots so that old numbers are invalid."""
         self._plane = plane
         self._last = first
-        self._present: dict[int, Attendance] = {}
-        self._by_lease: dict[tuple[str, int], Attendance] = {}
+        self._present: dict[int, WorkerSession] = {}
+        self._by_lease: dict[tuple[str, int], WorkerSession] = {}
 
     def __len__(self) -> int:
         return len(self._present)
@@ -56,62 +56,62 @@ class Attendances:
     def __contains__(self, number: int) -> bool:
         return number in self._present
 
-    def begin(self, peer: str) -> Attendance:
+    def begin(self, peer: str) -> WorkerSession:
         self._last += 1
-        attendance = self._present[self._last] = Attendance(self._last, peer)
-        return attendance
+        session = self._present[self._last] = WorkerSession(self._last, peer)
+        return session
 
-    def end(self, attendance: Attendance) -> None:
-        """Give back what is leased under it."""
-        del self._present[attendance.number]
-        for lease in attendance.leases:
+    def end(self, session: WorkerSession) -> None:
+        """Close a session and release its leases."""
+        del self._present[session.number]
+        for lease in session.leases:
             del self._by_lease[lease]
-            # Given back already, or gone with its queue. What a store that is behind refuses comes back with its time.
+            # The lease may be released already, or its queue deleted. If the store is stalled, the lease expires later.
             with suppress(BasaltError):
                 self._plane.release(*lease)
 
-    def require(self, number: int, peer: str) -> Attendance:
-        """The attendance of a caller. Only its own connection may lease under it."""
+    def require(self, number: int, peer: str) -> WorkerSession:
+        """Return the caller's session. Only the connection that opened a session may lease under it."""
         found = self._present.get(number)
         if found is None or found.peer != peer:
-            raise PreconditionFailedError(f"nobody of this connection attends as number {number}; call Attend first")
+            raise PreconditionFailedError(f"this connection has no session {number}; call OpenSession first")
         return found
 
-    def leased(self, attendance: Attendance, queue: str, token: int, count: int, expires_ns: int) -> None:
-        """Messages were leased, `count` of them."""
-        attendance.leases[queue, token] = _Lease(count, expires_ns)
-        self._by_lease[queue, token] = attendance
+    def leased(self, session: WorkerSession, queue: str, token: int, count: int, expires_ns: int) -> None:
+        """Record a lease of `count` messages."""
+        session.leases[queue, token] = _Lease(count, expires_ns)
+        self._by_lease[queue, token] = session
 
-    def sweep(self, attendance: Attendance, now_ns: int) -> None:
-        """Forget leases that ran out, if there are many; the queue has their messages."""
-        if len(attendance.leases) < attendance.sweep_at:
+    def sweep(self, session: WorkerSession, now_ns: int) -> None:
+        """Forget expired leases if there are many. Their messages are back in the queue."""
+        if len(session.leases) < session.sweep_at:
             return
-        for place in [place for place, lease in attendance.leases.items() if lease.expires_ns <= now_ns]:
+        for place in [place for place, lease in session.leases.items() if lease.expires_ns <= now_ns]:
             self.over(*place)
-        attendance.sweep_at = max(SWEEP_MIN, 2 * len(attendance.leases))
+        session.sweep_at = max(SWEEP_MIN, 2 * len(session.leases))
 
     def extended(self, queue: str, token: int, part: int, count: int | None, expires_ns: int) -> None:
-        """A lease lasts longer; `count` messages of it have the token `part`, all of them if it is the same."""
-        attendance = self._by_lease.get((queue, token))
-        if attendance is None:
+        """Record an extension. If only `count` messages were extended, they form a new lease with the token `part`."""
+        session = self._by_lease.get((queue, token))
+        if session is None:
             return
         if part == token:
-            attendance.leases[queue, token].expires_ns = expires_ns
+            session.leases[queue, token].expires_ns = expires_ns
         elif count is not None:
-            self.leased(attendance, queue, part, count, expires_ns)
+            self.leased(session, queue, part, count, expires_ns)
             self.settled(queue, token, count)
 
     def settled(self, queue: str, token: int, count: int) -> None:
-        """So many messages of a lease are answered for."""
-        attendance = self._by_lease.get((queue, token))
-        if attendance is not None:
-            lease = attendance.leases[queue, token]
+        """Record that `count` messages of a lease were settled."""
+        session = self._by_lease.get((queue, token))
+        if session is not None:
+            lease = session.leases[queue, token]
             lease.count -= count
             if lease.count <= 0:
                 self.over(queue, token)
 
     def over(self, queue: str, token: int) -> None:
-        """Nothing is left of a lease."""
-        attendance = self._by_lease.pop((queue, token), None)
-        if attendance is not None:
-            del attendance.leases[queue, token]
+        """Forget a lease."""
+        session = self._by_lease.pop((queue, token), None)
+        if session is not None:
+            del session.leases[queue, token]

@@ -1,9 +1,9 @@
-"""fila.v1.FilaAdmin: queues, runtime settings, redrive, API keys.
+"""The service fila.v1.FilaAdmin: queues, runtime settings, redrive, API keys.
 
-A queue made here has a dead-letter queue beside it, named like it with `.dlq` behind, because this wire has no field to
-name another. Redrive takes what such a queue holds back to where it came from.
+A queue created here gets a dead-letter queue with the suffix `.dlq`, because the protocol has no field to name one.
+Redrive moves the messages of such a queue back to the queues that they came from.
 
-Settings are shown as runtime_config.py shows them: of a secret there is a mask, never the value.
+Secret settings are returned masked (`queues/runtime_config.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from basaltmq.errors import InvalidArgumentError, PreconditionFailedError, QueueNotFoundError
 from basaltmq.protocols.grpc.server.methods import Method
 from basaltmq.protocols.grpc.services.access import Access, Caller
-from basaltmq.protocols.grpc.services.method_factory import Calls, queue_name
-from basaltmq.protocols.grpc.services.queue_owner import Desk
-from basaltmq.protocols.grpc.services.waiting_consumers import Takers
+from basaltmq.protocols.grpc.services.method_factory import MethodFactory, queue_name
+from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
+from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
 from basaltmq.queues.config import DEAD_LETTERS, VISIBILITY_TIMEOUT_MS_DEFAULT, QueueConfig
-from basaltmq.queues.lifecycle.redrive import PAGE, origin_of
+from basaltmq.queues.lifecycle.redrive import origin_of
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.runtime_config import LIST_MAX
@@ -28,28 +28,33 @@ from basaltmq.wire import fila_wire_pb2 as wire
 SERVICE: Final = "fila.v1.FilaAdmin"
 
 CONFIGS_PAGE: Final = 100
-"""Queues looked at between two turns of the loop."""
+"""Queues examined per loop turn."""
 
 QUANTUM: Final = 1
-"""A fairness key's turn is one message."""
+"""Messages per turn of a fairness key."""
 
 NODES: Final = 1
 
 
 class FilaAdmin:
-    """The operators' side."""
+    """Handlers of fila.v1.FilaAdmin."""
 
     def __init__(
-        self, plane: QueuePlane, takers: Takers, access: Access, desk: Desk, durable: Callable[[], Awaitable[None]]
+        self,
+        plane: QueuePlane,
+        consumers: WaitingConsumers,
+        access: Access,
+        owner: QueueOwner,
+        durable: Callable[[], Awaitable[None]],
     ) -> None:
-        """`durable` waits until what was written so far is."""
+        """`durable` waits until all previous writes are durable."""
         self._plane = plane
-        self._takers = takers
+        self._consumers = consumers
         self._keys = access.keys
-        self._desk = desk
+        self._owner = owner
         self._durable = durable
 
-    def methods(self, calls: Calls) -> dict[str, Method]:
+    def methods(self, calls: MethodFactory) -> dict[str, Method]:
         return {
             "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
             "DeleteQueue": calls.unary(wire.DeleteQueueRequest, self.delete_queue),
@@ -70,7 +75,7 @@ class FilaAdmin:
         name = queue_name(request.name)
         caller.require("admin", name)
         asked = request.config
-        self._desk.create(
+        self._owner.create(
             QueueConfig(
                 name=name,
                 on_enqueue_script=asked.on_enqueue_script or None,
@@ -85,12 +90,12 @@ class FilaAdmin:
     async def delete_queue(self, request: wire.DeleteQueueRequest, caller: Caller) -> wire.DeleteQueueResponse:
         name = queue_name(request.queue)
         caller.require("admin", name)
-        self._desk.delete(name)
+        self._owner.delete(name)
         await self._durable()
         return wire.DeleteQueueResponse()
 
     async def set_config(self, request: wire.SetConfigRequest, caller: Caller) -> wire.SetConfigResponse:
-        """Set a setting; an empty value, which is what a missing one looks like, deletes it."""
+        """Set a setting. An empty value, which on the wire is the same as an absent one, deletes it."""
         caller.require_everywhere("admin", "change settings")
         if request.value:
             self._plane.set_setting(request.key, request.value)
@@ -102,8 +107,8 @@ class FilaAdmin:
     async def get_config(self, request: wire.GetConfigRequest, caller: Caller) -> wire.GetConfigResponse:
         caller.require_everywhere("admin", "read settings")
         if not request.key:
-            raise InvalidArgumentError("the call names no setting")
-        # Of all keys that begin with this one, it is the first.
+            raise InvalidArgumentError("the request has no setting key")
+        # The exact key sorts first among the keys with this prefix.
         for setting in self._plane.settings(request.key, limit=1).settings:
             if setting.key == request.key:
                 return wire.GetConfigResponse(value=setting.value)
@@ -124,7 +129,7 @@ class FilaAdmin:
             depth=_depth(counts),
             in_flight=counts["leased"],
             active_fairness_keys=active,
-            active_consumers=self._takers.parties(name),
+            active_consumers=self._consumers.push_consumers(name),
             quantum=QUANTUM,
             per_key_stats=[
                 wire.FairnessKeyStats(
@@ -151,20 +156,20 @@ class FilaAdmin:
         moved = await self._redrive(name, None, wanted, None)
         if wanted is None or moved < wanted:
             left = None if wanted is None else wanted - moved
-            # Nobody died: it was put here by hand, and goes to the queue this one belongs to.
+            # Messages without an origin were enqueued here directly. They go to the parent queue.
             moved += await self._redrive(name, parent, left, lambda message: origin_of(message) is None)
         await self._durable()
         return wire.RedriveResponse(redriven=moved)
 
     async def _parent_of(self, name: str) -> str:
-        """The queue whose dead letters come here."""
+        """Return the queue whose dead letters this queue holds."""
         if name.endswith(DEAD_LETTERS):
             parent = name.removesuffix(DEAD_LETTERS)
             try:
                 self._plane.get(parent)
             except QueueNotFoundError:
                 raise PreconditionFailedError(
-                    f"queue {parent!r}, whose dead letters are in {name!r}, is gone; create it, then redrive"
+                    f"queue {parent!r}, the source of the dead letters in {name!r}, is missing; create it, then redrive"
                 ) from None
             return parent
         after = ""
@@ -175,21 +180,17 @@ class FilaAdmin:
             after = page[-1].name
             await asyncio.sleep(0)
         raise InvalidArgumentError(
-            f"queue {name!r} is not a dead-letter queue: its name does not end in {DEAD_LETTERS!r}, and no queue names "
-            "it as its own"
+            f"queue {name!r} is not a dead-letter queue: its name does not end in {DEAD_LETTERS!r}, and no queue has "
+            "it as its dead-letter queue"
         )
 
     async def _redrive(
         self, name: str, to: str | None, count: int | None, wanted: Callable[[Message], bool] | None
     ) -> int:
-        """Redrive page by page, so that others get their turns."""
+        """Redrive page by page, so that other tasks of the loop can run."""
         moved = 0
-        while count is None or moved < count:
-            left = PAGE if count is None else min(PAGE, count - moved)
-            page = self._plane.redrive(name, to=to, count=left, wanted=wanted)
+        for page in self._plane.redriving(name, to=to, count=count, wanted=wanted):
             moved += page
-            if page < PAGE:
-                break
             await asyncio.sleep(0)
         return moved
 
@@ -204,14 +205,14 @@ class FilaAdmin:
                         name=config.name,
                         depth=_depth(counts),
                         in_flight=counts["leased"],
-                        active_consumers=self._takers.parties(config.name),
+                        active_consumers=self._consumers.push_consumers(config.name),
                     )
             after = page[-1].name
             await asyncio.sleep(0)
         return answer
 
     async def create_api_key(self, request: wire.CreateApiKeyRequest, caller: Caller) -> wire.CreateApiKeyResponse:
-        caller.require_superadmin("make API keys")
+        caller.require_superadmin("create API keys")
         key, text = self._keys.create(
             request.name, expires_ms=request.expires_at_ms, is_superadmin=request.is_superadmin
         )
@@ -240,18 +241,18 @@ class FilaAdmin:
         )
 
     async def set_acl(self, request: wire.SetAclRequest, caller: Caller) -> wire.SetAclResponse:
-        caller.require_superadmin("change what API keys may do")
+        caller.require_superadmin("change the permissions of API keys")
         self._keys.permit(request.key_id, [(each.kind, each.pattern) for each in request.permissions])
         await self._durable()
         return wire.SetAclResponse()
 
     async def get_acl(self, request: wire.GetAclRequest, caller: Caller) -> wire.GetAclResponse:
-        caller.require_superadmin("look at what API keys may do")
+        caller.require_superadmin("read the permissions of API keys")
         key = self._keys.get(request.key_id)
         permissions = [wire.AclPermission(kind=each.kind, pattern=each.pattern) for each in key.permissions]
         return wire.GetAclResponse(key_id=key.id, permissions=permissions, is_superadmin=key.is_superadmin)
 
 
 def _depth(counts: dict[str, int]) -> int:
-    """Messages that no consumer has: ready, or waiting for a retry or their time."""
+    """Return the number of messages without a consumer: ready, or delayed."""
     return counts["ready"] + counts["delayed"]

@@ -1,19 +1,17 @@
-"""Consume streams: messages pushed to a client, and who holds which.
+"""Consume streams: pushes messages to clients and tracks which stream holds which message.
 
-On this wire an ack names a queue and a message, nothing else. Who may answer for a message is therefore decided by the
-connection: the one a stream runs on, as gRPC names it. A message that was delivered again, over another connection, is
-fenced from the first one's late ack: it is refused with NOT_FOUND, and so is an ack for a lease that is over. What
-cannot be told apart is two streams of one connection: they count as one consumer. (gRPC lets clients of one process
-share a connection to one address.)
+An ack of this protocol contains only a queue and a message id. The connection therefore decides who may settle a
+message: the one that its stream runs on. A late ack for a message that was redelivered over another connection gets
+NOT_FOUND, and so does an ack for an expired lease. Two streams of one connection count as one
+consumer. (gRPC lets clients of one process share a connection to one address.)
 
-A stream leases a few messages at a time and sends one after the other; the transport takes the next when the client has
-room for it. So what waits in the server for a slow client is bounded by one small lease. If the client does not take it
-for `STALL_S`, what was not sent goes back to the queue, and the stream waits its turn behind those who do.
+A stream leases a few messages at a time and sends them one by one, as the client's window allows. A slow client thus
+delays at most one small lease. If the client reads nothing for `STALL_S`, the unsent messages return to the queue, and
+the stream yields to consumers that read.
 
-When a stream ends, for whatever reason, everything it holds goes back to its place at once. No attempt is counted. So
-what a stream leases needs no row: the plane holds it for as long as the process lives, and a crash of the broker, which
-ends all streams, gives all of it back too. The queue's visibility timeout is kept here: a message that is not answered
-for in time has failed, like one whose lease expired.
+When a stream ends, all its messages return to their places at once, without counting an attempt. Its leases therefore
+need no row: the plane keeps them in memory, and a crash of the broker also releases them. This module enforces the
+queue's visibility timeout: a message that is not settled in time counts as failed, like one whose lease expired.
 """
 
 from __future__ import annotations
@@ -34,31 +32,31 @@ from basaltmq.errors import (
 )
 from basaltmq.ids import format_id
 from basaltmq.protocols.grpc.services.access import Caller
-from basaltmq.protocols.grpc.services.waiting_consumers import Party, Takers
+from basaltmq.protocols.grpc.services.waiting_consumers import PushConsumer, WaitingConsumers
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.lifecycle.failures import LEASE_EXPIRED
 from basaltmq.queues.plane import QueuePlane
 
 BATCH_MAX: Final = 32
-"""Messages leased at once for a stream: the cost of a lease is shared, and a client that dies takes few along."""
+"""Messages per lease of a stream: shares the cost of a lease, and a client that dies holds few messages."""
 
 BATCH_BYTES: Final = 1 << 20
-"""What a lease for a stream should hold at most; the sizes seen last say how many messages that are."""
+"""Target size of a stream's lease. The sizes of recent messages determine the number of messages."""
 
 STALL_S: Final = 2.0
-"""Without a sign of the client taking more, until what waits for it is given to others."""
+"""Time without progress of the client, in seconds, after which its unsent messages are released."""
 
 RETRY_S: Final = 1.0
-"""Before a lease that is over and could not be ended is looked at again."""
+"""Delay before retrying to end an expired lease."""
 
 AckFrom = Literal["holder", "any"]
-"""Who may answer for a message: the connection it was delivered on, or any."""
+"""Who may settle a message: the connection that received it, or any."""
 
 
 _log = logging.getLogger("basaltmq")
 
 
-class Stream(Party):
+class ConsumeStream(PushConsumer):
     """One Consume call."""
 
     __slots__ = ("caller", "consumer", "leases", "queue", "refusal", "size_bytes")
@@ -69,46 +67,46 @@ class Stream(Party):
         self.caller = caller
         self.consumer = consumer
         self.refusal: BasaltError | None = None
-        """Why it may not go on."""
+        """The error that ends the stream, if its permission was revoked."""
         self.leases: dict[int, set[bytes]] = {}
-        """By token: the messages that are not answered for."""
+        """Unsettled message ids by token."""
         self.size_bytes = BATCH_BYTES
-        """The largest message seen of late; the first lease is for one, to see."""
+        """Largest recent message size. The initial value limits the first lease to one message."""
 
     def count(self) -> int:
-        """How many messages to lease."""
+        """Return how many messages to lease."""
         return max(1, min(BATCH_MAX, BATCH_BYTES // max(1, self.size_bytes)))
 
 
 class _Held:
-    """Who holds a message."""
+    """The stream and the lease token of a held message."""
 
     __slots__ = ("stream", "token")
 
-    def __init__(self, stream: Stream, token: int) -> None:
+    def __init__(self, stream: ConsumeStream, token: int) -> None:
         self.stream = stream
         self.token = token
 
 
-class Streams:
+class ConsumeStreams:
     """All Consume calls of a server."""
 
     def __init__(
         self,
         plane: QueuePlane,
-        takers: Takers,
+        consumers: WaitingConsumers,
         loop: asyncio.AbstractEventLoop,
         *,
         ack_from: AckFrom = "holder",
     ) -> None:
         self._plane = plane
-        self._takers = takers
+        self._consumers = consumers
         self._loop = loop
         self._ack_from = ack_from
         self._held: dict[tuple[str, bytes], _Held] = {}
-        self._deadlines: list[tuple[float, int, Stream]] = []
+        self._deadlines: list[tuple[float, int, ConsumeStream]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._streams: dict[Stream, None] = {}
+        self._streams: dict[ConsumeStream, None] = {}
         self._last = 0
         self._is_closing = False
 
@@ -117,45 +115,45 @@ class Streams:
 
     @property
     def held(self) -> int:
-        """Messages that are with clients."""
+        """Number of messages that clients hold."""
         return len(self._held)
 
     async def consume(self, queue: str, caller: Caller) -> AsyncGenerator[Delivery, None]:
-        """Messages of a queue for one client, until it goes away. Raises when the queue is gone or it may not go on."""
+        """Yield messages of a queue to one client. Raise when the queue is deleted or access is revoked."""
         self._plane.get(queue)
         self._last += 1
-        stream = Stream(queue, caller, f"{caller.peer}#{self._last}")
+        stream = ConsumeStream(queue, caller, f"{caller.peer}#{self._last}")
         self._streams[stream] = None
-        self._takers.join(queue, stream)
+        self._consumers.join(queue, stream)
         try:
             while True:
-                self._require_going_on(stream)
-                batch = await self._takers.take(
-                    queue, stream.count(), consumer=stream.consumer, visibility_ms=0, party=stream
+                self._require_open(stream)
+                batch = await self._consumers.take(
+                    queue, stream.count(), consumer=stream.consumer, visibility_ms=0, push_consumer=stream
                 )
                 self._hold(stream, batch)
                 watch = self._loop.call_later(STALL_S, self._stalled, stream, batch)
                 try:
                     while batch:
                         yield batch[0]
-                        # The transport has taken it; while it did not, others may have got what is behind it.
+                        # The transport accepted the message. Meanwhile `_stalled` may have released those behind it.
                         del batch[:1]
-                        self._require_going_on(stream)
+                        self._require_open(stream)
                 finally:
                     watch.cancel()
                     if stream.is_stalled:
                         stream.is_stalled = False
-                        self._takers.lighter(queue)
+                        self._consumers.load_decreased(queue)
         finally:
             self._end(stream)
 
-    def _require_going_on(self, stream: Stream) -> None:
+    def _require_open(self, stream: ConsumeStream) -> None:
         if self._is_closing:
             raise StoreClosedError("the broker is stopping; connect again")
         if stream.refusal is not None:
             raise stream.refusal
 
-    def _hold(self, stream: Stream, batch: Sequence[Delivery]) -> None:
+    def _hold(self, stream: ConsumeStream, batch: Sequence[Delivery]) -> None:
         token = batch[0].token
         stream.leases[token] = {each.id for each in batch}
         stream.load += len(batch)
@@ -168,7 +166,7 @@ class Streams:
         self._arm()
 
     def _arm(self) -> None:
-        """Come back when the first lease is over."""
+        """Set the timer for the first lease deadline."""
         if not self._deadlines:
             return
         if self._timer is not None:
@@ -178,7 +176,7 @@ class Streams:
         self._timer = self._loop.call_at(self._deadlines[0][0], self._expire)
 
     def _expire(self) -> None:
-        """Messages that were not answered for in time have failed."""
+        """Nack the messages of expired leases."""
         self._timer = None
         now_s = self._loop.time()
         while self._deadlines and self._deadlines[0][0] <= now_s:
@@ -189,18 +187,18 @@ class Streams:
             try:
                 self._plane.nack(stream.queue, token, list(ids), error=LEASE_EXPIRED)
             except (StaleLeaseError, NotFoundError, StoreClosedError):
-                # Gone with its queue, or about to be with the process.
+                # The queue is deleted, or the store is closing.
                 pass
             except BasaltError as error:
-                _log.warning("a lease of queue %r that is over could not be ended: %s", stream.queue, error)
+                _log.warning("cannot end an expired lease of queue %r, will retry: %s", stream.queue, error)
                 heappush(self._deadlines, (now_s + RETRY_S, token, stream))
                 break
             for message_id in list(ids):
-                self._let_go(stream.queue, message_id)
+                self._drop(stream.queue, message_id)
         self._arm()
 
-    def _let_go(self, queue: str, message_id: bytes) -> None:
-        """A message is no longer with its stream."""
+    def _drop(self, queue: str, message_id: bytes) -> None:
+        """Remove a message from its stream."""
         held = self._held.pop((queue, message_id))
         stream = held.stream
         ids = stream.leases[held.token]
@@ -208,21 +206,21 @@ class Streams:
         if not ids:
             del stream.leases[held.token]
         stream.load -= 1
-        self._takers.lighter(queue)
+        self._consumers.load_decreased(queue)
 
-    def _stalled(self, stream: Stream, batch: list[Delivery]) -> None:
-        """The client takes nothing: what is behind the message it was sent goes to others."""
+    def _stalled(self, stream: ConsumeStream, batch: list[Delivery]) -> None:
+        """Release the messages behind the one that the client does not read."""
         stream.is_stalled = True
         rest = [each for each in batch[1:] if each.id in stream.leases.get(each.token, ())]
         del batch[1:]
         if rest:
             self._release(stream.queue, rest[0].token, [each.id for each in rest])
             for each in rest:
-                self._let_go(stream.queue, each.id)
-        self._takers.lighter(stream.queue)
+                self._drop(stream.queue, each.id)
+        self._consumers.load_decreased(stream.queue)
 
     def settle(self, queue: str, message_id: bytes, caller: Caller, settle: Callable[[int], object]) -> None:
-        """Answer for a message with `settle(token)`; MessageNotFoundError if it is not this caller's to answer for."""
+        """Call `settle(token)` for a message. Raise MessageNotFoundError if the caller does not hold it."""
         held = self._held.get((queue, message_id))
         if held is None or (self._ack_from == "holder" and held.stream.caller.peer != caller.peer):
             self._plane.get(queue)
@@ -230,18 +228,18 @@ class Streams:
         try:
             settle(held.token)
         except StaleLeaseError:
-            self._let_go(queue, message_id)
+            self._drop(queue, message_id)
             raise MessageNotFoundError(_not_held(queue, message_id)) from None
-        self._let_go(queue, message_id)
+        self._drop(queue, message_id)
 
     def recheck(self) -> None:
-        """Keys may do less than before: end the streams that may not go on."""
+        """End the streams whose caller has lost its permission."""
         for stream in list(self._streams):
             try:
                 stream.caller.require("consume", stream.queue)
             except BasaltError as refusal:
                 stream.refusal = refusal
-                self._takers.refuse(stream.queue, stream, refusal)
+                self._consumers.refuse(stream.queue, stream, refusal)
 
     def close(self) -> None:
         """End all streams."""
@@ -249,16 +247,16 @@ class Streams:
         if self._timer is not None:
             self._timer.cancel()
         for stream in list(self._streams):
-            self._takers.refuse(stream.queue, stream, StoreClosedError("the broker is stopping; connect again"))
+            self._consumers.refuse(stream.queue, stream, StoreClosedError("the broker is stopping; connect again"))
 
-    def _end(self, stream: Stream) -> None:
+    def _end(self, stream: ConsumeStream) -> None:
         del self._streams[stream]
         for token, ids in stream.leases.items():
             for message_id in ids:
                 del self._held[stream.queue, message_id]
             self._release(stream.queue, token, None)
         stream.leases.clear()
-        self._takers.leave(stream.queue, stream)
+        self._consumers.leave(stream.queue, stream)
 
     def _release(self, queue: str, token: int, ids: Sequence[bytes] | None) -> None:
         try:
@@ -266,12 +264,12 @@ class Streams:
         except StoreStalledError:
             self._loop.call_later(RETRY_S, self._release, queue, token, ids)
         except BasaltError:
-            # Given back already, gone with its queue, or about to be given back by a store that is opened again.
+            # Already released, the queue is deleted, or the store releases it when it reopens.
             return
 
 
 def _not_held(queue: str, message_id: bytes) -> str:
     return (
-        f"message {format_id(message_id)} of queue {queue!r} is not leased to this connection: it was answered for, "
-        "its lease is over, or another consumer has it"
+        f"message {format_id(message_id)} of queue {queue!r} is not leased to this connection: it was already settled, "
+        "its lease expired, or another consumer holds it"
     )

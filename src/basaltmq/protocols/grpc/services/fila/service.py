@@ -1,4 +1,4 @@
-"""fila.v1.FilaService: enqueue, consume, ack, nack, one message at a time."""
+"""The service fila.v1.FilaService: enqueue, consume, ack and nack of single messages."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final
 from basaltmq.broker.message.text_headers import headers_of
 from basaltmq.errors import LimitExceededError
 from basaltmq.ids import format_id, parse_id
-from basaltmq.protocols.grpc.server.immediate_future import Later
+from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.grpc.server.methods import Method
 from basaltmq.protocols.grpc.services.access import Caller
-from basaltmq.protocols.grpc.services.fila.consume_streams import Streams
-from basaltmq.protocols.grpc.services.method_factory import Calls, queue_name
-from basaltmq.protocols.grpc.services.queue_owner import Desk
+from basaltmq.protocols.grpc.services.fila.consume_streams import ConsumeStreams
+from basaltmq.protocols.grpc.services.method_factory import MethodFactory, queue_name
+from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
 from basaltmq.protocols.grpc.services.tick import Tick
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
@@ -24,42 +24,42 @@ from basaltmq.wire import fila_wire_pb2 as wire
 SERVICE: Final = "fila.v1.FilaService"
 
 MESSAGE_BYTES_MAX: Final = (4 << 20) - (64 << 10)
-"""Payload and headers of a message: a gRPC client takes 4 MiB in one answer unless told otherwise, and the rest of the
-answer needs some room. A larger message could be enqueued and never be consumed."""
+"""Size limit of a message, payload and headers. A gRPC client accepts answers of up to 4 MiB by default, and the other
+fields of the answer need some room. A larger message could be enqueued but never consumed."""
 
 _SECOND_NS: Final = 1_000_000_000
 
 
 class FilaService:
-    """The hot path."""
+    """Handlers of fila.v1.FilaService."""
 
     def __init__(
         self,
         plane: QueuePlane,
         tick: Tick,
-        streams: Streams,
-        desk: Desk,
+        streams: ConsumeStreams,
+        owner: QueueOwner,
         clock_ns: Callable[[], int],
     ) -> None:
         self._plane = plane
         self._tick = tick
         self._streams = streams
-        self._desk = desk
+        self._owner = owner
         self._clock_ns = clock_ns
 
-    def methods(self, calls: Calls) -> dict[str, Method]:
+    def methods(self, calls: MethodFactory) -> dict[str, Method]:
         return {
             "Enqueue": calls.unary(wire.EnqueueRequest, self.enqueue, _enqueued),
-            "Consume": calls.answer_stream(wire.ConsumeRequest, self.consume),
+            "Consume": calls.server_streaming(wire.ConsumeRequest, self.consume),
             "Ack": calls.unary(wire.AckRequest, self.ack),
             "Nack": calls.unary(wire.NackRequest, self.nack),
         }
 
-    def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> Later[list[bytes]]:
+    def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> ImmediateFuture[list[bytes]]:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
-        self._desk.check(queue)
-        self._desk.require_room()
+        self._owner.check(queue)
+        self._owner.require_room()
         headers = dict(request.headers) if request.headers else None
         payload = request.payload
         size_bytes = len(payload)
@@ -67,18 +67,18 @@ class FilaService:
             size_bytes = request.ByteSize()
         if size_bytes > MESSAGE_BYTES_MAX:
             raise LimitExceededError(
-                f"a message of {size_bytes} bytes is over the limit of {MESSAGE_BYTES_MAX} of this service: clients "
-                "could not receive it"
+                f"a message of {size_bytes} bytes exceeds the limit of this service, {MESSAGE_BYTES_MAX} bytes; "
+                "clients could not receive it"
             )
         draft = payload if headers is None else Draft(payload=payload, headers=headers)
-        later: Later[list[bytes]] = Later()
-        self._tick.add(queue, [draft], later)
-        return later
+        future: ImmediateFuture[list[bytes]] = ImmediateFuture()
+        self._tick.add(queue, [draft], future)
+        return future
 
     async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
         queue = queue_name(request.queue)
         caller.require("consume", queue)
-        self._desk.check(queue)
+        self._owner.check(queue)
         async with aclosing(self._streams.consume(queue, caller)) as deliveries:
             async for delivery in deliveries:
                 yield self._answer(queue, delivery)
@@ -123,5 +123,5 @@ class FilaService:
 
 
 def _enqueued(ids: list[bytes]) -> bytes:
-    """An EnqueueResponse: field 1, text of 36 characters."""
+    """Encode an EnqueueResponse: field 1, a string of 36 characters."""
     return b"\x0a\x24" + format_id(ids[0]).encode()

@@ -1,9 +1,9 @@
-"""Index rows of plain frames, made many at a time: what a rebuild spends most of its time on.
+"""Bulk encoding of index rows for plain frames, which take most of the time of a rebuild.
 
-A plain frame holds records without tags, headers, expiries and holes, of which all have a key or none, and follows on
-its shard's last one. Its rows are the frame's own, one for each key that is to be indexed and, where the largest time
-of the shard grows, one by time; `Replay.take` gathers them, the same bytes that `StreamIndex.add` and `flush` make of
-it (P6). Budget: 1.4 us per key, of which half is its hash.
+A plain frame directly follows its shard's last frame. Its records have no tags, headers, expiries or offset gaps, and
+either all or none have a key. Its rows are the frame row, one row per indexed key, and a time row if the largest time
+of the shard grows. `Replay.take` collects them. The bytes are the same as from `StreamIndex.add` and `flush` (P6).
+Cost: 1.4 us per key, half of it for the hash.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.columnar import KEY_DATA, KEY_OFFSETS, VALUE_DATA, VALUE_OFFSETS, directory_of
 from basaltmq.log.batches.record import NEVER
 from basaltmq.log.frame import PlainFields
-from basaltmq.store.keys.queues import frame_keys
+from basaltmq.store.keys.streams import frame_keys
 from basaltmq.streams.adapter import HASH_BYTES
 from basaltmq.streams.engines.segment.index.rows import ENTRY, NO_TAGS, SegmentStats
 from basaltmq.streams.engines.segment.state import SegmentShard
 
 WITH_KEYS: Final = (5).to_bytes(2, "little")
-"""How a body counts its buffers that has values, keys and times and nothing else."""
+"""The buffer count of a body that has only values, keys and times."""
 
 _hash: Final = partial(blake2b, digest_size=HASH_BYTES)
 
 
 def key_hashes(raw: bytes, at: int, length: int, records: int, *, is_wanted: bool) -> set[bytes] | None:
-    """What the body at `at` has of keys: their hashes as rows have them, none unless wanted.
+    """Return the hashes of the keys in the body at `at`; empty unless wanted.
 
-    None if the body has anything but values, times and a key for each record, or is not what its frame's header says.
+    None if the body has other columns than values, times and a key per record, or does not match its frame's header.
     """
     if raw[at + 4 : at + 6] != WITH_KEYS:
         return None
@@ -56,24 +56,24 @@ def key_hashes(raw: bytes, at: int, length: int, records: int, *, is_wanted: boo
 
 
 class PlainRows:
-    """Rows to be written, the shards that changed, and what is to be summed up by segment.
+    """Buffered rows of plain frames, with the changed shards and the segment stats.
 
-    By frame there are only a few appends; rows are made of all frames at once, in loops that are not Python's.
+    Each frame adds only a few list items. `rows` encodes all frames together with C loops.
     """
 
-    __slots__ = ("by_words", "flags", "frames", "positions", "shards", "sizes")
+    __slots__ = ("bare_keys", "flags", "frames", "positions", "shards", "sizes")
 
     def __init__(self) -> None:
         self.frames: list[PlainFields] = []
         self.positions: list[int] = []
         self.sizes: list[int] = []
         self.flags: list[int] = []
-        self.by_words: list[bytes] = []
-        """Keys of rows without a value: by time, by a record's key."""
+        self.bare_keys: list[bytes] = []
+        """Keys of rows without a value: time rows and key rows."""
         self.shards: dict[int, SegmentShard] = {}
 
     def rows(self) -> tuple[list[bytes], list[bytes], SegmentStats]:
-        """Keys and values of all rows, and what the frames add up to. There is at least one."""
+        """Return the keys and values of all rows and the stats of the frames. Needs at least one frame."""
         sizes = self.sizes
         _, _, _, _, numbers, bases, records, deltas, least_ms, largest_ms, stored_ms, _ = zip(*self.frames, strict=True)
         found = frame_keys(numbers, map(add, bases, deltas))
@@ -89,7 +89,7 @@ class PlainRows:
             repeat(NEVER),
             self.flags,
         )
-        values = [*entries, *repeat(b"", len(self.by_words))]
+        values = [*entries, *repeat(b"", len(self.bare_keys))]
         stats = SegmentStats()
         stats.size_bytes = sum(sizes)
         stats.frames = len(sizes)
@@ -97,4 +97,4 @@ class PlainRows:
         stats.time_max_ms = max(largest_ms)
         stats.stored_min_ms = min(stored_ms)
         stats.stored_max_ms = max(stored_ms)
-        return found + self.by_words, values, stats
+        return found + self.bare_keys, values, stats

@@ -1,12 +1,12 @@
-"""The values of index rows: a frame's entry, a segment's sums, and the words a frame is found by.
+"""Values of index rows: frame entries, segment stats, and the key and tag hashes of a frame.
 
     frame     | position u64 | base offset u64 | size u32 | records u32 | largest time i64 | store time i64 |
-              | tag mask u64 | first expiry i64 | flags u8 |      a frame of a transaction: its producer for the mask
+              | tag mask u64, or the producer id in a transaction | first expiry i64 | flags u8 |
     segment   | bytes u64 | frames u64 | garbage bytes u64 | least time i64 | largest time i64 |
               | least store time i64 | largest store time i64 |
 
-Big-endian like the keys. The tag mask has a bit for the hash of each tag, so that a scan without the tag index passes
-over most frames that do not have the tag.
+Big-endian like the keys. The tag mask has one bit per tag hash, so that a scan without the tag index skips most frames
+without the tag.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from basaltmq.log.frame import AWAITED, REWRITTEN, Header
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import PUT, Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import hash64
 from basaltmq.streams.shards import ShardConfig
 
@@ -32,30 +33,30 @@ FAMILY: Final = Family.STREAM_INDEX
 HAS_KEYS: Final = 1
 HAS_TAGS: Final = 2
 IS_REWRITTEN: Final = 4
-"""Made by compaction of what is left of other frames."""
+"""Compaction created the frame from the rest of other frames."""
 IS_AWAITED: Final = 8
-"""Not to be seen from beside the writer before it is durable, whatever the shard's level."""
+"""A view must not show the frame before it is durable, whatever the shard's level."""
 
 IN_TRANSACTION: Final = 16
 IS_MARKER: Final = 32
-"""Ends a transaction of the producer that stands for the tag mask."""
+"""Ends a transaction. The tag mask holds the producer id."""
 IS_COMMIT: Final = 64
 OF_TRANSACTIONS: Final = IN_TRANSACTION | IS_MARKER | IS_COMMIT
 INHERITED: Final = IS_REWRITTEN | IS_AWAITED | OF_TRANSACTIONS
-"""What a frame's header or body says for good, whatever is indexed of its records."""
+"""Flags from the frame's header or body, independent of what is indexed."""
 
 NO_TAGS: Final = 0
 NO_FLAGS: Final = 0
 
 ENTRY: Final = Layout(">QQIIqqQqB")
-"""The value of a frame's row; its last offset is in the key."""
+"""Layout of a frame row's value. The last offset is in the key."""
 _SEGMENT: Final = Layout(">QQQqqqq")
 _TIME_LOW: Final = -(1 << 63)
 _TIME_HIGH: Final = (1 << 63) - 1
 
 
 class Entry(NamedTuple):
-    """A frame as the index knows it."""
+    """The index entry of a frame."""
 
     last_offset: int
     base_offset: int
@@ -66,7 +67,7 @@ class Entry(NamedTuple):
     store_time_ms: int
     tag_mask: int
     expire_min_ms: int
-    """When the first record expires that is not deleted; 0 for never."""
+    """When the first live record expires; 0 for never."""
     flags: int
 
     def encode(self) -> bytes:
@@ -86,9 +87,9 @@ class Entry(NamedTuple):
 
 
 def put_entries(row_keys: list[bytes], row_values: list[bytes], entries: Mapping[int, list[Entry]]) -> None:
-    """Add the rows of frames, given by shard, as `Entry.encode` makes them, without a call for each."""
+    """Add frame rows by shard, encoded as by `Entry.encode` but without a call per row."""
     put_key, put_value = row_keys.append, row_values.append
-    frame_key, pack = keys.frame_key, ENTRY.pack
+    frame_key, pack = stream_keys.frame_key, ENTRY.pack
     for number, some in entries.items():
         for last, base, position, size, records, time_ms, stored_ms, mask, expire_ms, flags in some:
             put_key(frame_key(number, last))
@@ -96,7 +97,7 @@ def put_entries(row_keys: list[bytes], row_values: list[bytes], entries: Mapping
 
 
 class SegmentStats:
-    """What the frames of one segment add up to."""
+    """Totals of the frames in one segment."""
 
     __slots__ = (
         "frames",
@@ -150,7 +151,7 @@ class SegmentStats:
             self.stored_max_ms = stored_ms
 
     def merge(self, other: SegmentStats) -> None:
-        """Add what other frames of the segment add up to."""
+        """Add the totals of further frames."""
         self.size_bytes += other.size_bytes
         self.frames += other.frames
         self.garbage_bytes += other.garbage_bytes
@@ -160,8 +161,8 @@ class SegmentStats:
         self.stored_max_ms = max(self.stored_max_ms, other.stored_max_ms)
 
 
-class Words:
-    """The keys and tags of a frame, as the index has them."""
+class IndexTerms:
+    """The key and tag hashes under which a frame is indexed."""
 
     __slots__ = ("flags", "key_hashes", "tag_hashes", "tag_mask")
 
@@ -187,12 +188,12 @@ class Words:
                 self.flags |= HAS_TAGS
 
     def put(self, batch: Batch, shard: int, last_offset: int) -> int:
-        """Add the rows a frame is found by; how many."""
+        """Add the key, tag and transaction rows of a frame. Return how many."""
         put = batch.ops.append
         for hashed in self.key_hashes:
-            put((PUT, FAMILY, keys.stream_index_key(b"K", shard, hashed, last_offset), b""))
+            put((PUT, FAMILY, stream_keys.stream_index_key(b"K", shard, hashed, last_offset), b""))
         for hashed in self.tag_hashes:
-            put((PUT, FAMILY, keys.stream_index_key(b"G", shard, hashed, last_offset), b""))
+            put((PUT, FAMILY, stream_keys.stream_index_key(b"G", shard, hashed, last_offset), b""))
         if self.flags & OF_TRANSACTIONS:
             key, value = transaction_row(shard, last_offset, self.tag_mask, self.flags)
             put((PUT, FAMILY, key, value))
@@ -200,50 +201,52 @@ class Words:
         return len(self.key_hashes) + len(self.tag_hashes)
 
     def delete(self, batch: Batch, shard: int, last_offset: int) -> None:
-        """Take away the rows a frame was found by."""
+        """Add the deletion of the key and tag rows of a frame."""
         for kind, hashes in ((b"K", self.key_hashes), (b"G", self.tag_hashes)):
             for hashed in hashes:
-                batch.delete(FAMILY, keys.stream_index_key(kind, shard, hashed, last_offset))
+                batch.delete(FAMILY, stream_keys.stream_index_key(kind, shard, hashed, last_offset))
 
 
-NO_WORDS: Final = Words(None, ShardConfig())
+NO_TERMS: Final = IndexTerms(None, ShardConfig())
 
 
-def kafka_words(raw: bytes, records: ColumnBatch | None, config: ShardConfig) -> Words:
-    """The words of a Kafka record batch; its records are given where they have any."""
+def kafka_terms(raw: bytes, records: ColumnBatch | None, config: ShardConfig) -> IndexTerms:
+    """Return the index words of a Kafka record batch. `records` is None if its keys are not indexed."""
     header = kafka.read_header(raw)
     if not header.is_transactional:
-        return NO_WORDS if records is None else Words(records, config)
-    words = Words(records, config)
+        return NO_TERMS if records is None else IndexTerms(records, config)
+    terms = IndexTerms(records, config)
     is_commit = kafka.read_marker(raw) if header.is_control else None
     if not header.is_control:
-        words.flags |= IN_TRANSACTION
+        terms.flags |= IN_TRANSACTION
     elif is_commit is not None:
-        words.flags |= IS_MARKER | (IS_COMMIT if is_commit else 0)
-    words.tag_mask = header.producer_id
-    return words
+        terms.flags |= IS_MARKER | (IS_COMMIT if is_commit else 0)
+    terms.tag_mask = header.producer_id
+    return terms
 
 
 def transaction_row(shard: int, last_offset: int, producer_id: int, flags: int) -> tuple[bytes, bytes]:
-    """The row by producer of a frame that belongs to a transaction, or ends one."""
+    """Return the transaction row of a frame in a transaction or of a marker."""
     if flags & IS_MARKER:
-        return keys.stream_index_key(b"M", shard, producer_id, last_offset), b"\1" if flags & IS_COMMIT else b"\0"
-    return keys.stream_index_key(b"Q", shard, producer_id, last_offset), b""
+        return stream_keys.stream_index_key(
+            b"M", shard, producer_id, last_offset
+        ), b"\1" if flags & IS_COMMIT else b"\0"
+    return stream_keys.stream_index_key(b"Q", shard, producer_id, last_offset), b""
 
 
-def delete_words_of(store: Reader, batch: Batch, shard: int, unreadable: Collection[int]) -> None:
-    """Frames that cannot be read do not say which keys they had: look through all of the shard's rows."""
+def delete_terms_of(store: Reader, batch: Batch, shard: int, unreadable: Collection[int]) -> None:
+    """Delete the key and tag rows of unreadable frames by a scan over all such rows of the shard."""
     if not unreadable:
         return
     for kind in (b"K", b"G"):
-        start, end = keys.prefix_range(keys.stream_index_key(kind, shard, 0, 0)[:9])
+        start, end = key_parts.prefix_range(stream_keys.stream_index_key(kind, shard, 0, 0)[:9])
         for key, _ in store.scan(FAMILY, start, end):
-            if keys.decode_stream_index_key(key)[3] in unreadable:
+            if stream_keys.decode_stream_index_key(key)[3] in unreadable:
                 batch.delete(FAMILY, key)
 
 
 def first_expiry(batch: ColumnBatch | None, base_offset: int, start: int = 0, deleted: Collection[int] = ()) -> int:
-    """When the first record of a frame expires that is neither below the start nor deleted; 0 for never."""
+    """Return when the first live record of a frame at or above `start` expires; 0 for never."""
     expiries = None if batch is None else batch.expiries()
     if batch is None or expiries is None:
         return NEVER
@@ -261,17 +264,17 @@ def first_expiry(batch: ColumnBatch | None, base_offset: int, start: int = 0, de
 def set_expiry(
     batch: Batch, shard: int, entry: Entry, start: int, deleted: Collection[int], records: ColumnBatch | None
 ) -> None:
-    """Write down when the first record of a frame expires that is left, if that is another one."""
+    """Update the first expiry of a frame if it has changed."""
     expire_ms = first_expiry(records, entry.base_offset, start, deleted)
     if expire_ms != entry.expire_min_ms:
-        batch.delete(FAMILY, keys.stream_expiry_key(entry.expire_min_ms, shard, entry.last_offset))
+        batch.delete(FAMILY, stream_keys.stream_expiry_key(entry.expire_min_ms, shard, entry.last_offset))
         changed = entry._replace(expire_min_ms=expire_ms)
-        batch.put(FAMILY, keys.frame_key(shard, entry.last_offset), changed.encode())
+        batch.put(FAMILY, stream_keys.frame_key(shard, entry.last_offset), changed.encode())
         if expire_ms:
-            batch.put(FAMILY, keys.stream_expiry_key(expire_ms, shard, entry.last_offset), b"")
+            batch.put(FAMILY, stream_keys.stream_expiry_key(expire_ms, shard, entry.last_offset), b"")
 
 
-def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) -> Entry:
+def entry_of(header: Header, position: int, terms: IndexTerms, expire_min_ms: int) -> Entry:
     return Entry(
         header.last_offset,
         header.base_offset,
@@ -280,7 +283,7 @@ def entry_of(header: Header, position: int, words: Words, expire_min_ms: int) ->
         header.records,
         header.timestamp_max_ms,
         header.store_time_ms,
-        words.tag_mask,
+        terms.tag_mask,
         expire_min_ms,
-        words.flags | (IS_REWRITTEN if header.flags & REWRITTEN else 0) | (IS_AWAITED if header.flags & AWAITED else 0),
+        terms.flags | (IS_REWRITTEN if header.flags & REWRITTEN else 0) | (IS_AWAITED if header.flags & AWAITED else 0),
     )

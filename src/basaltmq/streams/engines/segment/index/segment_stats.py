@@ -1,8 +1,8 @@
-"""The index rows of segments: what the frames of each add up to, and how much of it is garbage.
+"""Segment statistics in the index: totals and garbage of each segment's frames.
 
-    'S' lane | segment start -> see `index_rows`
+    'S' lane | segment start -> see `rows`
 
-All of them are in memory: there are as many as files. A change is written with the change that caused it.
+All of them are in memory, one per segment file. A change is written in the batch of the change that caused it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from typing import Final
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
-from basaltmq.store.keys import queues as keys
+from basaltmq.store.keys import parts as key_parts
+from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 
 FAMILY: Final = Family.STREAM_INDEX
 _NOWHERE: Final = (-1, -1)
 
 
-class SegmentSums:
-    """The sums of all segments of all lanes. Guarded by the index's lock."""
+class SegmentStatsTable:
+    """The stats of all segments of all lanes. Guarded by the index's lock."""
 
     def __init__(self, store: Reader) -> None:
-        rows = store.scan(FAMILY, *keys.prefix_range(b"S"))
-        self._stats = {keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
+        rows = store.scan(FAMILY, *key_parts.prefix_range(b"S"))
+        self._stats = {stream_keys.decode_log_segment_key(key): SegmentStats(raw) for key, raw in rows}
         self._changed: set[tuple[int, int]] = set()
         self.last_at = _NOWHERE
         self.last = SegmentStats()
-        """The sums changed last, so that a run of frames finds them at once."""
+        """The stats changed last, a shortcut for runs of frames."""
 
     def get(self, lane: int, segment: int) -> SegmentStats | None:
         return self._stats.get((lane, segment))
@@ -44,13 +45,13 @@ class SegmentSums:
         stored_ms: int,
         garbage_bytes: int,
     ) -> None:
-        """A frame is in the segment, so much of it garbage."""
+        """Add a frame to the segment's stats, with its garbage bytes."""
         stats = self.of(lane, segment)
         stats.add(size_bytes, time_min_ms, time_max_ms, stored_ms)
         stats.garbage_bytes += garbage_bytes
 
     def of(self, lane: int, segment: int) -> SegmentStats:
-        """The sums of a segment, to be changed."""
+        """Return the stats of a segment for a change."""
         at = (lane, segment)
         stats = self._stats.get(at)
         if stats is None:
@@ -61,11 +62,12 @@ class SegmentSums:
         return stats
 
     def merge(self, lane: int, segment: int, stats: SegmentStats) -> None:
-        """Frames are in the segment that add up to this."""
-        self.of(lane, segment).merge(stats)
+        """Add the stats of further frames to the segment. A segment without frames has no row."""
+        if stats.frames:
+            self.of(lane, segment).merge(stats)
 
-    def waste(self, lane: int, segment: int, size_bytes: int) -> None:
-        """Bytes of a segment have become garbage; nothing if it is gone."""
+    def add_garbage(self, lane: int, segment: int, size_bytes: int) -> None:
+        """Count bytes of a segment as garbage. Does nothing if the segment is deleted."""
         at = (lane, segment)
         stats = self._stats.get(at)
         if stats is not None:
@@ -73,16 +75,16 @@ class SegmentSums:
             self._changed.add(at)
 
     def exceed(self, lane: int, sizes: Mapping[int, int]) -> bool:
-        """Is there a segment with more bytes in its frames than its file has?"""
+        """Whether a segment's frames have more bytes than its file."""
         return any(
             stats.size_bytes > sizes.get(segment, 0) for (of, segment), stats in self._stats.items() if of == lane
         )
 
     def forget_from(self, batch: Batch, lane: int, start: int) -> None:
-        """The segments that begin at `start` or later are to be summed up anew; their rows go."""
+        """Delete the stats of segments that start at `start` or later, to be computed again."""
         for of, segment in [at for at in self._stats if at[0] == lane and at[1] >= start]:
             self.forget(of, segment)
-            batch.delete(FAMILY, keys.log_segment_key(of, segment))
+            batch.delete(FAMILY, stream_keys.log_segment_key(of, segment))
 
     def forget(self, lane: int, segment: int) -> None:
         self.last_at = _NOWHERE
@@ -95,9 +97,9 @@ class SegmentSums:
         self._changed.clear()
 
     def put_changed(self, batch: Batch) -> None:
-        """Add the rows that changed since `written`."""
+        """Add to `batch` the rows that changed since `written`."""
         for at in self._changed:
-            batch.put(FAMILY, keys.log_segment_key(*at), self._stats[at].encode())
+            batch.put(FAMILY, stream_keys.log_segment_key(*at), self._stats[at].encode())
 
     def written(self) -> None:
         self.last_at = _NOWHERE

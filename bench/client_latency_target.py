@@ -1,0 +1,26 @@
+"""The broker that `client_latency` measures, as its scenarios reach it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from bench.amqp_wire import Wire
+
+from basaltmq.http_client import HttpClient, Login
+
+SETUP_S: Final = 300.0
+
+
+class Target(NamedTuple):
+    """The ports of a broker."""
+
+    amqp: int
+    admin: int
+    fila: int
+    kafka: int
+
+    def wire(self, vhost: str = "/") -> Wire:
+        return Wire(self.amqp, vhost, timeout_s=SETUP_S)
+
+    def api(self) -> HttpClient:
+        return HttpClient(Login(f"http://127.0.0.1:{self.admin}"))

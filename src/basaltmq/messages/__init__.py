@@ -1,1 +1,0 @@
-"""The message store: content once, entries per queue, prepared branches, recovery."""

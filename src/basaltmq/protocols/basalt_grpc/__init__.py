@@ -1,1 +1,0 @@
-"""Lease queues over gRPC in batches, with fencing tokens (`basalt.v1`)."""

@@ -1,0 +1,377 @@
+"""Keys of the stream plane: shards, records, index rows, group offsets and Kafka transactions.
+
+Layouts:
+
+    consumer offset  | lp(group) | topic uuid (16) | partition u32 |
+    topic group      | topic uuid (16) | lp(group) |
+    shard counter    | 'N' |
+    shard            | 'S' | shard u64 |
+    shard name       | 'M' | topic uuid (16) | partition u32 |
+    deleted shard    | 'X' | shard u64 |
+    trimmed shard    | 'Y' | shard u64 |
+    stream record    | shard u64 | offset u64 |
+    stream tail      | 'N' | shard u64 |
+    by key           | 'K' | shard u64 | hash64(key) | offset u64 |
+    by tag           | 'G' | shard u64 | hash64(tag) | offset u64 |
+    by time          | 'T' | shard u64 | running max ms i64, sign flipped | offset u64 |
+    by expiry        | 'E' | expire at ms i64, sign flipped | shard u64 | offset u64 |
+    log checkpoint   | 'C' | lane u32 |
+    log synced       | 'P' | lane u32 |
+    log changed      | 'X' | lane u32 |
+    log unsynced     | 'U' | lane u32 | position u64 |
+    log segment      | 'S' | lane u32 | first position u64 |
+    frame            | 'O' | shard u64 | last offset u64 |
+    deleted record   | 'D' | shard u64 | offset u64 |
+    import           | run |
+    consumer group   | group |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import repeat
+from struct import Struct
+from typing import Final
+from uuid import UUID
+
+from basaltmq.store.keys.parts import ID_BYTES, SIGN, U64, exactly, lp, malformed, take_text, whole, whole_text
+
+_U32: Final = Struct(">I")
+
+
+def consumer_offset_key(group: str, topic_id: UUID, partition: int) -> bytes:
+    return lp(group) + topic_id.bytes + _U32.pack(partition)
+
+
+def decode_consumer_offset_key(key: bytes) -> tuple[str, UUID, int]:
+    group, at = take_text(key, 0)
+    exactly(key, at + ID_BYTES + 4)
+    return group, UUID(bytes=key[at : at + ID_BYTES]), int.from_bytes(key[at + ID_BYTES :], "big")
+
+
+def topic_group_key(topic_id: UUID, group: str) -> bytes:
+    return topic_id.bytes + lp(group)
+
+
+def topic_group_prefix(topic_id: UUID) -> bytes:
+    return topic_id.bytes
+
+
+def decode_topic_group_key(key: bytes) -> tuple[UUID, str]:
+    group, at = take_text(key, ID_BYTES)
+    exactly(key, at)
+    return UUID(bytes=key[:ID_BYTES]), group
+
+
+SHARD_COUNTER_KEY: Final = b"N"
+
+
+_SHARD: Final = Struct(">cQ")
+
+
+_SHARD_NAME: Final = Struct(">c16sI")
+
+
+_STREAM_RECORD: Final = Struct(">QQ")
+
+
+_STREAM_INDEX: Final = Struct(">cQQQ")
+
+
+_STREAM_INDEX_OFFSET: Final = Struct(">Q")
+
+
+def shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"S", shard)
+
+
+def decode_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"S")
+
+
+def shard_name_key(topic_id: UUID, partition: int) -> bytes:
+    return _SHARD_NAME.pack(b"M", topic_id.bytes, partition)
+
+
+def shard_name_prefix(topic_id: UUID) -> bytes:
+    return b"M" + topic_id.bytes
+
+
+def decode_shard_name_key(key: bytes) -> tuple[UUID, int]:
+    exactly(key, _SHARD_NAME.size)
+    kind, raw, partition = _SHARD_NAME.unpack(key)
+    if kind != b"M":
+        raise malformed(key)
+    return UUID(bytes=raw), partition
+
+
+def deleted_shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"X", shard)
+
+
+def decode_deleted_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"X")
+
+
+def trimmed_shard_key(shard: int) -> bytes:
+    return _SHARD.pack(b"Y", shard)
+
+
+def decode_trimmed_shard_key(key: bytes) -> int:
+    return _shard_of(key, b"Y")
+
+
+def orphaned_topic_key(topic_id: UUID) -> bytes:
+    return b"Z" + topic_id.bytes
+
+
+def decode_orphaned_topic_key(key: bytes) -> UUID:
+    exactly(key, 17)
+    if key[:1] != b"Z":
+        raise malformed(key)
+    return UUID(bytes=key[1:])
+
+
+def stream_record_key(shard: int, offset: int) -> bytes:
+    return _STREAM_RECORD.pack(shard, offset)
+
+
+def decode_stream_record_key(key: bytes) -> tuple[int, int]:
+    exactly(key, _STREAM_RECORD.size)
+    shard, offset = _STREAM_RECORD.unpack(key)
+    return shard, offset
+
+
+def stream_tail_key(shard: int) -> bytes:
+    return _SHARD.pack(b"N", shard)
+
+
+def decode_stream_tail_key(key: bytes) -> int:
+    return _shard_of(key, b"N")
+
+
+def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes:
+    """A row that finds records by key (`K`) or tag (`G`)."""
+    return _STREAM_INDEX.pack(kind, shard, hash64, offset)
+
+
+def stream_index_keys(kind: bytes, shard: int, hashes: Iterable[bytes], offset: int) -> list[bytes]:
+    """The same for many hashes, each as the 8 bytes it has in the key."""
+    head, tail = _SHARD.pack(kind, shard), _STREAM_INDEX_OFFSET.pack(offset)
+    return [head + each + tail for each in hashes]
+
+
+def decode_stream_index_key(key: bytes) -> tuple[bytes, int, int, int]:
+    exactly(key, _STREAM_INDEX.size)
+    kind, shard, hash64, offset = _STREAM_INDEX.unpack(key)
+    return kind, shard, hash64, offset
+
+
+def stream_time_key(shard: int, time_ms: int, offset: int) -> bytes:
+    """Times before 1970 sort first."""
+    return _STREAM_INDEX.pack(b"T", shard, time_ms + SIGN, offset)
+
+
+def decode_stream_time_key(key: bytes) -> tuple[int, int, int]:
+    kind, shard, raw, offset = decode_stream_index_key(key)
+    if kind != b"T":
+        raise malformed(key)
+    return shard, raw - SIGN, offset
+
+
+def stream_expiry_key(expire_at_ms: int, shard: int, offset: int) -> bytes:
+    """Time first, so that what is due is found without asking every shard."""
+    return _STREAM_INDEX.pack(b"E", expire_at_ms + SIGN, shard, offset)
+
+
+def stream_expiry_bound(time_ms: int) -> bytes:
+    """The end (exclusive) of all records that expire before `time_ms`."""
+    return b"E" + U64.pack(time_ms + SIGN)
+
+
+def decode_stream_expiry_key(key: bytes) -> tuple[int, int, int]:
+    kind, raw, shard, offset = decode_stream_index_key(key)
+    if kind != b"E":
+        raise malformed(key)
+    return raw - SIGN, shard, offset
+
+
+_LOG_CHECKPOINT: Final = Struct(">cI")
+
+
+_LOG_SEGMENT: Final = Struct(">cIQ")
+
+
+_FRAME: Final = Struct(">cQQ")
+
+
+def log_checkpoint_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"C", lane)
+
+
+def decode_log_checkpoint_key(key: bytes) -> int:
+    exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"C":
+        raise malformed(key)
+    number: int = lane
+    return number
+
+
+def log_synced_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"P", lane)
+
+
+def decode_log_synced_key(key: bytes) -> int:
+    exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"P":
+        raise malformed(key)
+    number: int = lane
+    return number
+
+
+def log_changed_key(lane: int) -> bytes:
+    return _LOG_CHECKPOINT.pack(b"X", lane)
+
+
+def decode_log_changed_key(key: bytes) -> int:
+    exactly(key, _LOG_CHECKPOINT.size)
+    kind, lane = _LOG_CHECKPOINT.unpack(key)
+    if kind != b"X":
+        raise malformed(key)
+    number: int = lane
+    return number
+
+
+def log_unsynced_key(lane: int, position: int) -> bytes:
+    return _LOG_SEGMENT.pack(b"U", lane, position)
+
+
+def decode_log_unsynced_key(key: bytes) -> tuple[int, int]:
+    exactly(key, _LOG_SEGMENT.size)
+    kind, lane, position = _LOG_SEGMENT.unpack(key)
+    if kind != b"U":
+        raise malformed(key)
+    return lane, position
+
+
+def log_segment_key(lane: int, start: int) -> bytes:
+    return _LOG_SEGMENT.pack(b"S", lane, start)
+
+
+def decode_log_segment_key(key: bytes) -> tuple[int, int]:
+    exactly(key, _LOG_SEGMENT.size)
+    kind, lane, start = _LOG_SEGMENT.unpack(key)
+    if kind != b"S":
+        raise malformed(key)
+    return lane, start
+
+
+def frame_key(shard: int, last_offset: int) -> bytes:
+    """By the last offset, so that one seek from any offset finds the frame that holds it."""
+    return _FRAME.pack(b"O", shard, last_offset)
+
+
+def frame_keys(shards: Iterable[int], last_offsets: Iterable[int]) -> list[bytes]:
+    """The same for many frames."""
+    return list(map(_FRAME.pack, repeat(b"O"), shards, last_offsets))
+
+
+def decode_frame_key(key: bytes) -> tuple[int, int]:
+    return _pair(key, b"O")
+
+
+def deleted_record_key(shard: int, offset: int) -> bytes:
+    return _FRAME.pack(b"D", shard, offset)
+
+
+def decode_deleted_record_key(key: bytes) -> tuple[int, int]:
+    return _pair(key, b"D")
+
+
+def _pair(key: bytes, kind: bytes) -> tuple[int, int]:
+    exactly(key, _FRAME.size)
+    found, shard, offset = _FRAME.unpack(key)
+    if found != kind:
+        raise malformed(key)
+    return shard, offset
+
+
+def _shard_of(key: bytes, kind: bytes) -> int:
+    exactly(key, _SHARD.size)
+    found, shard = _SHARD.unpack(key)
+    if found != kind:
+        raise malformed(key)
+    number: int = shard
+    return number
+
+
+def import_key(name: str) -> bytes:
+    """`name` is the run's."""
+    return whole(name)
+
+
+def decode_import_key(key: bytes) -> str:
+    return whole_text(key)
+
+
+def producers_key(shard: int) -> bytes:
+    """What is known of a shard's idempotent producers; shard 0, which is none, stands for all: ids given out."""
+    return U64.pack(shard)
+
+
+_TRANSACTION: Final = b"T"
+
+
+_BUSY_TRANSACTION: Final = b"B"
+
+
+_PENDING_OFFSET: Final = b"P"
+
+
+def transaction_key(transactional_id: str) -> bytes:
+    """What is known of a transactional id."""
+    return _TRANSACTION + whole(transactional_id)
+
+
+def decode_transaction_key(key: bytes) -> str:
+    if key[:1] != _TRANSACTION:
+        raise malformed(key)
+    return whole_text(key[1:])
+
+
+def busy_transaction_key(transactional_id: str) -> bytes:
+    """Stands while a transaction is open, or decided and not finished."""
+    return _BUSY_TRANSACTION + whole(transactional_id)
+
+
+def decode_busy_transaction_key(key: bytes) -> str:
+    if key[:1] != _BUSY_TRANSACTION:
+        raise malformed(key)
+    return whole_text(key[1:])
+
+
+def pending_offset_key(transactional_id: str, group: str, topic_id: UUID, partition: int) -> bytes:
+    """An offset that its group commits if the transaction does."""
+    return pending_offset_prefix(transactional_id) + consumer_offset_key(group, topic_id, partition)
+
+
+def pending_offset_prefix(transactional_id: str) -> bytes:
+    return _PENDING_OFFSET + lp(transactional_id)
+
+
+def decode_pending_offset_key(key: bytes) -> tuple[str, str, UUID, int]:
+    if key[:1] != _PENDING_OFFSET:
+        raise malformed(key)
+    transactional_id, at = take_text(key, 1)
+    return (transactional_id, *decode_consumer_offset_key(key[at:]))
+
+
+def consumer_group_key(group: str) -> bytes:
+    """What is kept of a group of Kafka's second protocol."""
+    return whole(group)
+
+
+def decode_consumer_group_key(key: bytes) -> str:
+    return whole_text(key)

@@ -1,1 +1,0 @@
-"""Transactions on the message store: local ones, and branches of distributed ones."""

@@ -1,0 +1,266 @@
+"""A fuzz of damage: a file of a stopped store is damaged; the store is opened, verified, repaired and opened again.
+
+    python -m tests.soak.fuzz [--cases 200] [--seed N] [--first CASE] [--folder DIRECTORY]
+
+Each case may refuse to open with an error of ours that names a file. It must not raise anything else, not take longer
+than CASE_S, not miss a confirmed message that no report names, and not bring an acknowledged one back without a word.
+A case depends on the seed and its number only. Cases run in a child process, because a fault in native code ends it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import msgspec
+from tests.interop.server import ROOT
+from tests.soak.census import Census
+from tests.soak.corruption import KINDS, harm
+from tests.soak.ledger import Label
+from tests.soak.report import Report
+
+import basaltmq
+from basaltmq.embedded.database import LOG, Basalt, Settings
+from basaltmq.embedded.mending import mend_planes
+from basaltmq.errors import BasaltError
+from basaltmq.log.verify import verify_log
+from basaltmq.pipeline.audit.store import audit_rows
+from basaltmq.pipeline.findings import Severity
+from basaltmq.queues.draft import Draft
+from basaltmq.store.salvage.repair import repair
+from basaltmq.store.salvage.verify import verify
+from basaltmq.streams.view import StreamView
+
+QUEUES: Final = ("plain", "large", "late", "left", "right")
+TOPICS: Final = {"frames": "segment", "rows": "rocksdb"}
+PARTITIONS: Final = 2
+STATES: Final = ("closed", "killed")
+WAYS: Final = ("flip", "truncate", "remove", "zero", "flips", "swap", "cut in two")
+FLIPS: Final = 20
+CASE_S: Final = 60
+"""For one case; most take less than a second."""
+
+HOUR_MS: Final = 3_600_000
+QUIET: Final = Settings(maintenance_interval_s=3600.0)
+
+
+def build(folder: Path, seed: int, size: int = 40) -> None:
+    """A store that was closed, and the same as SIGKILL would have left it."""
+    chance = random.Random(seed)
+    with basaltmq.open(folder / "closed", settings=QUIET) as db:
+        for name in QUEUES:
+            db.queue(name)
+        for name, engine in TOPICS.items():
+            db.topic(name, engine=engine, partitions=PARTITIONS)
+        for step in range(4):
+            _fill(db, chance, step, size)
+            if step < 2:
+                db.store.flush()
+        db.store.sync()
+        shutil.copytree(folder / "closed", folder / "killed")
+
+
+def _fill(db: Basalt, chance: random.Random, step: int, size: int) -> None:
+    def bodies(name: str, count: int, most: int) -> tuple[bytes, ...]:
+        first = step * count
+        return tuple(Label(name, first + at).body(chance.randint(0, most)) for at in range(count))
+
+    db.queue("plain").enqueue(bodies("plain", 4 * size, 300))
+    db.queue("large").enqueue(bodies("large", size // 4, 60_000))
+    db.queue("late").enqueue([Draft(payload=body, delay_ms=HOUR_MS) for body in bodies("late", size, 100)])
+    for body in bodies("both", size // 4, 9_000):
+        db.queue_plane.publish(["left", "right"], body)
+    for name in ("plain", "left"):
+        leased = db.queue(name).lease(size // 2)
+        db.queue(name).ack(leased[::2])
+    for name in TOPICS:
+        for partition in range(PARTITIONS):
+            db.topic(name).append(list(bodies(f"{name}-{partition}", size, 2_000)), partition=partition)
+
+
+class Case:
+    """One case. `fault` is empty if it went well."""
+
+    def __init__(self, number: int, seed: int, folder: Path) -> None:
+        self.chance = random.Random(f"{seed}.{number}")
+        self.state = self.chance.choice(STATES)
+        self.path = folder / f"case-{number}"
+        shutil.copytree(folder / self.state, self.path)
+        self.census = Census.take(self.path)
+        self.done = self._damage()
+        self.report = Report(self.done.split()[-1])
+
+    def _damage(self) -> str:
+        kinds = [kind for kind in KINDS.values() if self._files(kind.pattern)]
+        kind = self.chance.choice(kinds)
+        files = self._files(kind.pattern)
+        file = self.chance.choice(files)
+        way = self.chance.choice(WAYS)
+        if way == "swap" and len(files) > 1:
+            other = self.chance.choice([each for each in files if each != file])
+            one, two = file.read_bytes(), other.read_bytes()
+            file.write_bytes(two)
+            other.write_bytes(one)
+        elif way == "cut in two":
+            # Bytes are missing in the middle.
+            raw = file.read_bytes()
+            begin = self.chance.randrange(len(raw))
+            file.write_bytes(raw[:begin] + raw[begin + self.chance.randint(1, 4096) :])
+        elif way == "flips":
+            for _ in range(FLIPS):
+                harm(file, "flip", self.chance)
+        else:
+            harm(file, "flip" if way == "swap" else way, self.chance)
+        return f"{self.state}, {way} {kind.name} {file.name}"
+
+    def _files(self, pattern: str) -> list[Path]:
+        return sorted(each for each in self.path.glob(pattern) if each.is_file() and each.stat().st_size)
+
+    def run(self) -> str:
+        """What is wrong; empty if nothing is."""
+        first = self._try_open()
+        self.report.text += "\n".join([*verify(self.path), *verify_log(self.path / LOG)])
+        outcome = repair(self.path, mend=mend_planes)
+        self.report.losses += [{**msgspec.to_builtins(loss), "what": loss.line()} for loss in outcome.losses]
+        if outcome.remaining:
+            return f"the repair leaves {outcome.remaining[0]}"
+        if left := verify(self.path):
+            return f"verify after the repair: {left[0]}"
+        after = self._drain()
+        self.report.add_unreadable(self.path)
+        unnamed = self._missing(after)
+        if unnamed:
+            return (
+                f"missing and not named: {len(unnamed)}, such as {unnamed[0]}; the first open: {first or 'went well'}"
+            )
+        return self._audit()
+
+    def _try_open(self) -> str:
+        """Opened by a program that knows nothing of the damage: it is refused, or serves."""
+        try:
+            with basaltmq.open(self.path, create=False, settings=QUIET) as db:
+                for queue in db.queues():
+                    queue.peek(10)
+                return ""
+        except BasaltError as error:
+            return str(error)
+
+    def _drain(self) -> Census:
+        with basaltmq.open(self.path, create=False, settings=QUIET) as db:
+            there = {queue.name for queue in db.queues()}
+            for name in there:
+                db.queue(name, create=False).enqueue(b"probe")
+        return Census.take(self.path)
+
+    def _missing(self, after: Census) -> list[str]:
+        found = []
+        for label, rows in self.census.messages.items():
+            there = {(held.queue, held.id) for held in after.messages.get(label, ())}
+            found += [
+                f"{label} of queue {held.queue}, id {held.id}"
+                for held in rows
+                if (held.queue, held.id) not in there and not self.report.names_message(held)
+            ]
+        for at, record in self.census.records.items():
+            if at not in after.records and not self.report.names_record(record, self.census):
+                found.append(f"{at[2]} of topic {at[0]}[{at[1]}], offset {record.offset}")
+        if not self.report.losses:
+            for label, rows in after.messages.items():
+                known = {(held.queue, held.id) for held in self.census.messages.get(label, ())}
+                found += [f"{label} came back" for held in rows if (held.queue, held.id) not in known]
+        return found
+
+    def _audit(self) -> str:
+        with StreamView.open(self.path) as view:
+            for finding in audit_rows(self.path, view):
+                if finding.severity is not Severity.NOTE and not self.report.text:
+                    return f"audit: {finding.kind} of {finding.subject}: {finding.detail}"
+        return ""
+
+
+class _Heard(logging.Handler):
+    """What is logged belongs to the report."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.report = Report("")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.report.text += f"{record.getMessage()}\n"
+
+
+def _too_long(_: int, frame: FrameType | None) -> None:
+    raise TimeoutError(f"the case takes longer than {CASE_S} s")
+
+
+def run_cases(folder: Path, seed: int, first: int, count: int) -> list[str]:
+    """Run cases; a line for each that failed. Damaged copies of those are kept."""
+    faults = []
+    heard = _Heard()
+    logging.getLogger("basaltmq").addHandler(heard)
+    signal.signal(signal.SIGALRM, _too_long)
+    for number in range(first, first + count):
+        signal.alarm(CASE_S)
+        done = ""
+        try:
+            case = Case(number, seed, folder)
+            done = case.done
+            heard.report = case.report
+            print(f"case {number}: {done}", flush=True)
+            fault = case.run()
+        except Exception:
+            fault = traceback.format_exc()[-3000:]
+        finally:
+            signal.alarm(0)
+        if fault:
+            faults.append(f"case {number} ({done}): {fault}")
+            print(f"FAULT {faults[-1]}", flush=True)
+        else:
+            shutil.rmtree(folder / f"case-{number}", ignore_errors=True)
+    return faults
+
+
+def run_apart(folder: Path, seed: int, first: int, count: int) -> str:
+    """Run cases in a child process; what it said of those that failed, or how it ended."""
+    command = [sys.executable, "-m", "tests.soak.fuzz", "--seed", str(seed), "--first", str(first)]
+    child = subprocess.run(
+        [*command, "--cases", str(count), "--folder", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=CASE_S * count,
+        check=False,
+        cwd=ROOT,
+    )
+    said = child.stdout.decode(errors="replace")
+    return said[-6000:] if child.returncode else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak.fuzz", description="Damage stores and repair them.")
+    parser.add_argument("--cases", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--folder", type=Path, help="where to work; damaged copies of failed cases stay there")
+    given = parser.parse_args()
+    folder = given.folder or Path(tempfile.mkdtemp(prefix="basalt-fuzz-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"fuzz: seed {given.seed}, {given.cases} cases, in {folder}", flush=True)
+    if not (folder / "closed").exists():
+        build(folder, given.seed)
+    faults = run_cases(folder, given.seed, given.first, given.cases)
+    print(f"{given.cases} cases, {len(faults)} failed", flush=True)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

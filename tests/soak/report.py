@@ -1,0 +1,103 @@
+"""The report on a damaged store: what verify, repair and the broker said, and which losses it names.
+
+A loss is named if the report has the message by queue and id, the record by topic and offset, a key range, a range of
+bytes that holds it, or the damaged file of which nobody can say any more what was in it. Words alone name nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.soak.census import Census, Frame, Held, Recorded
+
+OFFSETS = re.compile(
+    r"(?:lost|bytes\)): shard (\d+), offsets (\d+) to (\d+)|shard (\d+) has lost offsets (\d+) to (\d+)"
+)
+"""Offsets that verify, the open or a read ("damaged frame ... (672 bytes): shard ...") names."""
+BYTES = re.compile(r"/(\d+)/([^/\s]+) bytes (\d+) to (\d+):")
+TAIL = re.compile(r"/(\d+) ends at byte (\d+), but was durable up to byte (\d+)")
+GONE_PARTITION = re.compile(r"the shard of partition (\d+) and its records are lost")
+WHOLE_FILES = ("confirmed writes", "writes", "table")
+"""Subjects of losses for which only the file is known."""
+
+
+@dataclass
+class Report:
+    """`file` is the name of the damaged file."""
+
+    file: str
+    text: str = ""
+    losses: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_repair(self, said: str) -> None:
+        """The JSON of `store repair`."""
+        self.text += said
+        rows = json.loads(said[said.index("[") :]) if "[" in said else []
+        self.losses += [row for row in rows if row["kind"] == "lost"]
+
+    def add_unreadable(self, store: Path) -> None:
+        """Ranges that an open store passed over."""
+        for path in store.glob("quarantine/unreadable.jsonl"):
+            for line in path.read_text().splitlines():
+                self.losses.append({"subject": "unreadable", "ids": [], "what": line, **json.loads(line)})
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no loss is named at all."""
+        return not (self.losses or OFFSETS.search(self.text) or BYTES.search(self.text) or TAIL.search(self.text))
+
+    def names_message(self, held: Held) -> bool:
+        """By its id, or by the range of keys it was in."""
+        if re.search(rf"\b{held.id}\b", self.text):
+            return True
+        return any(
+            held.id in loss["ids"] or _covers(loss, held.family, held.key) or self._names_file(loss)
+            for loss in self.losses
+        )
+
+    def names_record(self, record: Recorded | None, census: Census) -> bool:
+        """By its offset, the bytes of its frame, or its partition. None: it was behind the end of its lane."""
+        if record is None:
+            return TAIL.search(self.text) is not None
+        for found in OFFSETS.finditer(self.text):
+            shard, first, last = (int(each) for each in found.groups() if each is not None)
+            if shard == record.shard and first <= record.offset <= last:
+                return True
+        for frame in census.frames.get(record.shard, ()):
+            if frame.first <= record.offset <= frame.last and self._names_frame(frame):
+                return True
+        return any(self._names_partition(loss, record, census) for loss in self.losses)
+
+    def _names_frame(self, frame: Frame) -> bool:
+        for lane, segment, begin, end in BYTES.findall(self.text):
+            is_there = lane == frame.lane and segment == frame.segment
+            if is_there and int(begin) < frame.end and frame.begin < int(end):
+                return True
+        return any(lane == frame.lane and frame.position >= int(end) for lane, end, _ in TAIL.findall(self.text))
+
+    def _names_partition(self, loss: dict[str, Any], record: Recorded, census: Census) -> bool:
+        if record.shard not in census.frames and self._names_file(loss):
+            # Its engine keeps records in the store.
+            return True
+        if loss["family"] == "stream_records":
+            key = record.shard.to_bytes(8, "big") + record.offset.to_bytes(8, "big")
+            is_one = loss["subject"] == f"topic {record.topic!r}[{record.partition}]"
+            return (is_one and f"offset {record.offset}" in loss["ids"]) or _covers(loss, "stream_records", key)
+        gone = GONE_PARTITION.search(loss["what"])
+        if gone is not None and int(gone[1]) == record.partition:
+            return record.topic_id in loss["ids"]
+        return False
+
+    def _names_file(self, loss: dict[str, Any]) -> bool:
+        return loss["subject"] in WHOLE_FILES and self.file in loss["what"]
+
+
+def _covers(loss: dict[str, Any], family: str, key: bytes) -> bool:
+    if loss["family"] != family or loss["ids"] or not (loss.get("start") or loss.get("end")):
+        return False
+    end = loss.get("end")
+    return bytes.fromhex(loss["start"]) <= key and (end is None or key < bytes.fromhex(end))

@@ -1,0 +1,38 @@
+"""Every command of `basalt` can be loaded and explains itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from basaltmq.cli.main import COMMANDS, main
+
+
+def commands(group: click.Group, parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the words of every command and group below `group`."""
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None, f"{' '.join((*parents, name))} is listed but cannot be loaded"
+            yield (*parents, name)
+            if isinstance(command, click.Group):
+                yield from commands(command, (*parents, name))
+
+
+def test_every_command_has_a_help_page() -> None:
+    found = list(commands(main))
+    assert len(found) > 3 * len(COMMANDS)
+    for words in found:
+        result = CliRunner().invoke(main, [*words, "--help"])
+        assert result.exit_code == 0, (words, result.output)
+        assert "pip install" not in result.output, words
+
+
+@pytest.mark.parametrize("group", ["queue", "topic"])
+def test_every_command_for_a_broker_has_a_help_page(group: str) -> None:
+    result = CliRunner().invoke(main, [group, "list", "--server", "http://localhost:1", "--help"])
+    assert result.exit_code == 0
+    assert "BASALT_SERVER" in result.output

@@ -1,0 +1,140 @@
+"""Durable frames at the end of a lane that are damaged: verify and the next open name them."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+import basaltmq
+from basaltmq.log import ring
+from basaltmq.log.committed import read_mark
+from basaltmq.log.marker import read_seed
+from basaltmq.log.verify import verify_log
+
+RING_FRAMES = 40
+"""Appended one by one at least, so that the lane gets a ring."""
+
+FRAMES_MAX = 5_000
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Path:
+    """A store as SIGKILL leaves it, with two frames of one shard and then one of another."""
+    with basaltmq.open(tmp_path / "open") as db:
+        topic = db.topic("orders", partitions=2)
+        for partition in (0, 0, 1):
+            topic.append(b"x" * 100, partition=partition)
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    return tmp_path / "killed"
+
+
+def segment_of(path: Path) -> Path:
+    (segment,) = (path / "log").glob("*/*.log")
+    return segment
+
+
+def flip(path: Path, at: int) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.promise("P1", "P7")
+def test_a_damaged_frame_at_the_end_is_named_by_verify_and_by_the_next_open(
+    killed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment = segment_of(killed)
+    end = len(segment.read_bytes())
+    flip(segment, end - 20)
+    (fault,) = verify_log(killed / "log")
+    assert "lost: shard 2, offsets 0 to 0" in fault
+    with caplog.at_level(logging.ERROR), basaltmq.open(killed) as db:
+        assert [record.offset for record in db.topic("orders", create=False).read(0)] == [0, 1]
+    assert "lost: shard 2, offsets 0 to 0" in caplog.text
+
+
+@pytest.mark.promise("P7")
+def test_the_last_frame_of_a_shard_leaves_no_gap_and_is_named_at_open(
+    killed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The index is gone, so the open reads the whole log."""
+    segment = segment_of(killed)
+    flip(segment, len(segment.read_bytes()) * 2 // 3 - 20)
+    with caplog.at_level(logging.ERROR), basaltmq.open(killed) as db:
+        assert [record.offset for record in db.topic("orders", create=False).read(1)] == [0]
+    assert "lost: shard 1, offsets 1 to 1" in caplog.text
+
+
+@pytest.mark.promise("P7")
+def test_bytes_missing_in_the_middle_are_named_as_far_as_nothing_whole_follows(
+    killed: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment = segment_of(killed)
+    raw = segment.read_bytes()
+    segment.write_bytes(raw[:10] + raw[13:])
+    with caplog.at_level(logging.ERROR), basaltmq.open(killed):
+        pass
+    assert f"{segment} bytes 0 to {len(raw) - 3}" in caplog.text
+
+
+@pytest.mark.promise("P7")
+def test_a_torn_tail_that_was_not_durable_is_no_fault(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    segment = segment_of(killed)
+    mark = read_mark(segment.parent)
+    assert mark is not None
+    assert mark.synced_position == len(segment.read_bytes())
+    with open(segment, "ab") as file:
+        file.write(b"half a frame")
+    assert verify_log(killed / "log") == []
+    with caplog.at_level(logging.ERROR), basaltmq.open(killed) as db:
+        assert len(list(db.topic("orders", create=False).read(0))) == 2
+    assert caplog.text == ""
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("what", ["the directory", "the lane"])
+def test_a_log_that_is_missing_is_named_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    """COMMITTED is gone with it: the index knows how far the log was durable."""
+    with basaltmq.open(tmp_path / "data") as db:
+        db.topic("orders").append([b"x"] * 10)
+    end = len(segment_of(tmp_path / "data").read_bytes())
+    shutil.rmtree(tmp_path / "data" / "log" / ("" if what == "the directory" else "0000"))
+    with caplog.at_level(logging.ERROR), basaltmq.open(tmp_path / "data") as db:
+        assert list(db.topic("orders", create=False).read()) == []
+    assert f"ends at byte 0, but was durable up to byte {end}" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR), basaltmq.open(tmp_path / "data"):
+        pass
+    assert caplog.text == ""
+
+
+@pytest.mark.promise("P1", "P7")
+def test_a_torn_tail_that_the_ring_holds_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A power loss may tear a segment where the ring made its frames durable."""
+    with basaltmq.open(tmp_path / "open") as db:
+        topic = db.topic("orders", partitions=1)
+        lane = tmp_path / "open" / "log" / "0000"
+        count = 0
+        while not (lane / ring.NAME).exists() or count < RING_FRAMES:
+            topic.append(b"x" * 100, partition=0)
+            count += 1
+            assert count < FRAMES_MAX, "the lane has no ring"
+        # More frames, which the ring takes.
+        topic.append([b"y" * 100] * 3, partition=0)
+        topic.append([b"z" * 100] * 3, partition=0)
+        list(topic.read(0))
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    path = tmp_path / "killed"
+    segment = segment_of(path)
+    size = segment.stat().st_size
+    seed = read_seed(segment.parent)
+    assert ring.holds(segment.parent, seed, size - 50, size)
+    assert not ring.holds(segment.parent, seed, 0, size + 4096)
+    flip(segment, size - 50)
+    assert verify_log(path / "log") == []
+    with caplog.at_level(logging.ERROR), basaltmq.open(path) as db:
+        assert len(list(db.topic("orders", create=False).read(0))) == count + 6
+    assert caplog.text == ""
