@@ -257,7 +257,8 @@ def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end(
         for name in names:
             vhost.subscribe(name, sink, tag=name)
         vhost.tick.dispatch.run()
-        assert len(sink.by_tag) == QUEUES_PER_TURN
+        # Fewer if the time for one turn is over before.
+        assert 1 <= len(sink.by_tag) <= QUEUES_PER_TURN
         await until(lambda: len(sink.got) == 2 * len(names))
         assert set(sink.by_tag) == set(names)
 
