@@ -22,7 +22,7 @@ import msgspec
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.http_client import GUEST, RETRY_S, Login, check_server
-from basaltmq.pipeline.place import DEFAULT_VHOST
+from basaltmq.pipeline.store_path import DEFAULT_VHOST
 
 NAMES: Final = ("path", "server", "user", "password", "vhost", "ca", "retryTimeoutMs")
 _SERVER_ONLY: Final = ("user", "password", "ca", "retryTimeoutMs")

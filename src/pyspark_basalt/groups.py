@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from basaltmq.errors import StoreLockedError
-from basaltmq.pipeline.place import store_path
+from basaltmq.pipeline.store_path import store_path
 from basaltmq.store.open import open_store
 from basaltmq.streams.plane import StreamPlane
 from pyspark_basalt.connection import Place

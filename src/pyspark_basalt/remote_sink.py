@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from basaltmq.pipeline.remote import RemoteView
-from basaltmq.streams.imports.parcel import pack
+from basaltmq.streams.imports.upload import pack
 from pyspark_basalt.chunks import ChunkSplitter
 
 PART_BYTES: Final = 16 << 20

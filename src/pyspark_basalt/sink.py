@@ -23,8 +23,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from basaltmq.errors import BasaltError, InvalidArgumentError
-from basaltmq.pipeline.place import store_path
 from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.store_path import store_path
 from basaltmq.streams.imports.imports import open_imports
 from basaltmq.streams.imports.stage import Part, PartWriter, folder_of
 from basaltmq.streams.topics import Topic

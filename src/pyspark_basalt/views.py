@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from basaltmq.errors import BasaltError
 from basaltmq.http_client import Login, RetryingClient
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.store.open import open_view
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import ShardInfo

@@ -16,7 +16,7 @@ import msgspec
 
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
-from basaltmq.embedded.mending import mend_planes
+from basaltmq.embedded.reconcile import mend_planes
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft

@@ -18,7 +18,7 @@ import pytest
 from tests.crash.harness import Emit, Forge
 from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, targets, told
 
-from basaltmq.embedded.mending import mend_planes
+from basaltmq.embedded.reconcile import mend_planes
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.swap import LOSSES

@@ -31,7 +31,7 @@ from tests.soak.report import Report
 
 import basaltmq
 from basaltmq.embedded.database import LOG, Basalt, Settings
-from basaltmq.embedded.mending import mend_planes
+from basaltmq.embedded.reconcile import mend_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.store import audit_rows

@@ -34,8 +34,8 @@ from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology
-from basaltmq.broker.timekeeping import Timekeeper
 from basaltmq.broker.vhost_streams import VHostStreams
+from basaltmq.broker.vhost_timers import Timekeeper
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,

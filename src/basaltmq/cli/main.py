@@ -23,7 +23,7 @@ import click
 from basaltmq import __version__
 from basaltmq.cli.local_or_remote import has_server_flag
 from basaltmq.cli.output import BasaltGroup
-from basaltmq.pipeline.place import DEFAULT_VHOST, VHOSTS, store_path
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, VHOSTS, store_path
 
 COMMANDS: Final = {
     "binding": "exchange",

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from basaltmq.errors import BasaltError, NotAStoreError, StoreLockedError
-from basaltmq.pipeline.place import NAME_FILE, VHOSTS
+from basaltmq.pipeline.store_path import NAME_FILE, VHOSTS
 
 PROGRESS_INTERVAL_S: Final = 0.2
 """Minimum time between two updates of a progress line."""

@@ -13,7 +13,7 @@ import basaltmq
 from basaltmq.cli.options import as_json, family_option
 from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
-from basaltmq.embedded.mending import mend_planes
+from basaltmq.embedded.reconcile import mend_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
 from basaltmq.queues.recovery.verify import verify_rows

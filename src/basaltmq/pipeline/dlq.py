@@ -28,9 +28,9 @@ from pyspark.sql import functions as sql
 from basaltmq.decoding import json_decoder
 from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedError
 from basaltmq.pipeline.files import Files
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.source import remote_view
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.queues.browsing.browse import ALL_NS, browse
 from basaltmq.queues.config import decode_config
 from basaltmq.queues.lifecycle.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR

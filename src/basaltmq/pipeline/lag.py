@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.source import Topics, open_topics
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys

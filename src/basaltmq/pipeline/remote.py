@@ -155,7 +155,7 @@ class RemoteView:
         self._http.call("POST", path("groups", self.login.vhost, group), {"offsets": by_topic})
 
     def put_part(self, run: str, batch: int, number: int, raw: bytes) -> dict[str, Any]:
-        """Stage a part (`streams/imports/parcel.py`) of task `number`. Return what `commit_batch` needs."""
+        """Stage a part (`streams/imports/upload.py`) of task `number`. Return what `commit_batch` needs."""
         name = f"part-{number:05d}-{uuid4().hex}.arrow"
         where = path("imports", self.login.vhost, run, batch, name)
         part: dict[str, Any] = self._http.call("PUT", where, raw, content_type=ARROW)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.topics import Topic

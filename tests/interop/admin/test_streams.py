@@ -26,8 +26,8 @@ from basaltmq.errors import (
 from basaltmq.http_client import Login, RetryingClient, path
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.queues.events.event import decode_events
-from basaltmq.streams.imports.parcel import pack
 from basaltmq.streams.imports.stage import SCHEMA
+from basaltmq.streams.imports.upload import pack
 
 SECRET = "sesame"  # noqa: S105
 WRONG = "s3same"

@@ -16,8 +16,8 @@ from basaltmq.errors import RemoteError
 from basaltmq.http_client import Login, path
 from basaltmq.log.batches.kafka import encode_plain, records
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record
-from basaltmq.pipeline.place import store_path
 from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.store_path import store_path
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.streams.view import StreamView
 

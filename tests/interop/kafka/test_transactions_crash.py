@@ -26,7 +26,7 @@ from tests.interop.server import running
 from tests.unit.streams.view_rig import values
 
 import basaltmq
-from basaltmq.pipeline.place import store_path
+from basaltmq.pipeline.store_path import store_path
 from basaltmq.streams.view import StreamView
 
 KILLS = int(os.environ.get("BASALT_KILLS", "3"))

@@ -145,7 +145,7 @@ class StreamImports:
 
     def incoming(self, call: Call) -> _File:
         require_arrow()
-        from basaltmq.streams.imports.parcel import NAME
+        from basaltmq.streams.imports.upload import NAME
 
         vhost = self._vhost(call)
         name = call.names["file"]
@@ -154,7 +154,7 @@ class StreamImports:
         return _File(self._folder(call, vhost), name)
 
     async def put(self, call: Call) -> Any:
-        from basaltmq.streams.imports.parcel import open_parcel
+        from basaltmq.streams.imports.upload import open_parcel
 
         vhost, file = self._vhost(call), call.body
         with Guard(vhost):
@@ -289,7 +289,7 @@ def _check_owner(call: Call, state: Run) -> None:
 
 def _staged_topics(folder: Path) -> set[str]:
     """Return the topics of all staged parts in a folder. Other files are ignored."""
-    from basaltmq.streams.imports.parcel import NAME, open_parcel
+    from basaltmq.streams.imports.upload import NAME, open_parcel
 
     topics: set[str] = set()
     if folder.is_dir():
@@ -306,8 +306,8 @@ def _now_ms() -> int:
 
 def _parts(folder: Path, put: list[PutPart]) -> list[Part]:
     """Return parts with the chunks of their files. Files of an imported batch are gone and not needed."""
-    from basaltmq.streams.imports.parcel import NAME, open_parcel
     from basaltmq.streams.imports.stage import Part
+    from basaltmq.streams.imports.upload import NAME, open_parcel
 
     found = []
     for each in put:

@@ -27,8 +27,8 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError
 from basaltmq.pipeline.archive.data_files import read_archived
 from basaltmq.pipeline.archive.manifest import Manifest, read_manifests
 from basaltmq.pipeline.files import Files
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.source import Topics, offsets_of, open_topics
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.store.open import open_view
 from basaltmq.streams.imports.imports import read_run
 

@@ -32,7 +32,7 @@ from basaltmq.pipeline.audit.store import MISSING_SEGMENT, audit_rows
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.pipeline.index.rebuild import RebuildJob, rebuild_index
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.tasks import SparkTasks
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.shards import Engine

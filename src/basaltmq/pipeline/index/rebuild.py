@@ -36,7 +36,7 @@ from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.pipeline.index.runs import RANGE_ROWS, Run, bounds_of
 from basaltmq.pipeline.index.scan import EntangledShards, Scanned, SegmentAt, ShardRows, scan_segment, scan_shards
 from basaltmq.pipeline.index.tables import APART, WHOLE, Table, make_table, write_table
-from basaltmq.pipeline.place import DEFAULT_VHOST, store_path
+from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.tasks import Tasks
 from basaltmq.store.batch import Batch
 from basaltmq.store.directory import make_directory

@@ -14,7 +14,7 @@ from basaltmq.catalog.configuration import ConfigurationStore
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.record import ConfiguredRecord, decode_value, encode_value
 from basaltmq.embedded.database import Basalt
-from basaltmq.embedded.mending import mend_planes
+from basaltmq.embedded.reconcile import mend_planes
 from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.draft import Draft
 from basaltmq.store.batch import Batch

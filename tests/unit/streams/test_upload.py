@@ -14,8 +14,8 @@ import pytest
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
 from basaltmq.streams.imports.arrow_file import is_compressed
-from basaltmq.streams.imports.parcel import CHUNKS, open_parcel, pack
 from basaltmq.streams.imports.stage import SCHEMA
+from basaltmq.streams.imports.upload import CHUNKS, open_parcel, pack
 
 pytestmark = pytest.mark.spec("F1")
 

@@ -9,7 +9,7 @@ import pytest
 import basaltmq
 from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.errors import NotFoundError
-from basaltmq.pipeline.place import store_path
+from basaltmq.pipeline.store_path import store_path
 
 pytestmark = pytest.mark.spec("F1")
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from basaltmq.catalog.mend import mend_catalog
+from basaltmq.catalog.reconcile import mend_catalog
 from basaltmq.embedded.database import LOG
-from basaltmq.queues.recovery.mend import mend_queues
+from basaltmq.queues.recovery.reconcile import mend_queues
 from basaltmq.store.api import Store
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.streams.mend import mend_streams
+from basaltmq.streams.reconcile import mend_streams
 
 
 def mend_planes(store: Store, losses: Losses, path: Path) -> list[Loss]:
