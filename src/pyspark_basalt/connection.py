@@ -29,7 +29,7 @@ _SERVER_ONLY: Final = ("user", "password", "ca", "retryTimeoutMs")
 PASSWORD: Final = "BASALT_PASSWORD"  # noqa: S105 the name of a variable
 
 
-class Place(msgspec.Struct, frozen=True):
+class StoreLocation(msgspec.Struct, frozen=True):
     """A store in a directory, or behind a broker."""
 
     path: str = ""
@@ -40,7 +40,9 @@ class Place(msgspec.Struct, frozen=True):
         return self.path if self.login is None else self.login.server
 
 
-def parse_place(given: Mapping[str, str], example: str, environment: Mapping[str, str] = os.environ) -> Place:
+def parse_location(
+    given: Mapping[str, str], example: str, environment: Mapping[str, str] = os.environ
+) -> StoreLocation:
     """Return the location that options (names in lower case) give. `example` begins the error for missing options."""
     path, server = given.get("path", ""), given.get("server", "")
     if bool(path) == bool(server):
@@ -52,7 +54,7 @@ def parse_place(given: Mapping[str, str], example: str, environment: Mapping[str
         for name in _SERVER_ONLY:
             if name.lower() in given:
                 raise InvalidArgumentError(f"{name} requires server; a directory is read with the rights of the tasks")
-        return Place(path, vhost)
+        return StoreLocation(path, vhost)
     login = Login(
         check_server(server),
         given.get("user", GUEST),
@@ -63,7 +65,7 @@ def parse_place(given: Mapping[str, str], example: str, environment: Mapping[str
     )
     if login.ca and not login.server.startswith("https:"):
         raise InvalidArgumentError("ca requires TLS: write server with https://")
-    return Place(vhost=vhost, login=login)
+    return StoreLocation(vhost=vhost, login=login)
 
 
 def _pem(file: str | None) -> str:

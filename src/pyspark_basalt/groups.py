@@ -8,18 +8,18 @@ from basaltmq.errors import StoreLockedError
 from basaltmq.pipeline.store_path import store_path
 from basaltmq.store.open import open_store
 from basaltmq.streams.plane import StreamPlane
-from pyspark_basalt.connection import Place
+from pyspark_basalt.connection import StoreLocation
 from pyspark_basalt.offsets import Offsets
 from pyspark_basalt.views import remote_of
 
 
-def commit_group(place: Place, group: str, offsets: Offsets) -> None:
+def commit_group(location: StoreLocation, group: str, offsets: Offsets) -> None:
     """Commit the next offsets of a group. They are durable on return."""
-    if place.login is not None:
-        remote_of(place.login).commit_group(group, offsets)
+    if location.login is not None:
+        remote_of(location.login).commit_group(group, offsets)
         return
     try:
-        store = open_store(store_path(place.path, place.vhost), create=False)
+        store = open_store(store_path(location.path, location.vhost), create=False)
     except StoreLockedError as error:
         raise StoreLockedError(
             f'{error}. commitGroup with path needs write access to the store: use server="http://host:15672", '

@@ -17,7 +17,7 @@ import msgspec
 
 from basaltmq.decoding import converter
 from basaltmq.errors import InvalidArgumentError
-from pyspark_basalt.connection import NAMES, Place, parse_place
+from pyspark_basalt.connection import NAMES, StoreLocation, parse_location
 from pyspark_basalt.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 
 PARTITION_BYTES: Final = 128 << 20
@@ -68,7 +68,7 @@ _AT_KAFKA: Final = {
 class Bound(msgspec.Struct, frozen=True):
     """One bound of a read: a position for all partitions, offsets by partition, or a time."""
 
-    place: int = EARLIEST
+    position: int = EARLIEST
     """For partitions without an offset or a time of their own."""
     offsets: Offsets = {}
     timestamp_ms: int | None = None
@@ -78,14 +78,14 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 class ReadOptions(msgspec.Struct, frozen=True):
-    place: Place
+    location: StoreLocation
     queue: str | None = None
     """Read messages of a queue instead of topics."""
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assign: dict[str, list[int]] | None = None
     start: Bound = Bound()
-    end: Bound = Bound(place=LATEST)
+    end: Bound = Bound(position=LATEST)
     offsets_per_trigger_max: int | None = None
     offsets_per_trigger_min: int | None = None
     trigger_delay_ms_max: int = TRIGGER_DELAY_MS
@@ -106,7 +106,7 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
     given = {name.lower(): value for name, value in options.items()}
     for name in given:
         _check_known(name)
-    place = parse_place(given, "say where the data is")
+    location = parse_location(given, "say where the data is")
     which = [name for name in ("subscribe", "subscribepattern", "assign", "queue") if name in given]
     if len(which) != 1:
         raise InvalidArgumentError(
@@ -125,7 +125,7 @@ def parse(options: Mapping[str, str], *, is_streaming: bool = False) -> ReadOpti
             if name in given:
                 raise InvalidArgumentError(f"{KNOWN[name]} is only for batch queries")
     return ReadOptions(
-        place=place,
+        location=location,
         queue=given.get("queue"),
         topics=_names(given.get("subscribe")),
         pattern=_pattern(given.get("subscribepattern")),
@@ -186,7 +186,7 @@ def _check_queue(given: Mapping[str, str]) -> None:
             )
 
 
-def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
+def _bound(given: Mapping[str, str], side: str, position: int) -> Bound:
     strategy = given.get("startingoffsetsbytimestampstrategy", "error").strip().lower()
     if strategy not in ("error", "latest"):
         raise InvalidArgumentError(f"startingOffsetsByTimestampStrategy must be error or latest, not {strategy!r:.80}")
@@ -195,28 +195,28 @@ def _bound(given: Mapping[str, str], side: str, place: int) -> Bound:
     if len(names) > 1:
         raise InvalidArgumentError(f"give one of {', '.join(KNOWN[name] for name in names)}, not several")
     if not names:
-        return Bound(place=place)
+        return Bound(position=position)
     name, text = names[0], given[names[0]].strip()
     if name == f"{side}offsets":
-        return _place(KNOWN[name], text, place)
+        return _parse_position(KNOWN[name], text, position)
     if name == f"{side}timestamp":
         if not text.isdecimal():
             raise InvalidArgumentError(f"{KNOWN[name]} must be in milliseconds since 1970, not {text!r:.80}")
-        return Bound(place=place, timestamp_ms=int(text), must_match=must_match)
-    return Bound(place=place, timestamps=parse_offsets(KNOWN[name], text), must_match=must_match)
+        return Bound(position=position, timestamp_ms=int(text), must_match=must_match)
+    return Bound(position=position, timestamps=parse_offsets(KNOWN[name], text), must_match=must_match)
 
 
-def _place(option: str, text: str, place: int) -> Bound:
+def _parse_position(option: str, text: str, position: int) -> Bound:
     if text.lower() == "earliest":
         if option == "endingOffsets":
             raise InvalidArgumentError("endingOffsets cannot be earliest: nothing would be read")
-        return Bound(place=EARLIEST)
+        return Bound(position=EARLIEST)
     if text.lower() == "latest":
-        return Bound(place=LATEST)
+        return Bound(position=LATEST)
     offsets = parse_offsets(option, text)
     if option == "endingOffsets" and any(at == EARLIEST for of in offsets.values() for at in of.values()):
         raise InvalidArgumentError("endingOffsets cannot be earliest (-2) for any partition")
-    return Bound(place=place, offsets=offsets)
+    return Bound(position=position, offsets=offsets)
 
 
 def _names(text: str | None) -> tuple[str, ...]:

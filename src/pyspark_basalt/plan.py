@@ -51,7 +51,7 @@ def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]
         except TopicNotFoundError:
             known = [t.name for _, t in zip(range(10), view.topics(), strict=False)]
             existing = f"; there are {', '.join(known)}" if known else "; the store has no topics at all"
-            raise TopicNotFoundError(f"there is no topic {name!r} in {options.place}{existing}") from None
+            raise TopicNotFoundError(f"there is no topic {name!r} in {options.location}{existing}") from None
     return found
 
 
@@ -96,7 +96,7 @@ def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: S
                 "startingOffsetsByTimestampStrategy=latest"
             )
         return found
-    offset = bound.offsets.get(topic, {}).get(number, bound.place)
+    offset = bound.offsets.get(topic, {}).get(number, bound.position)
     if offset == EARLIEST:
         return info.start_offset
     if offset == LATEST:

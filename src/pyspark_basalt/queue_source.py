@@ -65,11 +65,11 @@ class _QueueReader:
             yield _rows(batch, self.queue, self.options)
 
     def _messages(self, span: Span) -> Iterator[pa.RecordBatch]:
-        place = self.options.place
-        if place.login is not None:
-            yield from remote_of(place.login, in_task=True).messages(self.queue, span.from_ns, span.to_ns)
+        location = self.options.location
+        if location.login is not None:
+            yield from remote_of(location.login, in_task=True).messages(self.queue, span.from_ns, span.to_ns)
             return
-        seen = rows_of(place.path, place.vhost)
+        seen = rows_of(location.path, location.vhost)
         after, is_last = b"", False
         while not is_last:
             page = browse(seen, self.queue, span.from_ns, span.to_ns, after=after)
@@ -80,22 +80,22 @@ class _QueueReader:
 
     def _times(self) -> tuple[int, int]:
         """Return the enqueue times of the oldest and the newest message in ns."""
-        place = self.options.place
-        if place.login is not None:
-            return remote_of(place.login).queue_times(self.queue)
-        seen = rows_of(place.path, place.vhost)
+        location = self.options.location
+        if location.login is not None:
+            return remote_of(location.login).queue_times(self.queue)
+        seen = rows_of(location.path, location.vhost)
         try:
             return times_of(seen, self.queue)
         except QueueNotFoundError:
             known = queues_of(seen, 10)
             existing = f"; there are {', '.join(known)}" if known else "; the store has no queues at all"
-            raise QueueNotFoundError(f"there is no queue {self.queue!r} in {place}{existing}") from None
+            raise QueueNotFoundError(f"there is no queue {self.queue!r} in {location}{existing}") from None
 
     def _start_ns(self, bound: Bound) -> int:
         if bound.timestamp_ms is not None:
             return min(bound.timestamp_ms * 1_000_000, ALL_NS)
         oldest, newest = self._times()
-        return oldest if bound.place == EARLIEST else newest + 1
+        return oldest if bound.position == EARLIEST else newest + 1
 
     def _spans(self, from_ns: int, to_ns: int) -> list[InputPartition]:
         if from_ns >= to_ns:

@@ -56,26 +56,26 @@ class _Writer:
     def __init__(self, options: WriteOptions) -> None:
         self.options = options
         self.store = Path()
-        place = options.place
-        if place.login is None:
-            self.store = store_path(place.path, place.vhost)
+        location = options.location
+        if location.login is None:
+            self.store = store_path(location.path, location.vhost)
         if options.topic is not None:
             # Fail here rather than in the first task.
-            topics_at(place, refresh=True, is_first=True).topic(options.topic)
+            topics_at(location, refresh=True, is_first=True).topic(options.topic)
 
     def stage(self, rows: Iterator[pa.RecordBatch], run: str, batch: int) -> Staged:
         context = TaskContext.get()
         number = 0 if context is None else context.partitionId()
-        place = self.options.place
-        if place.login is not None:
-            remote = remote_of(place.login, in_task=True, refresh=True)
+        location = self.options.location
+        if location.login is not None:
+            remote = remote_of(location.login, in_task=True, refresh=True)
             return Staged(run, number, None, tuple(send_rows(rows, remote, run, batch, number, self.options.topic)))
-        view = view_of(place.path, place.vhost, refresh=True)
+        view = view_of(location.path, location.vhost, refresh=True)
         return stage_rows(rows, self.store, run, batch, number, view, self.options.topic)
 
     def publish(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
         reports = sorted((each for each in messages if isinstance(each, Staged)), key=lambda each: each.number)
-        login = self.options.place.login
+        login = self.options.location.login
         if login is None:
             with open_imports(self.store) as imports:
                 imports.run(run, batch, [each.part for each in reports if each.part is not None])
@@ -87,7 +87,7 @@ class _Writer:
 
     def discard(self, messages: list[WriterCommitMessage | None], run: str, batch: int) -> None:
         """Delete staged files. Files of tasks that did not report expire."""
-        login = self.options.place.login
+        login = self.options.location.login
         if login is not None:
             # A failed abort must not mask the original error.
             with suppress(BasaltError):

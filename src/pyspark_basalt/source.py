@@ -95,11 +95,11 @@ class _Reader:
         piece = cast("Piece | None", partition.value)
         if piece is None:
             return iter(())
-        place = self.options.place
-        if place.login is not None:
-            rows = read_remote(remote_of(place.login, in_task=True), piece, self.options)
+        location = self.options.location
+        if location.login is not None:
+            rows = read_remote(remote_of(location.login, in_task=True), piece, self.options)
         else:
-            rows = read_piece(view_of(place.path, place.vhost), piece, self.options)
+            rows = read_piece(view_of(location.path, location.vhost), piece, self.options)
         return explode(rows) if self.options.explode_events else rows
 
 
@@ -107,7 +107,7 @@ class BatchReader(_Reader, DataSourceReader):
     """Reads the existing records once."""
 
     def partitions(self) -> list[InputPartition]:
-        view = topics_at(self.options.place, refresh=True, is_first=True)
+        view = topics_at(self.options.location, refresh=True, is_first=True)
         which = partitions_of(view, self.options)
         is_pattern = self.options.pattern is not None
         start, ids = resolve(view, self.options.start, which, which_end="from", may_be_gone=is_pattern)
@@ -147,7 +147,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         stored = Position(offset_json.from_json(start), offset_json.ids_of(start))
         latest = self._target or self._latest()
         self._commit_group(stored, latest)
-        begins, (ends, ids), is_corrected = advance(topics_at(self.options.place), stored, latest, self.options)
+        begins, (ends, ids), is_corrected = advance(topics_at(self.options.location), stored, latest, self.options)
         if ends == stored.offsets and not is_corrected and not offset_json.is_initial(start):
             # Return the same object, so that Spark sees no change.
             return start
@@ -180,14 +180,14 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
             if actual is not None and done.ids.get(topic, actual) == actual:
                 known[topic] = {number: at for number, at in of.items() if at <= ends.get(number, -1)}
         if known and known != self._committed:
-            commit_group(self.options.place, self.options.commit_group, known)
+            commit_group(self.options.location, self.options.commit_group, known)
             self._committed = known
 
     def reportLatestOffset(self) -> dict[str, object]:  # noqa: N802
         return offset_json.to_json(self._latest().offsets)
 
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        view = topics_at(self.options.place, refresh=True)
+        view = topics_at(self.options.location, refresh=True)
         begin = offset_json.begin_of(start, end)
         found = pieces(
             view,
@@ -206,7 +206,7 @@ class StreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow)
         return self._position(self.options.end, "to")
 
     def _position(self, bound: Bound, which_end: str) -> Position:
-        view = topics_at(self.options.place, refresh=True)
+        view = topics_at(self.options.location, refresh=True)
         which = partitions_of(view, self.options)
         is_pattern = self.options.pattern is not None
         return Position(*resolve(view, bound, which, which_end=which_end, may_be_gone=is_pattern))

@@ -19,7 +19,7 @@ from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import ShardInfo
 from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
-from pyspark_basalt.connection import Place
+from pyspark_basalt.connection import StoreLocation
 
 VIEWS_MAX: Final = 4
 """Maximum number of cached views. A view holds open files and some megabytes of memory."""
@@ -85,8 +85,8 @@ def remote_of(login: Login, *, in_task: bool = False, refresh: bool = False) -> 
     return view
 
 
-def topics_at(place: Place, *, refresh: bool = False, is_first: bool = False) -> TopicView:
+def topics_at(location: StoreLocation, *, refresh: bool = False, is_first: bool = False) -> TopicView:
     """Return the topics of a location, for the driver. With `is_first`, an unreachable broker fails soon."""
-    if place.login is None:
-        return view_of(place.path, place.vhost, refresh=refresh)
-    return RemoteView(place.login) if is_first else remote_of(place.login, refresh=refresh)
+    if location.login is None:
+        return view_of(location.path, location.vhost, refresh=refresh)
+    return RemoteView(location.login) if is_first else remote_of(location.login, refresh=refresh)

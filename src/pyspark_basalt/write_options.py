@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.streams.imports.imports import ONCE
 from basaltmq.streams.imports.stage import check_run
-from pyspark_basalt.connection import NAMES, Place, parse_place
+from pyspark_basalt.connection import NAMES, StoreLocation, parse_location
 
 _NAMES: Final = (*NAMES, "topic", "runId", "batchId", "checkpointLocation")
 KNOWN: Final = {name.lower(): name for name in _NAMES}
@@ -46,7 +46,7 @@ IGNORED: Final = ("offset", "timestampType")
 
 
 class WriteOptions(msgspec.Struct, frozen=True):
-    place: Place
+    location: StoreLocation
     topic: str | None
     run: str
     """Run of a batch write. A stream uses its query id."""
@@ -66,7 +66,7 @@ def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming:
             near = difflib.get_close_matches(name, KNOWN, n=1)
             hint = f"; did you mean {KNOWN[near[0]]}?" if near else f"; known options are {', '.join(_NAMES)}"
             raise InvalidArgumentError(f"the basalt sink has no option {name!r}{hint}")
-    place = parse_place(given, "say where to write to")
+    location = parse_location(given, "say where to write to")
     topic = given.get("topic")
     _check_columns(schema, topic)
     if is_streaming and ("runid" in given or "batchid" in given):
@@ -76,13 +76,13 @@ def parse_write(options: Mapping[str, str], schema: StructType, *, is_streaming:
     batch = given.get("batchid", "0")
     if not batch.isdecimal():
         raise InvalidArgumentError(f"batchId must be a number of at least 0, not {batch!r:.80}")
-    default_run = f"{ONCE if place.login is None else WRITE}{uuid4().hex}"
+    default_run = f"{ONCE if location.login is None else WRITE}{uuid4().hex}"
     run = check_run(given.get("runid", default_run))
     if "runid" in given and run.startswith((ONCE, WRITE)):
         raise InvalidArgumentError(
             f"runs that begin with {ONCE!r} or {WRITE!r} are not recorded; use another name than {run!r}"
         )
-    return WriteOptions(place, topic, run, int(batch))
+    return WriteOptions(location, topic, run, int(batch))
 
 
 def _check_columns(schema: StructType, topic: str | None) -> None:

@@ -11,7 +11,7 @@ from tests.conformance.stream_engines import ENGINES, START_MS, Rig, offsets, re
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidConfigError
 from basaltmq.log.batches.record import Record
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 
@@ -39,7 +39,7 @@ def test_expired_records_are_not_returned_and_then_removed(rig: Rig) -> None:
     assert offsets(rig, shard) == [1, 2]
     assert [each.offset for each in rig.engine.read_by_key(shard, b"k", 0).records()] == [1, 2]
     assert [each.offset for each in rig.engine.read_by_tag(shard, b"t", 0).records()] == [1, 2]
-    assert rig.engine.get_offset_by_timestamp(shard, now, Otherwise.LATEST) == 1
+    assert rig.engine.get_offset_by_timestamp(shard, now, IfAllOlder.LATEST) == 1
     rig.clock.now_ms = now + 20
     assert retained(rig) == 2
     assert retained(rig) == 0

@@ -27,7 +27,7 @@ from basaltmq.errors import (
 )
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import RECORD_BYTES_MAX, Record
-from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Otherwise
+from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, IfAllOlder
 from basaltmq.streams.engines.memory import MemoryEngine
 from basaltmq.streams.shards import Engine, ShardConfig, ShardSpec
 
@@ -111,8 +111,8 @@ def test_look_ups_find_the_same_with_and_without_an_index(rig: Rig, indexed: boo
     assert [r.offset for r in rig.engine.read_by_tag(shard, b"t1", 2).records()] == [5, 9, 13, 17]
     assert rig.engine.read_by_tag(shard, b"t9", 0).records() == []
     assert rig.engine.read_by_key(shard, b"none", 0).records() == []
-    assert rig.engine.get_offset_by_timestamp(shard, 95, Otherwise.LATEST) == 10
-    assert rig.engine.get_offset_by_timestamp(shard, 30, Otherwise.LATEST) == 4
+    assert rig.engine.get_offset_by_timestamp(shard, 95, IfAllOlder.LATEST) == 10
+    assert rig.engine.get_offset_by_timestamp(shard, 30, IfAllOlder.LATEST) == 4
     assert rig.engine.delete_by_key(shard, b"k0") == 6
     assert rig.engine.read_by_key(shard, b"k0", 0).records() == []
     assert rig.engine.shard_info(shard).records == 13
@@ -195,11 +195,11 @@ def test_a_time_look_up_gives_the_smallest_offset_that_is_not_older_also_out_of_
         rig.engine.write(shard, record("", timestamp_ms=time_ms))
     for asked in range(0, 95, 5):
         expected = next((at for at, time_ms in enumerate(times) if time_ms >= asked), None)
-        assert rig.engine.get_offset_by_timestamp(shard, asked, Otherwise.LATEST) == (
+        assert rig.engine.get_offset_by_timestamp(shard, asked, IfAllOlder.LATEST) == (
             8 if expected is None else expected
         )
-    assert rig.engine.get_offset_by_timestamp(shard, 91, Otherwise.EARLIEST) == 0
-    assert rig.engine.get_offset_by_timestamp(shard, 91, Otherwise.LATEST) == 8
+    assert rig.engine.get_offset_by_timestamp(shard, 91, IfAllOlder.EARLIEST) == 0
+    assert rig.engine.get_offset_by_timestamp(shard, 91, IfAllOlder.LATEST) == 8
 
 
 @pytest.mark.spec("B2")
@@ -208,13 +208,13 @@ def test_a_time_look_up_passes_over_what_is_gone(rig: Rig) -> None:
     for time_ms in (100, 50, 60, 200, 150):
         rig.engine.write(shard, record("", timestamp_ms=time_ms))
     rig.engine.delete_by_offset(shard, [3])
-    assert rig.engine.get_offset_by_timestamp(shard, 120, Otherwise.LATEST) == 4
+    assert rig.engine.get_offset_by_timestamp(shard, 120, IfAllOlder.LATEST) == 4
     rig.engine.delete_records_before(shard, 1)
-    assert rig.engine.get_offset_by_timestamp(shard, 55, Otherwise.LATEST) == 2
-    assert rig.engine.get_offset_by_timestamp(shard, 40, Otherwise.LATEST) == 1
-    assert rig.engine.get_offset_by_timestamp(shard, 151, Otherwise.EARLIEST) == 1
+    assert rig.engine.get_offset_by_timestamp(shard, 55, IfAllOlder.LATEST) == 2
+    assert rig.engine.get_offset_by_timestamp(shard, 40, IfAllOlder.LATEST) == 1
+    assert rig.engine.get_offset_by_timestamp(shard, 151, IfAllOlder.EARLIEST) == 1
     empty = rig.shard()
-    assert rig.engine.get_offset_by_timestamp(empty, 0, Otherwise.LATEST) == 0
+    assert rig.engine.get_offset_by_timestamp(empty, 0, IfAllOlder.LATEST) == 0
 
 
 @pytest.mark.spec("B6")
@@ -227,8 +227,8 @@ def test_a_clock_that_goes_back_disturbs_neither_offsets_nor_look_ups(rig: Rig) 
     rig.clock.now_ms += 2_000_000
     fill(rig, shard, 1)
     assert offsets(rig, shard) == list(range(7))
-    assert rig.engine.get_offset_by_timestamp(shard, START_MS, Otherwise.LATEST) == 0
-    assert rig.engine.get_offset_by_timestamp(shard, START_MS + 1, Otherwise.LATEST) == 6
+    assert rig.engine.get_offset_by_timestamp(shard, START_MS, IfAllOlder.LATEST) == 0
+    assert rig.engine.get_offset_by_timestamp(shard, START_MS + 1, IfAllOlder.LATEST) == 6
 
 
 @pytest.mark.spec("B2")
@@ -358,7 +358,7 @@ def test_a_synced_record_is_seen_only_after_the_sync_and_hides_those_after_it(du
         assert (info.high_watermark, info.next_offset) == (2, 4)
         assert offsets(rig, shard) == [0, 1]
         assert rig.engine.read_by_offset(shard, 2).records() == []
-        assert rig.engine.get_offset_by_timestamp(shard, START_MS + 1, Otherwise.LATEST) == 2
+        assert rig.engine.get_offset_by_timestamp(shard, START_MS + 1, IfAllOlder.LATEST) == 2
     waiter.join(30)
     assert told.is_set()
     assert offsets(rig, shard) == [0, 1, 2, 3]
@@ -421,7 +421,7 @@ def test_everything_is_there_after_a_reopen(durable_rig: Rig) -> None:
     assert rig.engine.shard_info(shard) == info
     assert rig.shards.find(topic, 7).number == shard
     assert [each.offset for each in rig.engine.read_by_key(shard, b"k0", 3).records()] == [5, 10, 15, 20, 25]
-    assert rig.engine.get_offset_by_timestamp(shard, 990, Otherwise.LATEST) == 3
+    assert rig.engine.get_offset_by_timestamp(shard, 990, IfAllOlder.LATEST) == 3
     assert rig.engine.get_offset_by_group("group", [shard, other]) == {shard: 9, other: 1}
     assert rig.engine.write(shard, record("x")).base_offset == 30
 

@@ -141,7 +141,7 @@ def run_ahead(emit: Emit, path: str, seed: int) -> None:
     # Not enough to fill the segment: a complete one is synced.
     while log.end - log.active_start < SEGMENT_BYTES - 1000:
         append(rng.choice(streams.numbers), [Record(b"%d" % rng.getrandbits(64), b"k")], Durability.WRITTEN)
-    streams.engine.index.harden()
+    streams.engine.index.flush_to_disk()
     emit(f"ahead {log.end}")
     threading.Event().wait(60)
 

@@ -16,7 +16,7 @@ import msgspec
 
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
-from basaltmq.embedded.reconcile import mend_planes
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
@@ -184,7 +184,7 @@ def damage(file: Path, way: str, rng: random.Random) -> str:
 
 
 def repaired(path: Path) -> Repaired:
-    return repair(path, mend=mend_planes)
+    return repair(path, reconcile=reconcile_planes)
 
 
 def told(outcome: Repaired) -> list[Loss]:

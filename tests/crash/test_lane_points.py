@@ -74,11 +74,11 @@ def write(lane: Lane, confirm: Callable[[int], None], rng: random.Random) -> Non
             number += 1
         if rng.random() < 0.2:
             lane.read(max(lane.start, lane.end - 400), 100)
-        lane.secure()
+        lane.sync_through_ring()
         for each in waiting:
             confirm(each)
         if rng.random() < 0.8:
-            lane.tidy()
+            lane.move_ring_frames()
         if rng.random() < 0.1:
             lane.roll()
 

@@ -18,7 +18,7 @@ import pytest
 from tests.crash.harness import Emit, Forge
 from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, targets, told
 
-from basaltmq.embedded.reconcile import mend_planes
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.swap import LOSSES
@@ -114,7 +114,7 @@ def run_repair(emit: Emit, path: str) -> None:
         rename(source, target)
 
     os.rename = told_rename  # type: ignore[assignment]
-    repair(Path(path), mend=mend_planes, progress=lambda *_: emit("copied"))
+    repair(Path(path), reconcile=reconcile_planes, progress=lambda *_: emit("copied"))
 
 
 @pytest.mark.promise("P7")

@@ -16,7 +16,7 @@ from tests.conformance.stream_engines import ENGINES, Rig, drained
 from basaltmq.durability import Durability
 from basaltmq.errors import OffsetOutOfRangeError
 from basaltmq.log.batches.record import Record, StoredRecord
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"\xff\x00"])
 TAGS = st.lists(st.sampled_from([b"t", b"", b"\x00u"]), max_size=2).map(tuple)
@@ -117,10 +117,10 @@ class StreamMachine(RuleBasedStateMachine):
             found = self.rig.engine.read_by_key(shard.number, key, offset).records()
             assert found == [each for each in live if each.key == key]
 
-    @rule(which=st.integers(0, 1), stamp=st.integers(0, 60), otherwise=st.sampled_from(list(Otherwise)))
-    def at_time(self, which: int, stamp: int, otherwise: Otherwise) -> None:
+    @rule(which=st.integers(0, 1), stamp=st.integers(0, 60), otherwise=st.sampled_from(list(IfAllOlder)))
+    def at_time(self, which: int, stamp: int, otherwise: IfAllOlder) -> None:
         shard = self.shards[which]
-        missing = shard.start if otherwise is Otherwise.EARLIEST else shard.next
+        missing = shard.start if otherwise is IfAllOlder.EARLIEST else shard.next
         expected = next((each.offset for each in shard.live(self.now) if each.timestamp_ms >= stamp), missing)
         assert self.rig.engine.get_offset_by_timestamp(shard.number, stamp, otherwise) == expected
 

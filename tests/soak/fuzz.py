@@ -31,7 +31,7 @@ from tests.soak.report import Report
 
 import basaltmq
 from basaltmq.embedded.database import LOG, Basalt, Settings
-from basaltmq.embedded.reconcile import mend_planes
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.store import audit_rows
@@ -130,7 +130,7 @@ class Case:
         """What is wrong; empty if nothing is."""
         first = self._try_open()
         self.report.text += "\n".join([*verify(self.path), *verify_log(self.path / LOG)])
-        outcome = repair(self.path, mend=mend_planes)
+        outcome = repair(self.path, reconcile=reconcile_planes)
         self.report.losses += [{**msgspec.to_builtins(loss), "what": loss.line()} for loss in outcome.losses]
         if outcome.remaining:
             return f"the repair leaves {outcome.remaining[0]}"

@@ -18,7 +18,7 @@ WITHOUT_PRODUCT_PATH: dict[str, str] = {
     "basaltmq.catalog.links": "the AMQP 1.0 protocol will use it",
     "basaltmq.catalog.preferences": "the console will use it",
 }
-"""Modules that no entry reaches, and why they are kept. `catalog.reconcile` repairs their rows, so it does not count."""
+"""Modules that no entry reaches, and why they exist. `catalog.reconcile` repairs their rows, so it does not count."""
 
 REPAIR = "basaltmq.catalog.reconcile"
 

@@ -33,4 +33,4 @@ def backup_vhost(vhost: VHost, target: Path) -> None:
                 copy_lane(lane.log, draft / LOG / lane.log.path.name)
             shards_as_they_are.close()
 
-        vhost.store.checkpoint(target, beside=copy_log)
+        vhost.store.checkpoint(target, add_files=copy_log)

@@ -101,12 +101,12 @@ class LoopShares:
             return True
         return (self._is_serving or not self._in_line) and self.owed_s + fan_out_s <= FAN_OUT_S
 
-    def owe(self, fan_out_s: float) -> None:
+    def add_debt(self, fan_out_s: float) -> None:
         """Add the cost of a fan-out to the debt."""
         self.owed_s += fan_out_s
         self._schedule()
 
-    def line_up(self, go_on: Callable[[], None]) -> None:
+    def call_without_debt(self, go_on: Callable[[], None]) -> None:
         """Call `go_on` in a turn without debt, in order of arrival."""
         self._in_line.append(go_on)
         self._schedule()

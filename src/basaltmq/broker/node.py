@@ -363,7 +363,7 @@ class Node:
                 loop.call_soon_threadsafe(self.alarms.set, "size", text, name)
 
         guard = SizeGuard(
-            vhost.store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), beside=vhost.streams
+            vhost.store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), log=vhost.streams
         )
         vhost.size_guard = guard
         guard.listen(changed)

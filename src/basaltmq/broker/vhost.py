@@ -35,7 +35,7 @@ from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Arguments, Destina
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology
 from basaltmq.broker.vhost_streams import VHostStreams
-from basaltmq.broker.vhost_timers import Timekeeper
+from basaltmq.broker.vhost_timers import VHostTimers
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -135,7 +135,7 @@ class VHost:
         self.topology = Topology(self.store, self.name, has_queue=by_name.__contains__)
         self.queues.topology = self.topology
         self._exchanges = self.topology.exchanges
-        self.clock = Timekeeper(self, self.plane, self.streams, self.queues.expire, self._clock_ns)
+        self.clock = VHostTimers(self, self.plane, self.streams, self.queues.expire, self._clock_ns)
         faults = self.queues.load()
         faults += self.topology.load(by_name.__contains__, self.queues.unserved.__contains__)
         for fault in faults:

@@ -40,7 +40,7 @@ class Retaining(Protocol):
     def retain(self) -> int: ...
 
 
-class Timekeeper:
+class VHostTimers:
     """The timers of one virtual host."""
 
     def __init__(

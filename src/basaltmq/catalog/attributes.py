@@ -40,8 +40,8 @@ def encode_attributes(attributes: object, kind: str, object_id: UUID) -> bytes:
         same, raw = False, b""
     if not same:
         raise InvalidArgumentError(
-            f"attribute {_culprit(attributes)} of {kind} {object_id} cannot be stored as JSON: use None, bool, int, "
-            f"finite float, str, list and dict with str keys, at most {NESTING_MAX} deep"
+            f"attribute {_first_unsupported(attributes)} of {kind} {object_id} cannot be stored as JSON: use None, "
+            f"bool, int, finite float, str, list and dict with str keys, at most {NESTING_MAX} deep"
         )
     if len(raw) > ATTRIBUTES_BYTES_MAX:
         raise LimitExceededError(
@@ -67,7 +67,7 @@ def _is_shallow(attributes: Attributes) -> bool:
     return False
 
 
-def _culprit(attributes: dict[object, object]) -> str:
+def _first_unsupported(attributes: dict[object, object]) -> str:
     """Return the path of the first attribute that does not survive the round trip."""
     for name, value in attributes.items():
         try:

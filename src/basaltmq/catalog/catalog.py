@@ -200,7 +200,7 @@ class Catalog:
             records = self._records(wanted)
             self.configuration.stage_create(change, records)
             self._discard_after(change, [record.id for record in records], change.claimed)
-            self._tell_after(
+            self._notify_after(
                 change,
                 lambda: [
                     Event(Action.CREATED, record.id, each.kind, each.name, each.parent)
@@ -218,7 +218,7 @@ class Catalog:
             record = _record(object_id, old.kind, old.name, attributes, {})
             self.configuration.stage_update(change, [record])
             self._discard_after(change, [object_id], ())
-            self._tell_after(change, lambda: [Event(Action.UPDATED, object_id, old.kind, old.name, old.parent)])
+            self._notify_after(change, lambda: [Event(Action.UPDATED, object_id, old.kind, old.name, old.parent)])
         return CatalogObject(object_id, old.kind, old.name, old.parent, dict(attributes))
 
     def rename(self, object_id: UUID, name: str) -> CatalogObject:
@@ -229,7 +229,7 @@ class Catalog:
             self.configuration.stage_update(change, [record])
             old_key = catalog_keys.object_name_key(old.parent, old.kind, old.name)
             self._discard_after(change, [object_id], {old_key, *change.claimed})
-            self._tell_after(
+            self._notify_after(
                 change, lambda: [Event(Action.RENAMED, object_id, old.kind, name, old.parent, old_name=old.name)]
             )
         return CatalogObject(object_id, old.kind, name, old.parent, old.attributes)
@@ -253,16 +253,16 @@ class Catalog:
             old = self._required(object_id)
             if also is None and old.kind is Kind.TOPIC:
                 self._deletions.stage_orphan(change, object_id)
-            doomed = self._deletions.stage_subtree(change, object_id, old.kind)
+            to_delete = self._deletions.stage_subtree(change, object_id, old.kind)
             self.configuration.stage_remove_rows(change, object_id)
             self._discard_after(
                 change,
-                [object_id, *(each.id for each in doomed)],
-                [catalog_keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in doomed)],
+                [object_id, *(each.id for each in to_delete)],
+                [catalog_keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in to_delete)],
             )
-            gone = [(each.id, each.type, each.name, each.parent) for each in doomed]
+            gone = [(each.id, each.type, each.name, each.parent) for each in to_delete]
             gone.append((object_id, old.kind, old.name, old.parent))
-            self._tell_after(change, lambda: _deleted(gone))
+            self._notify_after(change, lambda: _deleted(gone))
         return len(gone)
 
     @property
@@ -278,14 +278,14 @@ class Catalog:
             with self.commits.change(durable=False) as change:
                 if not self._deletions:
                     return 0
-                doomed = self._deletions.stage_step(change)
-                self._discard_after(change, [each.id for each in doomed], [each.name_key for each in doomed])
-                gone = [(each.id, each.type, each.name, each.parent) for each in doomed]
-                self._tell_after(change, lambda: _deleted(gone))
+                to_delete = self._deletions.stage_step(change)
+                self._discard_after(change, [each.id for each in to_delete], [each.name_key for each in to_delete])
+                gone = [(each.id, each.type, each.name, each.parent) for each in to_delete]
+                self._notify_after(change, lambda: _deleted(gone))
         except BaseException:
             self._deletions.start_over()
             raise
-        return len(doomed)
+        return len(to_delete)
 
     def check(self) -> LoadReport:
         """Check all rows of the catalog, including the name index."""
@@ -392,7 +392,7 @@ class Catalog:
 
         change.after.append(discard)
 
-    def _tell_after(self, change: Change, events: Callable[[], Iterable[Event]]) -> None:
+    def _notify_after(self, change: Change, events: Callable[[], Iterable[Event]]) -> None:
         def notify() -> None:
             for event in events() if self._listeners else ():
                 for listener in tuple(self._listeners):

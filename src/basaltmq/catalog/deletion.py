@@ -2,8 +2,8 @@
 
 A small subtree is deleted in one batch. A large one is deleted in steps:
 
-    1  one batch deletes the object itself, and puts a row in `deleted_objects` that marks its descendants as doomed
-    2  batches delete descendants, children before parents, so that the rest stays reachable from the doomed root
+    1  one batch deletes the object itself, and puts a row in `deleted_objects` that marks its descendants for deletion
+    2  batches delete descendants, children before parents, so that the rest stays reachable from the deleted root
        through the name index
     3  the last of these batches deletes the row
 
@@ -42,7 +42,7 @@ DEPTH_MAX: Final = 64
 """Kinds nest two deep. More than this is a cycle caused by damage."""
 
 
-class Doomed(NamedTuple):
+class ToDelete(NamedTuple):
     """An object to delete, as listed in the name index."""
 
     name_key: bytes
@@ -59,7 +59,7 @@ class Deletions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._pending: dict[UUID, str] = {}
-        self._walk: Iterator[Doomed] | None = None
+        self._walk: Iterator[ToDelete] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._pending)
@@ -81,30 +81,30 @@ class Deletions:
         self._walk = None
         self._pending = {}
 
-    def stage_subtree(self, change: Change, root: UUID, root_type: str) -> list[Doomed]:
-        """Delete all descendants of `root` if they fit this change. Otherwise mark them as doomed and return an empty
-        list."""
-        doomed = list(islice(descendants(self._store, root, root_type), OBJECTS_PER_BATCH_MAX + 1))
-        if len(doomed) <= OBJECTS_PER_BATCH_MAX:
-            for each in doomed:
+    def stage_subtree(self, change: Change, root: UUID, root_type: str) -> list[ToDelete]:
+        """Delete all descendants of `root` if they fit this change. Otherwise mark them for deletion and return
+        an empty list."""
+        to_delete = list(islice(descendants(self._store, root, root_type), OBJECTS_PER_BATCH_MAX + 1))
+        if len(to_delete) <= OBJECTS_PER_BATCH_MAX:
+            for each in to_delete:
                 self._stage_rows(change, each)
-            return doomed
+            return to_delete
         change.put(Family.DELETED_OBJECTS, catalog_keys.deleted_object_key(root), root_type.encode())
         change.after.append(lambda: self._pending.__setitem__(root, root_type))
         return []
 
-    def stage_step(self, change: Change) -> list[Doomed]:
-        """Delete the next part of the doomed objects."""
+    def stage_step(self, change: Change) -> list[ToDelete]:
+        """Delete the next part of the objects that are marked for deletion."""
         root, root_type = next(iter(self._pending.items()))
         if self._walk is None:
             self._walk = descendants(self._store, root, root_type)
-        doomed = list(islice(self._walk, OBJECTS_PER_BATCH_MAX))
-        for each in doomed:
+        to_delete = list(islice(self._walk, OBJECTS_PER_BATCH_MAX))
+        for each in to_delete:
             self._stage_rows(change, each)
-        if len(doomed) < OBJECTS_PER_BATCH_MAX:
+        if len(to_delete) < OBJECTS_PER_BATCH_MAX:
             change.delete(Family.DELETED_OBJECTS, catalog_keys.deleted_object_key(root))
             change.after.append(lambda: self._finish(root))
-        return doomed
+        return to_delete
 
     def start_over(self) -> None:
         """Restart the scan after a step that was not written."""
@@ -126,23 +126,25 @@ class Deletions:
         row = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(topic_id))
         change.put(Family.SHARDS, stream_keys.orphaned_topic_key(topic_id), row or b"")
 
-    def _stage_rows(self, change: Change, doomed: Doomed) -> None:
-        if doomed.type == Kind.TOPIC:
-            self.stage_orphan(change, doomed.id)
-        change.delete(Family.OBJECT_NAMES, doomed.name_key)
-        change.delete(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(doomed.id))
-        change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(doomed.id, doomed.parent_type))
-        if doomed.type not in BY_LABEL:
+    def _stage_rows(self, change: Change, to_delete: ToDelete) -> None:
+        if to_delete.type == Kind.TOPIC:
+            self.stage_orphan(change, to_delete.id)
+        change.delete(Family.OBJECT_NAMES, to_delete.name_key)
+        change.delete(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(to_delete.id))
+        change.delete(
+            Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(to_delete.id, to_delete.parent_type)
+        )
+        if to_delete.type not in BY_LABEL:
             # Known kinds have one parent; others may have several.
-            self._stage_other_parents(change, doomed)
+            self._stage_other_parents(change, to_delete)
 
-    def _stage_other_parents(self, change: Change, doomed: Doomed) -> None:
-        for parent_type, parent in parents_of(self._store, doomed.id).items():
-            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(doomed.id, parent_type))
-            change.delete(Family.OBJECT_NAMES, catalog_keys.object_name_key(parent, doomed.type, doomed.name))
+    def _stage_other_parents(self, change: Change, to_delete: ToDelete) -> None:
+        for parent_type, parent in parents_of(self._store, to_delete.id).items():
+            change.delete(Family.CONFIGURED_OBJECT_HIERARCHY, catalog_keys.hierarchy_key(to_delete.id, parent_type))
+            change.delete(Family.OBJECT_NAMES, catalog_keys.object_name_key(parent, to_delete.type, to_delete.name))
 
 
-def descendants(store: Store, root: UUID, root_type: str, depth: int = 0) -> Iterator[Doomed]:
+def descendants(store: Store, root: UUID, root_type: str, depth: int = 0) -> Iterator[ToDelete]:
     """Yield all descendants of an object, children before parents."""
     if depth > DEPTH_MAX:
         raise CorruptionError(f"the objects under {root} are nested deeper than {DEPTH_MAX}; check the catalog")
@@ -153,4 +155,4 @@ def descendants(store: Store, root: UUID, root_type: str, depth: int = 0) -> Ite
             raise CorruptionError(f"the name row of {kind} {name!r:.80} is damaged; rebuild the name index")
         child = UUID(bytes=raw)
         yield from descendants(store, child, kind, depth + 1)
-        yield Doomed(key, child, kind, name, root, root_type)
+        yield ToDelete(key, child, kind, name, root, root_type)

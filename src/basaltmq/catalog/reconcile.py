@@ -48,7 +48,7 @@ ROUNDS_MAX: Final = 8
 """The hierarchy has two levels. Each round may leave dangling links for the next one."""
 
 
-def mend_catalog(store: Store, losses: Losses) -> list[Loss]:
+def reconcile_catalog(store: Store, losses: Losses) -> list[Loss]:
     """Make the rows of the catalog consistent. Return the losses."""
     _versions(store, losses)
     named = _named(store)

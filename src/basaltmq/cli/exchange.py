@@ -166,9 +166,9 @@ def create_binding(
 def delete_binding(api: HttpClient, source: str, destination: str, key: str, to_exchange: bool, vhost: str) -> None:
     """Delete the bindings of DESTINATION to SOURCE that have this key."""
     where = ("bindings", vhost, "e", source, "e" if to_exchange else "q", destination)
-    doomed = [each for each in api.get(path(*where)) if each["routing_key"] == key]
-    if not doomed:
+    to_delete = [each for each in api.get(path(*where)) if each["routing_key"] == key]
+    if not to_delete:
         raise click.ClickException(f"{destination} is not bound to {source} with key {key!r}")
-    for each in doomed:
+    for each in to_delete:
         api.delete(path(*where, each["properties_key"]))
     click.echo(f"{destination} is no longer bound to {source} with key {key!r}")

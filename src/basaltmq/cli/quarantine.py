@@ -44,7 +44,7 @@ def quarantine_group(view: View) -> click.Group:
     @as_json
     @click.pass_obj
     def list_rows(data_dir: Path, name: str | None, as_json: bool) -> None:
-        """List rows in quarantine. Works beside a running process."""
+        """List rows in quarantine. Works while another process has the store open."""
         with view(data_dir) as plane:
             found = [record.summary() for record in _all(plane, name)]
         show([_row(each) for each in found] if not as_json else found, as_json=as_json, empty=EMPTY)
@@ -53,7 +53,7 @@ def quarantine_group(view: View) -> click.Group:
     @click.argument("record_id", metavar="ID")
     @click.pass_obj
     def show_row(data_dir: Path, record_id: str) -> None:
-        """Show a row with its bytes as JSON. Works beside a running process."""
+        """Show a row with its bytes as JSON. Works while another process has the store open."""
         with view(data_dir) as plane:
             click.echo(msgspec.json.format(msgspec.json.encode(_with_bytes(plane.damage.record(record_id)))))
 
@@ -62,7 +62,7 @@ def quarantine_group(view: View) -> click.Group:
     @click.option("--file", "target", type=click.File("wb"), default="-", help="Output file.  [default: stdout]")
     @click.pass_obj
     def export(data_dir: Path, name: str | None, target: BinaryIO) -> None:
-        """Export rows with their bytes as JSON lines. Works beside a running process."""
+        """Export rows with their bytes as JSON lines. Works while another process has the store open."""
         with view(data_dir) as plane:
             for record in _all(plane, name):
                 target.write(msgspec.json.encode(_with_bytes(record)) + b"\n")

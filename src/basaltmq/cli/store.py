@@ -13,7 +13,7 @@ import basaltmq
 from basaltmq.cli.options import as_json, family_option
 from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
-from basaltmq.embedded.reconcile import mend_planes
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.verify import verify_log
 from basaltmq.queues.recovery.verify import verify_rows
@@ -39,7 +39,7 @@ def store() -> None:
 @as_json
 @click.pass_obj
 def info(data_dir: Path, as_json: bool) -> None:
-    """Show column families with row counts and sizes. Works beside a running process."""
+    """Show column families with row counts and sizes. Works while another process has the store open."""
     view = open_view(data_dir)
     try:
         rows = [
@@ -69,7 +69,7 @@ def _figures(view: RocksStore, family: Family | None) -> dict[str, int]:
 @as_json
 @click.pass_obj
 def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
-    """Show RocksDB properties of one column family or of all. Works beside a running process."""
+    """Show RocksDB properties of one column family or of all. Works while another process has the store open."""
     view = open_view(data_dir)
     try:
         found = view.properties(family_of(family) if family else None)
@@ -142,7 +142,9 @@ def repair(data_dir: Path, accept_loss: bool, as_json: bool) -> None:
     The damaged files and a list of all losses go to quarantine/. The exit code is 2 if the store is damaged afterwards,
     or, without --accept-loss, if it is damaged now.
     """
-    outcome = repair_store(data_dir, accept_loss=accept_loss, mend=mend_planes, progress=progress_line("repair"))
+    outcome = repair_store(
+        data_dir, accept_loss=accept_loss, reconcile=reconcile_planes, progress=progress_line("repair")
+    )
     done, lost = ("done", "lost") if accept_loss else ("would do", "would be lost")
     rows: list[dict[str, Any]] = [{"kind": done, "what": line} for line in outcome.done]
     for loss in outcome.losses:

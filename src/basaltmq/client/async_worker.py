@@ -76,16 +76,16 @@ class AsyncWorker:
 
     async def run(self) -> None:
         """Run until stopped. Raises the error that ended the worker, if any."""
-        keeper = asyncio.create_task(self._keep()) if self._keep_alive else None
+        extender = asyncio.create_task(self._extend_leases()) if self._keep_alive else None
         try:
             while not self._stopping.is_set():
                 await self._turn()
             if self._running:
                 await asyncio.wait(self._running)
         finally:
-            for task in [*self._running, *([keeper] if keeper else [])]:
+            for task in [*self._running, *([extender] if extender else [])]:
                 task.cancel()
-            await asyncio.gather(*self._running, *([keeper] if keeper else []), return_exceptions=True)
+            await asyncio.gather(*self._running, *([extender] if extender else []), return_exceptions=True)
             self._session.close()
         if self._error is not None:
             raise self._error
@@ -164,7 +164,7 @@ class AsyncWorker:
             delay_ms = self._backoff.delay_ms(message.attempts)
             await self._client.nack(message, text_of(failure), delay_ms=delay_ms)
 
-    async def _keep(self) -> None:
+    async def _extend_leases(self) -> None:
         """Extend the leases of the held messages."""
         while True:
             await self._some_held.wait()

@@ -117,7 +117,7 @@ class Worker:
         self._leaser = self._thread(self._lease, "leases")
         self._handlers = [self._thread(self._handle, str(number)) for number in range(concurrency)]
         self._settler = self._thread(self._settle, "answers")
-        self._keeper = self._thread(self._keep, "extends")
+        self._extender = self._thread(self._extend_leases, "extends")
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
         return threading.Thread(
@@ -134,7 +134,7 @@ class Worker:
         """Start in the background."""
         if self._leaser.ident is not None:
             raise InvalidArgumentError(f"the worker of queue {self.queue!r} was started before; create another")
-        for thread in (self._leaser, *self._handlers, self._settler, self._keeper):
+        for thread in (self._leaser, *self._handlers, self._settler, self._extender):
             thread.start()
 
     def stop(self) -> None:
@@ -154,7 +154,7 @@ class Worker:
         self._settler.join()
         self._all_done.set()
         self._some_held.set()
-        self._keeper.join()
+        self._extender.join()
         self._session.close()
         if self._error is not None:
             raise self._error
@@ -295,7 +295,7 @@ class Worker:
             self._held.pop(message.id, None)
         self._room.release()
 
-    def _keep(self) -> None:
+    def _extend_leases(self) -> None:
         """Extend the leases of held messages until the worker ends."""
         while not self._all_done.is_set():
             self._some_held.wait()

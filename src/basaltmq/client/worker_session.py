@@ -40,8 +40,8 @@ class WorkerSession:
         """Return the session number that leases refer to, and begin the session if necessary."""
         with self._lock:
             if not self._number:
-                begun = self._loop_thread.submit(lambda channel: begin_session(channel, self._consumer))
-                self._call, self._number = self._loop_thread.wait(begun)
+                started = self._loop_thread.submit(lambda channel: begin_session(channel, self._consumer))
+                self._call, self._number = self._loop_thread.wait(started)
             return self._number
 
     def forget(self, number: int) -> None:

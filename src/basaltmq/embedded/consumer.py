@@ -13,7 +13,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from basaltmq.embedded.waiting import Arrivals, Patience
+from basaltmq.embedded.waiting import Arrivals, WaitLimit
 from basaltmq.errors import StaleMemberError, TopicNotFoundError
 from basaltmq.streams.groups import Delivered, Reset
 from basaltmq.streams.plane import StreamPlane
@@ -38,7 +38,7 @@ class Consumer:
         wait: float | None,
         batch: int,
     ) -> None:
-        Patience(wait)
+        WaitLimit(wait)
         self._topic = topic
         self._found = streams.topics.get(topic.name)
         self._members = streams.group(group)
@@ -72,7 +72,7 @@ class Consumer:
 
     def poll(self, wait: float | None = 0) -> list[Delivered]:
         """Commit what was delivered before, and return the next records; empty after `wait` seconds without any."""
-        patience = Patience(wait)
+        wait_limit = WaitLimit(wait)
         if self._ready:
             found, self._ready = self._ready[::-1], []
             return found
@@ -86,7 +86,7 @@ class Consumer:
             if found:
                 return found
             # A long run of deleted records is skipped in steps, so progress without records is not the end.
-            if before == self._positions() and not self._arrivals.wait(seen, patience):
+            if before == self._positions() and not self._arrivals.wait(seen, wait_limit):
                 if not self._arrivals.closed:
                     self._commit_read()
                 return []

@@ -250,7 +250,7 @@ class Basalt:
                 self._copy_log(draft)
                 shards_as_they_are.close()
 
-            self.store.checkpoint(Path(target), beside=copy_log)
+            self.store.checkpoint(Path(target), add_files=copy_log)
 
     def _copy_log(self, target: Path) -> None:
         engine = self.streams.engines.get(Engine.SEGMENT)

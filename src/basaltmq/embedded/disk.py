@@ -16,7 +16,7 @@ from basaltmq.errors import BasaltError, DiskFullError, InvalidConfigError
 from basaltmq.store.families import MIB
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.space.free_space import FreeSpace, free_bytes
-from basaltmq.store.space.reclaim import Beside, Reclaimer
+from basaltmq.store.space.reclaim import LogSpace, Reclaimer
 from basaltmq.store.space.size import SizeGuard
 
 LOOK_INTERVAL_S: Final = 0.02
@@ -49,7 +49,7 @@ class DiskGuard:
         self,
         path: Path,
         store: RocksStore,
-        log: Beside,
+        log: LogSpace,
         limits: DiskLimits,
         *,
         free: Callable[[Path], int] = free_bytes,
@@ -65,9 +65,7 @@ class DiskGuard:
         self._size: SizeGuard | None = None
         if limits.size_max_bytes:
             size_max = limits.size_max_bytes
-            self._size = SizeGuard(
-                store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), beside=log
-            )
+            self._size = SizeGuard(store, overfull_bytes=size_max, underfull_bytes=int(size_max * UNDERFULL), log=log)
 
     def admit(self) -> None:
         """Raise DiskFullError or StoreOverfullError if a producer must not write."""

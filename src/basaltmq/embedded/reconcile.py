@@ -9,20 +9,20 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from basaltmq.catalog.reconcile import mend_catalog
+from basaltmq.catalog.reconcile import reconcile_catalog
 from basaltmq.embedded.database import LOG
-from basaltmq.queues.recovery.reconcile import mend_queues
+from basaltmq.queues.recovery.reconcile import reconcile_queues
 from basaltmq.store.api import Store
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.streams.reconcile import mend_streams
+from basaltmq.streams.reconcile import reconcile_streams
 
 
-def mend_planes(store: Store, losses: Losses, path: Path) -> list[Loss]:
+def reconcile_planes(store: Store, losses: Losses, path: Path) -> list[Loss]:
     """Make the rows of all planes consistent. Return the losses. `path` is the directory of the store."""
     now_ns = time.time_ns()
     return [
-        *mend_queues(store, losses, now_ns),
-        *mend_streams(store, losses, path / LOG, now_ns // 1_000_000),
-        *mend_catalog(store, losses),
+        *reconcile_queues(store, losses, now_ns),
+        *reconcile_streams(store, losses, path / LOG, now_ns // 1_000_000),
+        *reconcile_catalog(store, losses),
     ]

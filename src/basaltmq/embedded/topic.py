@@ -13,11 +13,11 @@ import msgspec
 
 from basaltmq.durability import Durability
 from basaltmq.embedded.consumer import Consumer
-from basaltmq.embedded.waiting import Arrivals, Patience
+from basaltmq.embedded.waiting import Arrivals, WaitLimit
 from basaltmq.errors import InvalidArgumentError, TopicNotFoundError
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import NEVER, UNSTAMPED, Record, StoredRecord
-from basaltmq.streams.adapter import READ_RECORDS, Append, Otherwise, ReadBatch, ShardInfo
+from basaltmq.streams.adapter import READ_RECORDS, Append, IfAllOlder, ReadBatch, ShardInfo
 from basaltmq.streams.groups import PartitionLag, Reset
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.topics import Topic, TopicConfig
@@ -214,10 +214,10 @@ class EmbeddedTopic:
             raise InvalidArgumentError("give a key or a tag, not both")
         raw_key = None if key is None else _raw("key", key)
         raw_tag = None if tag is None else _raw("tag", tag)
-        patience = Patience(wait)
+        wait_limit = WaitLimit(wait)
         topic = self._topic()
         if since_ms is not None:
-            offset = self._drivers.offset_at(self.name, partition, since_ms, Otherwise.LATEST)
+            offset = self._drivers.offset_at(self.name, partition, since_ms, IfAllOlder.LATEST)
         if offset is None:
             offset = self.info(partition).start_offset
         most = READ_RECORDS if limit is None else max(1, min(limit, READ_RECORDS))
@@ -227,9 +227,9 @@ class EmbeddedTopic:
             batch = self._read(partition, offset, raw_key, raw_tag, most)
             yield batch
             if len(batch):
-                patience.renew()
+                wait_limit.renew()
             moved, offset = batch.next_offset != offset, batch.next_offset
-            if not moved and not self._arrivals.wait(seen, patience):
+            if not moved and not self._arrivals.wait(seen, wait_limit):
                 return
 
     def _read(self, partition: int, offset: int, key: bytes | None, tag: bytes | None, most: int) -> ReadBatch:

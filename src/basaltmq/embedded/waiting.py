@@ -8,7 +8,7 @@ import time
 from basaltmq.errors import InvalidArgumentError
 
 
-class Patience:
+class WaitLimit:
     """Time limit of a wait that restarts with every record: `wait_s` seconds, 0 for no wait, None for no limit."""
 
     def __init__(self, wait_s: float | None) -> None:
@@ -48,9 +48,9 @@ class Arrivals:
             self._count += 1
             self._changed.notify_all()
 
-    def wait(self, seen: int, patience: Patience) -> bool:
+    def wait(self, seen: int, wait_limit: WaitLimit) -> bool:
         """Wait until the count differs from `seen`. False if the time is up or the store was closed."""
-        left_s = patience.left_s()
+        left_s = wait_limit.left_s()
         if left_s == 0:
             return False
         with self._changed:

@@ -115,7 +115,9 @@ class Worker:
             )
             for number in range(concurrency)
         ]
-        self._keeper = threading.Thread(target=self._keep, name=f"basalt-worker-{queue.name}-leases", daemon=True)
+        self._extender = threading.Thread(
+            target=self._extend_leases, name=f"basalt-worker-{queue.name}-leases", daemon=True
+        )
 
     def run(self) -> None:
         """Run until stopped; in the main thread, SIGTERM and SIGINT stop it too. Raises like `join`."""
@@ -130,7 +132,7 @@ class Worker:
         for thread in self._threads:
             thread.start()
         if self._keep_alive:
-            self._keeper.start()
+            self._extender.start()
 
     def stop(self) -> None:
         """Request a stop, from any thread, handler or signal handler. `join` waits for it."""
@@ -145,8 +147,8 @@ class Worker:
         for thread in self._threads:
             thread.join()
         self._all_done.set()
-        if self._keeper.ident is not None:
-            self._keeper.join()
+        if self._extender.ident is not None:
+            self._extender.join()
         if self._error is not None:
             raise self._error
 
@@ -233,7 +235,7 @@ class Worker:
             except StaleLeaseError:
                 continue
 
-    def _keep(self) -> None:
+    def _extend_leases(self) -> None:
         """Extend the leases of held messages until the worker ends."""
         last_error = ""
         while True:

@@ -19,12 +19,12 @@ about half of many small ones. Gathered frames always precede later appends, and
 `sync` makes everything durable: first the segments that were rolled, then the active one, then the directory. So
 `synced_position` never covers a hole.
 
-`secure` is faster where possible. A lane with frequent syncs gets a ring (see `ring`). If everything that is not
-durable is still gathered, `secure` writes it to the ring instead of the segment. Then `tidy` writes it to the segment
-after the waiters are notified. A read that comes first writes only the part that the ring holds, not the part that
-awaits a sync. Large groups move to the segment in parallel (see `mover`). A background drain syncs the segment whenever
-half of the ring is used. If the drain is too slow, or not everything was gathered, `secure` falls back to `sync`. The
-ring is removed only when all of its content is synced in segments.
+`sync_through_ring` is faster where possible. A lane with frequent syncs gets a ring (see `ring`). If all frames that
+are not durable are still gathered in memory, it writes them to the ring instead of the segment. After the waiters are
+notified, `move_ring_frames` writes them to the segment. A read that comes first writes only the part that the ring
+holds, not the part that awaits a sync. Large groups move to the segment in parallel (see `mover`). A background drain
+syncs the segment whenever half of the ring is used. If the drain is too slow, or some frames are already written,
+`sync_through_ring` falls back to `sync`. The ring is removed only when all of its content is synced in segments.
 
 Any write or sync error poisons the lane: only recovery can tell how much reached the file. Nothing refers to the bytes
 of a failed append, and the next start truncates them. After a failed sync the page cache may hold data that the disk
@@ -95,7 +95,7 @@ class Lane:
         self._error: StorageError | None = None
         self._active = segments[-1]
         self._fd = os.open(self._active.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
-        self._end = self._written = self._begun = self._active.end
+        self._end = self._written = self._write_back_end = self._active.end
         """The next append position, the end of the data in segment files, and the end of the data with write-back
         started.
 
@@ -108,7 +108,7 @@ class Lane:
             raise
         self._roll_at = self._active.start + options.segment_bytes
         self._roll_ms = self._active.started_ms + options.segment_age_ms
-        self._synced_position = self._told_position = segments[0].start
+        self._synced_position = self._published_position = segments[0].start
 
     @classmethod
     def open(
@@ -154,7 +154,7 @@ class Lane:
         return self._synced_position
 
     @property
-    def promised_position(self) -> int:
+    def durable_before_open(self) -> int:
         """Everything below was durable before this open. A lane that ends earlier has lost its tail."""
         return self._committed.found_position
 
@@ -238,7 +238,7 @@ class Lane:
                     raise self._error
                 self._write_gathered()
                 target = self._end
-                self._begun = target
+                self._write_back_end = target
                 taken = 0 if self._ring is None else self._ring.taken
                 sealing = list(self._sealing)
                 fd = self._fd
@@ -266,14 +266,14 @@ class Lane:
                 self._ring.release(taken)
             self._publish()
 
-    def secure(self) -> None:
-        """Like `sync`, but possibly through the ring. Call `tidy` afterwards; waiters may be notified before it."""
+    def sync_through_ring(self) -> None:
+        """Like `sync`, but uses the ring if possible. Call `move_ring_frames` afterwards, even after the waiters woke."""
         with self._sync_lock:
-            is_durable = self._secure()
+            is_durable = self._sync_to_ring()
         if not is_durable:
             self.sync()
 
-    def _secure(self) -> bool:
+    def _sync_to_ring(self) -> bool:
         """Write everything that is not durable to the ring. Return False if impossible. The sync lock is held."""
         with self._lock:
             if self._error is not None:
@@ -324,9 +324,9 @@ class Lane:
         self._mover.begin()
         self._mover.give(write)
 
-    def tidy(self) -> None:
-        """Write the frames that `secure` left in the ring to the segment, and publish. Appends may run in parallel."""
-        if self._told_position == self._synced_position:
+    def move_ring_frames(self) -> None:
+        """Write the frames that are only in the ring to the segment, and publish. Appends may run in parallel."""
+        if self._published_position == self._synced_position:
             return
         with self._sync_lock:
             with self._lock:
@@ -339,9 +339,9 @@ class Lane:
             try:
                 if parts:
                     self._write_out(parts, size_bytes)
-                begin, size_bytes = self._begun, self._written - self._begun
+                begin, size_bytes = self._write_back_end, self._written - self._write_back_end
                 if size_bytes >= WRITE_BACK_BYTES:
-                    self._begun = self._written
+                    self._write_back_end = self._written
             finally:
                 self._mover.end()
             self._publish()
@@ -351,8 +351,8 @@ class Lane:
 
     def _publish(self) -> None:
         """Publish the synced position to other processes. Everything below it is in its segment."""
-        self._told_position = self._synced_position
-        self._committed.publish(self._told_position)
+        self._published_position = self._synced_position
+        self._committed.publish(self._published_position)
 
     def _want_ring(self) -> None:
         """Create a ring once enough syncs would have used it. The lock is held."""
@@ -402,10 +402,10 @@ class Lane:
         begin = position - segment.start
         size_bytes = min(size_bytes, segment.size_bytes - begin)
         if position + size_bytes > self._written:
-            size_bytes = self._bring(position, size_bytes)
+            size_bytes = self._write_to_segment(position, size_bytes)
         return self._files.read(segment, begin, size_bytes)
 
-    def _bring(self, position: int, size_bytes: int) -> int:
+    def _write_to_segment(self, position: int, size_bytes: int) -> int:
         """Write the frame at `position` to its segment. Return the number of bytes that can be read there."""
         with self._lock:
             if self._error is not None:
@@ -482,7 +482,7 @@ class Lane:
             except OSError as error:
                 raise self._failed(error, segment.path) from error
             segment.size_bytes = keep
-            self._end = self._written = self._begun = position
+            self._end = self._written = self._write_back_end = position
             return kept
 
     def settle(self) -> None:
@@ -549,7 +549,7 @@ class Lane:
             # A running sync must not find its descriptors closed or reused for another file.
             with self._sync_lock, self._lock:
                 self._mover.wait()
-                if self._error is None and self._told_position == self._end:
+                if self._error is None and self._published_position == self._end:
                     ring.remove(self.path)
                 self._error = StoreClosedError(f"the lane {self.path} is closed")
                 if self._ring is not None:
@@ -580,7 +580,7 @@ class Lane:
             fd = os.open(segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND)
         except OSError as error:
             raise self._failed(error, self.path) from error
-        self._written = self._begun = self._end
+        self._written = self._write_back_end = self._end
         self._active.state = SegmentState.SEALING
         self._sealing.append((self._fd, self._active))
         self._names_synced = False

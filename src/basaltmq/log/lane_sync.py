@@ -27,10 +27,10 @@ class LaneSync(GroupSync):
     """Waits until writes to one lane are durable."""
 
     def __init__(
-        self, target: Syncable, log: Lane, tidy: Callable[[], None], *, here_s_max: float = HERE_S_MAX
+        self, target: Syncable, log: Lane, after_sync: Callable[[], None], *, here_s_max: float = HERE_S_MAX
     ) -> None:
         self._log = log
-        self._tidy = tidy
+        self._after_sync = after_sync
         self._time = LoopTime(here_s_max)
         self._here: asyncio.AbstractEventLoop | None = None
         """The loop that runs a sync now."""
@@ -55,7 +55,7 @@ class LaneSync(GroupSync):
         finally:
             self._here = None
             self._time.took(time.monotonic() - started)
-            self._tidy_up()
+            self._finish_sync()
             with self._lock:
                 self._idle = not self._group and not self._closing
                 if not self._idle:
@@ -71,13 +71,13 @@ class LaneSync(GroupSync):
             self._time.was_away()
         super()._serve(group)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
+    def _notify(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
         if loop is self._here:
             call_all(callbacks, error)
         else:
-            super()._tell(loop, callbacks, error)
+            super()._notify(loop, callbacks, error)
 
-    def _tidy_up(self) -> None:
+    def _finish_sync(self) -> None:
         # A failure poisons the target, and the next write raises.
         with suppress(BasaltError):
-            self._tidy()
+            self._after_sync()

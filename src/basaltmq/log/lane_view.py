@@ -6,7 +6,7 @@ raise SegmentGoneError otherwise. Their live records were copied further on in t
 most `read_files_max` deleted files stay open, until the next `relist`.
 
 The last bytes may be a partial frame, from a running write or a crash; `recovery.scan` stops before them. COMMITTED
-records what is durable. If it is missing or damaged, `harden` syncs the data, which any reader may do. A killed writer
+records what is durable. If it is missing or damaged, `sync_to` syncs the data, which any reader may do. A killed writer
 may have confirmed frames that are only in its ring (see `lane`). The view sees them after the next writer has moved
 them to their segment.
 """
@@ -141,7 +141,7 @@ class LaneView(Lane):
                 raise
             raise SegmentGoneError(f"{segment.path} was deleted by the writer") from None
 
-    def harden(self, position: int) -> int:
+    def sync_to(self, position: int) -> int:
         """Sync everything below `position`. Return the position up to which the lane has been synced."""
         if position <= self._hardened:
             return self._hardened
@@ -171,10 +171,10 @@ class LaneView(Lane):
     def sync(self) -> None:
         self._refuse()
 
-    def secure(self) -> None:
+    def sync_through_ring(self) -> None:
         self._refuse()
 
-    def tidy(self) -> None:
+    def move_ring_frames(self) -> None:
         self._refuse()
 
     def roll(self) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.sink import Sink, named_run, pour
+from basaltmq.pipeline.sink import Sink, named_run, write_records
 
 ORDER = ("timestamp", "topic", "partition", "offset")
 
@@ -53,7 +53,7 @@ def dedup(spark: SparkSession, job: DedupJob) -> Deduped:
     if job.dry_run:
         found.write.format("noop").mode("overwrite").save()
     else:
-        pour(spark, found, job.to, run)
+        write_records(spark, found, job.to, run)
     seen, left = int(read.get["records"]), int(kept.get["records"])
     return Deduped(run, seen, left, seen - left, time.monotonic() - began_s)
 

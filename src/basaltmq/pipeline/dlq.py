@@ -121,9 +121,9 @@ def dead_letter_queues(path: str, vhost: str = DEFAULT_VHOST) -> list[str]:
     return sorted({name for each in configs if (name := each.dead_letter_queue) is not None and name in names})
 
 
-def dead_letters(spark: SparkSession, place: dict[str, str], queue: str) -> DataFrame:
+def dead_letters(spark: SparkSession, location: dict[str, str], queue: str) -> DataFrame:
     """Return the messages of a queue with their causes."""
-    options = place | {"queue": queue, "includeHeaders": "true"}
+    options = location | {"queue": queue, "includeHeaders": "true"}
     return with_causes(spark.read.format("basalt").options(**options).load())
 
 
@@ -148,14 +148,14 @@ def header(name: str) -> Column:
     return sql.get(named, sql.lit(0)).getField("value").cast("string")
 
 
-def dlq_report(spark: SparkSession, place: dict[str, str], queues: list[str]) -> DlqReport:
+def dlq_report(spark: SparkSession, location: dict[str, str], queues: list[str]) -> DlqReport:
     """Report dead letters without changing them."""
     if not queues:
         raise InvalidArgumentError("no queue has a dead-letter queue; give the queue to report")
     began_s = time.monotonic()
     result = DlqReport([], [], [], [], 0.0)
     for queue in queues:
-        messages = dead_letters(spark, place, queue).cache()
+        messages = dead_letters(spark, location, queue).cache()
         try:
             _report(result, queue, messages)
         finally:
@@ -248,15 +248,15 @@ class Redriven(msgspec.Struct, frozen=True):
 def redrive(spark: SparkSession, job: RedriveJob, on_progress: Callable[[int, int], None] | None = None) -> Redriven:
     """Start the job, or resume it. Attempts are reset, and a header names the run."""
     began_s = time.monotonic()
-    place = job.broker or {"path": job.path, "vhost": job.vhost}
+    location = job.broker or {"path": job.path, "vhost": job.vhost}
     if job.dry_run:
-        dead, wanted = _counts(dead_letters(spark, place, job.queue), job.where)
+        dead, wanted = _counts(dead_letters(spark, location, job.queue), job.where)
         return Redriven("", None, dead, wanted, 0, wanted, time.monotonic() - began_s)
     plan = _plan(spark, job)
     snapshot = f"{job.checkpoint.rstrip('/')}/snapshot"
     files = Files(spark, snapshot)
     if not files.exists(f"{snapshot}/_SUCCESS"):
-        dead_letters(spark, place, job.queue).write.mode("overwrite").parquet(snapshot)
+        dead_letters(spark, location, job.queue).write.mode("overwrite").parquet(snapshot)
     kept = spark.read.parquet(snapshot)
     dead, wanted = _counts(kept, plan.where)
     if wanted > IDS_MAX:

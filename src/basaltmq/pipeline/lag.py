@@ -58,9 +58,9 @@ def lag(
 
     `source` is a path, or options of the basalt source. A broker gives only groups.
     """
-    place = {"path": source} if isinstance(source, str) else source
-    store = store_path(place["path"], place.get("vhost", DEFAULT_VHOST)) if "path" in place else None
-    with open_topics(place) as view:
+    location = {"path": source} if isinstance(source, str) else source
+    store = store_path(location["path"], location.get("vhost", DEFAULT_VHOST)) if "path" in location else None
+    with open_topics(location) as view:
         first = _groups(view, groups)
         counted = _queues(store)
         if pace_s is None:

@@ -69,8 +69,8 @@ class Latencies(msgspec.Struct, frozen=True):
 
 def latency(spark: SparkSession, source: str | dict[str, str], options: dict[str, str] | None = None) -> Latencies:
     """Return the latencies of all events. `source` is a path, or options of the basalt source."""
-    place = {"path": source} if isinstance(source, str) else source
-    given = place | {"subscribe": TOPIC, "explodeEvents": "true"} | (options or {})
+    location = {"path": source} if isinstance(source, str) else source
+    given = location | {"subscribe": TOPIC, "explodeEvents": "true"} | (options or {})
     events = spark.read.format("basalt").options(**given).load().cache()
     try:
         messages = _messages(events).cache()

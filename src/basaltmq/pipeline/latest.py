@@ -13,7 +13,7 @@ import msgspec
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.pipeline.sink import Sink, named_run, pour
+from basaltmq.pipeline.sink import Sink, named_run, write_records
 
 _RECORD = ("value", "timestamp", "topic", "partition", "offset", "headers")
 
@@ -27,7 +27,7 @@ class LatestJob(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class Newest(msgspec.Struct, frozen=True):
+class LatestResult(msgspec.Struct, frozen=True):
     run: str
     read: int
     keys: int
@@ -35,7 +35,7 @@ class Newest(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def latest(spark: SparkSession, job: LatestJob) -> Newest:
+def latest(spark: SparkSession, job: LatestJob) -> LatestResult:
     if not job.dry_run:
         job.to.check()
     began_s = time.monotonic()
@@ -47,8 +47,8 @@ def latest(spark: SparkSession, job: LatestJob) -> Newest:
     if job.dry_run:
         found.write.format("noop").mode("overwrite").save()
     else:
-        pour(spark, found, job.to, run)
-    return Newest(run, int(read.get["records"]), int(kept.get["records"]), time.monotonic() - began_s)
+        write_records(spark, found, job.to, run)
+    return LatestResult(run, int(read.get["records"]), int(kept.get["records"]), time.monotonic() - began_s)
 
 
 def newest_of_each(records: DataFrame, *, keep_deleted: bool = False) -> DataFrame:

@@ -27,7 +27,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 
     parquet: str | None = None
     topic: str | None = None
-    place: dict[str, str] = {}
+    location: dict[str, str] = {}
     """Options of the basalt sink: the store of the topic."""
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
     return fresh
 
 
-def pour(spark: SparkSession, frame: DataFrame, sink: Sink, run: str) -> None:
+def write_records(spark: SparkSession, frame: DataFrame, sink: Sink, run: str) -> None:
     """Write the records. Records of a key stay in timestamp order."""
     if sink.parquet is not None:
         root = sink.parquet.rstrip("/")
@@ -73,6 +73,6 @@ def pour(spark: SparkSession, frame: DataFrame, sink: Sink, run: str) -> None:
         .select(*(sql.col(name) for name in RECORD))
         .write.format("basalt")
         .mode("append")
-        .options(**sink.place, topic=sink.topic, runId=run, batchId="0")
+        .options(**sink.location, topic=sink.topic, runId=run, batchId="0")
         .save()
     )

@@ -155,14 +155,14 @@ class Queue:
         drafts: Sequence[Draft | bytes],
         body_id: bytes = rows.NO_BODY,
         *,
-        promised: bool = False,
+        prepared: bool = False,
         memory: bool | None = None,
         refused: list[int] | None = None,
     ) -> list[bytes]:
         """Add messages and return their ids. A duplicate within the deduplication window gets the id of the first.
 
-        With `body_id` the drafts' payload is in that shared body. `promised` skips scripts and limits, which were
-        applied when the message was promised. `memory` makes all messages transient; by default the queue's durability
+        With `body_id` the drafts' payload is in that shared body. `prepared` skips scripts and limits, which were
+        applied when the message was prepared. `memory` makes all messages transient; by default the queue's durability
         decides. With `refused`, a full queue appends the indices of rejected drafts to it and returns empty ids for
         them. Without it, one rejected draft fails the call.
         """
@@ -170,7 +170,7 @@ class Queue:
         self.touch(change)
         partly = refused is not None
         if self.config.dedup_window_ms is None:
-            ids = self._enqueue(change, drafts, body_id, promised, memory, partly)
+            ids = self._enqueue(change, drafts, body_id, prepared, memory, partly)
             if refused is not None:
                 refused += [index for index, message_id in enumerate(ids) if not message_id]
             return ids
@@ -179,7 +179,7 @@ class Queue:
         repeats = known.keys() | within.keys()
         self.stats.duplicates += len(repeats)
         once = [d for i, d in enumerate(drafts) if i not in repeats]
-        made = iter(self._enqueue(change, once, body_id, promised, memory, partly))
+        made = iter(self._enqueue(change, once, body_id, prepared, memory, partly))
         ids = []
         for index in range(len(drafts)):
             if index in known:
@@ -200,24 +200,24 @@ class Queue:
         change: Change,
         drafts: Sequence[Draft | bytes],
         body_id: bytes,
-        promised: bool,
+        prepared: bool,
         memory: bool | None,
         partly: bool,
     ) -> list[bytes]:
-        if self.config.on_enqueue_script is not None and not promised:
+        if self.config.on_enqueue_script is not None and not prepared:
             drafts = advice.on_enqueue(self, drafts)
         ids, entries, delayed, sub = self.build_entries(change, drafts, body_id, memory=memory)
         self.stats.enqueued += len(ids)
-        if sub is None and not promised and not self.backing.has_room_for(entries):
+        if sub is None and not prepared and not self.backing.has_room_for(entries):
             raise LimitExceededError(
                 f"queue {self.name!r} has reached the limit of {SUB_QUEUES_MAX} fairness keys; "
                 "consume messages or use fewer keys"
             )
         if self.config.length_max is not None or self.config.bytes_max is not None:
-            turned_away: set[bytes] | None = set() if partly else None
-            entries = limits.let_in(self, change, [*entries], promised=promised, turned_away=turned_away)
-            if turned_away:
-                ids = [b"" if message_id in turned_away else message_id for message_id in ids]
+            rejected: set[bytes] | None = set() if partly else None
+            entries = limits.admit(self, change, [*entries], prepared=prepared, rejected=rejected)
+            if rejected:
+                ids = [b"" if message_id in rejected else message_id for message_id in ids]
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
@@ -518,7 +518,7 @@ class Queue:
         self._clear_rows(change, entries, keep_bodies=True)
         self.backing.ack(change, entries)
 
-    def unmake(self, change: Change, entries: Sequence[Entry]) -> None:
+    def discard_new(self, change: Change, entries: Sequence[Entry]) -> None:
         """Remove the rows of messages that were built in this change and not admitted."""
         self.stats.enqueued -= len(entries)
         self._clear_rows(change, entries, keep_bodies=False)

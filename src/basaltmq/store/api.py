@@ -108,10 +108,10 @@ class ManagedStore(Store, Protocol):
 
     def statistics(self) -> dict[str, str]: ...
 
-    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
+    def checkpoint(self, target: Path, *, add_files: Callable[[Path], None] | None = None) -> None:
         """Create an openable copy of the current state at `target`, which must not exist.
 
-        `beside` is called with the unfinished directory so that the caller can add files next to the database.
+        `add_files` is called with the unfinished directory so that the caller can add files next to the database.
         """
         ...
 

@@ -58,17 +58,17 @@ def write_checkpoint(
     create: Callable[[str], None],
     sealer: Sealer | None,
     marker: Marker,
-    beside: Callable[[Path], None] | None = None,
+    add_files: Callable[[Path], None] | None = None,
 ) -> None:
     """Create a checkpoint of the open store at `source`. `create` makes the RocksDB checkpoint at a given path.
 
-    `beside` then adds the files next to the database: a log that is at least as recent, in the given directory.
+    `add_files` then adds the files next to the database: a log that is at least as recent, in the given directory.
     """
     with _building(source, target) as draft:
         database = draft / DATABASE
         create(str(database))
-        if beside is not None:
-            beside(draft)
+        if add_files is not None:
+            add_files(draft)
         write_durably(draft / MARKER, marker.encode())
         sums: dict[str, Sum] = {}
         for name in _files_below(draft):

@@ -180,7 +180,7 @@ class MemoryStore:
         self.require_open()
         raise InvalidConfigError("the memory store keeps no statistics")
 
-    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
+    def checkpoint(self, target: Path, *, add_files: Callable[[Path], None] | None = None) -> None:
         self.require_open()
         raise StorageError("a store in memory has no files for a checkpoint; use a store on disk")
 

@@ -142,7 +142,7 @@ class OverlayStore(_Layers):
     def statistics(self) -> dict[str, str]:
         return self._marks.statistics()
 
-    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
+    def checkpoint(self, target: Path, *, add_files: Callable[[Path], None] | None = None) -> None:
         raise _read_only()
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> list[str]:

@@ -510,12 +510,12 @@ class RocksStore:
         lines = (self._database.get_statistics() or "").splitlines()
         return {name: figures for name, _, figures in (line.partition(" ") for line in lines)}
 
-    def checkpoint(self, target: Path, *, beside: Callable[[Path], None] | None = None) -> None:
+    def checkpoint(self, target: Path, *, add_files: Callable[[Path], None] | None = None) -> None:
         self._require_writable()
         marker = read_marker(self.path)
         if marker is None:
             raise CorruptionError(f"{self.path / MARKER} is missing; restore it from a backup of this store")
-        write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, beside)
+        write_checkpoint(self.path, target, self._create_checkpoint, self._sealer, marker, add_files)
 
     def unreadable(self) -> int:
         """Return the number of unreadable row ranges found since the last repair."""

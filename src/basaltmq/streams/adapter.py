@@ -71,7 +71,7 @@ Records: TypeAlias = Sequence[Record] | ColumnBatch
 """Input of a write: plain records, or columns (from Arrow: `log.batches.arrow.from_arrow`)."""
 
 
-class Otherwise(enum.StrEnum):
+class IfAllOlder(enum.StrEnum):
     """Result of a timestamp lookup when every record is older."""
 
     EARLIEST = "earliest"
@@ -229,7 +229,7 @@ class StorageAdapter(Protocol):
         """
         ...
 
-    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int: ...
+    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int: ...
 
     def get_offset_by_group(self, group: str, shards: Sequence[int]) -> dict[int, int]:
         """Return a group's committed offsets by shard, for the shards that have one."""

@@ -27,7 +27,7 @@ from basaltmq.streams.adapter import (
     READ_BYTES,
     READ_RECORDS,
     Append,
-    Otherwise,
+    IfAllOlder,
     ReadBatch,
     ShardInfo,
     StorageAdapter,
@@ -196,7 +196,7 @@ class Drivers:
             topic, partition, lambda engine, shard: engine.read_by_key(shard, key, offset, max_records, max_bytes)
         )
 
-    def offset_at(self, topic: str, partition: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         return self._on(
             topic, partition, lambda engine, shard: engine.get_offset_by_timestamp(shard, timestamp_ms, otherwise)
         )

@@ -27,7 +27,7 @@ from basaltmq.errors import (
     TopicNotFoundError,
 )
 from basaltmq.log.batches.record import StoredRecord
-from basaltmq.streams.adapter import READ_BYTES, Otherwise
+from basaltmq.streams.adapter import READ_BYTES, IfAllOlder
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, Offsets, TopicPartition
 from basaltmq.streams.topics import Topics
@@ -119,7 +119,7 @@ class Groups:
         for each in partitions:
             info = self._drivers.info(topic, each)
             if timestamp_ms is not None:
-                otherwise = Otherwise.EARLIEST if to is Reset.EARLIEST else Otherwise.LATEST
+                otherwise = IfAllOlder.EARLIEST if to is Reset.EARLIEST else IfAllOlder.LATEST
                 chosen[each] = self._drivers.offset_at(topic, each, timestamp_ms, otherwise)
             elif to is Reset.EARLIEST:
                 chosen[each] = info.start_offset

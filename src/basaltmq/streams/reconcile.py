@@ -67,14 +67,14 @@ class _Shards:
     last: int = 0
 
 
-def mend_streams(store: Store, losses: Losses, log: Path, now_ms: int) -> list[Loss]:
+def reconcile_streams(store: Store, losses: Losses, log: Path, now_ms: int) -> list[Loss]:
     """Repair the stream rows and return the losses. `log` is the directory of the lanes."""
-    mending = _Mending(store, losses, log, now_ms)
-    mending.run()
-    return mending.found
+    reconciliation = _Reconciliation(store, losses, log, now_ms)
+    reconciliation.run()
+    return reconciliation.found
 
 
-class _Mending:
+class _Reconciliation:
     """One repair pass."""
 
     def __init__(self, store: Store, losses: Losses, log: Path, now_ms: int) -> None:

@@ -270,9 +270,9 @@ class Recent(Generic[V]):
         if found is not None:
             self._used.add(number)
             return found
-        return self._bring(number)
+        return self._load_or_revive(number)
 
-    def _bring(self, number: int) -> V:
+    def _load_or_revive(self, number: int) -> V:
         with self._lock:
             recent = self._recent
             found = recent.get(number)

@@ -47,7 +47,7 @@ from basaltmq.store.open import open_view
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.adapter import READ_BYTES, READ_RECORDS, Clock, Otherwise, ReadBatch, ShardInfo
+from basaltmq.streams.adapter import READ_BYTES, READ_RECORDS, Clock, IfAllOlder, ReadBatch, ShardInfo
 from basaltmq.streams.engines.segment.view import CAUGHT_UP_FRAMES_MAX, SegmentView
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.leaders import Leaders
@@ -169,7 +169,7 @@ class StreamView:
 
         def look(plane: StreamPlane) -> int:
             _require_seen(plane, name)
-            return plane.drivers.offset_at(name, partition, timestamp_ms, Otherwise.LATEST)
+            return plane.drivers.offset_at(name, partition, timestamp_ms, IfAllOlder.LATEST)
 
         return self._on(look)
 
@@ -314,7 +314,7 @@ class StreamView:
         stores.frames += segments.catch_up(limits, frames_max=frames_max, is_store_current=loaded)
         segments.show(
             [
-                lane.harden(segments.applied(number)) if mark is None else mark.synced_position
+                lane.sync_to(segments.applied(number)) if mark is None else mark.synced_position
                 for number, (lane, mark) in enumerate(zip(self._lanes, marks, strict=True))
             ]
         )

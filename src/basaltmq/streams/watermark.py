@@ -52,19 +52,19 @@ class ShardOffsets:
 class Watermarks:
     """Numbers the syncs of one store or lane and advances the high watermarks of its shards.
 
-    `secure` replaces the store's `sync` with a faster one. `tidy` then does the remaining work after the waiters are
-    notified. `group` creates the notifier, if it is not the default thread.
+    `fast_sync` replaces the store's `sync` with a faster one. `after_sync` does the remaining work after the waiters
+    are notified. `group` creates the notifier, if it is not the default thread.
     """
 
     def __init__(
         self,
         store: Syncable,
-        secure: Callable[[], None] | None = None,
-        tidy: Callable[[], None] | None = None,
+        fast_sync: Callable[[], None] | None = None,
+        after_sync: Callable[[], None] | None = None,
         group: Callable[[Syncable], GroupSync] | None = None,
     ) -> None:
         self._store = store
-        self._secure = store.sync if secure is None else secure
+        self._fast_sync = store.sync if fast_sync is None else fast_sync
         self._lock = threading.Lock()
         self._next = 1
         """Number of the next sync to begin."""
@@ -76,7 +76,7 @@ class Watermarks:
         if group is not None:
             self.group = group(self)
         else:
-            self.group = GroupSync(self) if tidy is None else _TidyGroup(self, tidy)
+            self.group = GroupSync(self) if after_sync is None else _AfterSyncGroup(self, after_sync)
 
     def written(self, shard: ShardOffsets, base_offset: int, durability: Durability) -> int:
         """Record a completed write at `base_offset` and return the number of the sync that covers it.
@@ -125,7 +125,7 @@ class Watermarks:
             covered = self._next
             self._next = covered + 1
             self._unsynced = 0
-        self._secure()
+        self._fast_sync()
         moved: list[ShardOffsets] = []
         with self._lock:
             waiting = self._waiting
@@ -147,17 +147,17 @@ class Watermarks:
         self.group.close()
 
 
-class _TidyGroup(GroupSync):
+class _AfterSyncGroup(GroupSync):
     """A group sync with extra work after each sync, which no waiter needs."""
 
-    def __init__(self, target: Syncable, tidy: Callable[[], None]) -> None:
-        self._tidy = tidy
+    def __init__(self, target: Syncable, after_sync: Callable[[], None]) -> None:
+        self._after_sync = after_sync
         super().__init__(target)
 
-    def _tidy_up(self) -> None:
+    def _finish_sync(self) -> None:
         # A failure has poisoned the sync target, so the next write reports it.
         with suppress(BasaltError):
-            self._tidy()
+            self._after_sync()
 
 
 def done() -> asyncio.Future[None]:

@@ -112,13 +112,13 @@ def test_null_and_empty_values_are_archived_and_replayed_as_they_are(spark: Spar
         db.topic("again")
     assert archive(spark, job(tmp_path)).records == 4
     assert [row[2] for row in archived(spark, tmp_path)] == [b"v", None, b"", None]
-    place = {"path": str(tmp_path / "data")}
+    location = {"path": str(tmp_path / "data")}
     replay(
         spark,
         ReplayJob(
             topics=["orders"],
             archive=str(tmp_path / "archive"),
-            target=place,
+            target=location,
             target_topic="again",
             checkpoint=str(tmp_path / "replay"),
         ),

@@ -41,9 +41,11 @@ def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSes
         topic.append([Record(b"no json", None, timestamp_ms=1), Record(b"no json", None, timestamp_ms=2)])
         topic.append(Record(None, b"b", timestamp_ms=300_000))
         db.topic("out", partitions=2)
-    source, place = {"path": str(data), "subscribe": "t"}, {"path": str(data)}
+    source, location = {"path": str(data), "subscribe": "t"}, {"path": str(data)}
 
-    job = DedupJob(source=source, to=Sink(topic="out", place=place), window_s=60, checkpoint=str(tmp_path / "run"))
+    job = DedupJob(
+        source=source, to=Sink(topic="out", location=location), window_s=60, checkpoint=str(tmp_path / "run")
+    )
     done = dedup(spark, job)
     assert (done.read, done.kept, done.duplicates) == (9, 7, 2)
     assert dedup(spark, job).run == done.run

@@ -143,14 +143,14 @@ def enqueue(broker: Broker, *payloads: str, queue: str = "jobs") -> None:
 def test_a_queue_is_read_by_path_and_by_server_and_read_on_from_a_checkpoint(broker: Broker) -> None:
     places = ({"server": broker.url("admin")}, {"path": str(broker.data_dir)})
     streams = [
-        QueueStreamReader(parse({"queue": "jobs", "startingOffsets": "earliest", **place}, is_streaming=True))
-        for place in places
+        QueueStreamReader(parse({"queue": "jobs", "startingOffsets": "earliest", **location}, is_streaming=True))
+        for location in places
     ]
     enqueue(broker, "m0", "m1", "m2")
     ends = []
-    for place, stream in zip(places, streams, strict=True):
+    for location, stream in zip(places, streams, strict=True):
         for pieces in ("1", "3"):
-            rows = rows_of(QueueBatchReader(parse({"queue": "jobs", "minPartitions": pieces, **place})))
+            rows = rows_of(QueueBatchReader(parse({"queue": "jobs", "minPartitions": pieces, **location})))
             assert sorted(row["value"] for row in rows) == [b"m0", b"m1", b"m2"]
         start = stream.initialOffset()
         ends.append(stream.latestOffset(start, ReadAllAvailable()))
@@ -170,20 +170,20 @@ def test_dead_letters_are_sent_back_by_the_broker_that_has_them_once(broker: Bro
     for name in ("dead", "again"):
         broker.call("PUT", path("queues", "/", name), {"durable": True})
     enqueue(broker, "m0", "m1", "m2", "m3", queue="dead")
-    place = {"server": broker.url("admin")}
-    rows = rows_of(QueueBatchReader(parse({"queue": "dead", **place})))
+    location = {"server": broker.url("admin")}
+    rows = rows_of(QueueBatchReader(parse({"queue": "dead", **location})))
     ids = {row["messageId"] for row in rows if row["value"] != b"m2"}
-    job = RedriveJob(broker=place, queue="dead", to="again", rate_per_s=1000, checkpoint=str(tmp_path))
+    job = RedriveJob(broker=location, queue="dead", to="again", rate_per_s=1000, checkpoint=str(tmp_path))
     plan = RedrivePlan("run-1", "dead", "again", None)
     assert dlq._move_remote(job, plan, ids, None) == (3, 0)
     assert dlq._move_remote(job, plan, ids, None) == (0, 0), "what went is not there to go twice"
     with pytest.raises(QueueNotFoundError, match="gone"):
         dlq._move_remote(job, RedrivePlan("run-1", "dead", "gone", None), {rows[0]["messageId"]}, None)
-    moved = rows_of(QueueBatchReader(parse({"queue": "again", "includeHeaders": "true", **place})))
+    moved = rows_of(QueueBatchReader(parse({"queue": "again", "includeHeaders": "true", **location})))
     assert sorted(row["value"] for row in moved) == [b"m0", b"m1", b"m3"]
     assert all({"key": dlq.STAMP, "value": b"run-1"} in row["headers"] for row in moved)
     # Back, as if they had died again: those the run has moved before are told by their stamp.
-    back = RedriveJob(broker=place, queue="again", to="dead", checkpoint=str(tmp_path))
+    back = RedriveJob(broker=location, queue="again", to="dead", checkpoint=str(tmp_path))
     assert dlq._move_remote(back, RedrivePlan("run-1", "again", "dead", None), ids, None) == (0, 0)
     with pytest.raises(StoreLockedError, match="use the broker with --server"):
         dlq._move(RedriveJob(path=str(broker.data_dir), queue="dead", checkpoint=str(tmp_path)), plan, ids, None)

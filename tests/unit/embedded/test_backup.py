@@ -66,14 +66,14 @@ def test_no_topic_appears_between_the_copies_of_rows_and_log(tmp_path: Path) -> 
         db.topic("t").append(b"x")
         checkpoint = db.store.checkpoint
 
-        def slow(target: Path, *, beside: Callable[[Path], None]) -> None:
+        def slow(target: Path, *, add_files: Callable[[Path], None]) -> None:
             def later(draft: Path) -> None:
                 began.set()
                 creator.join(0.5)
                 assert creator.is_alive(), "a topic was created between the two copies"
-                beside(draft)
+                add_files(draft)
 
-            checkpoint(target, beside=later)
+            checkpoint(target, add_files=later)
 
         def create() -> None:
             assert began.wait(30)

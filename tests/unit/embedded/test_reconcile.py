@@ -14,7 +14,7 @@ from basaltmq.catalog.configuration import ConfigurationStore
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.record import ConfiguredRecord, decode_value, encode_value
 from basaltmq.embedded.database import Basalt
-from basaltmq.embedded.reconcile import mend_planes
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.draft import Draft
 from basaltmq.store.batch import Batch
@@ -61,8 +61,8 @@ def lose(path: Path, family: Family, wanted: Iterable[bytes] | None = None) -> t
             wipe.delete_range(Family.STREAM_INDEX, b"", b"\xff" * 64)
             store.write(wipe)
         losses = Losses(gaps=gaps)
-        found = mend_planes(store, losses, path)
-        assert [each for each in mend_planes(store, losses, path) if each not in found] == []
+        found = reconcile_planes(store, losses, path)
+        assert [each for each in reconcile_planes(store, losses, path) if each not in found] == []
         assert list(audit_queues(store)) == []
     return losses, found
 
@@ -98,7 +98,7 @@ def test_rows_of_a_deleted_queue_do_not_bring_it_back(home: Path) -> None:
         batch = Batch()
         batch.delete(Family.QUEUES, queue_keys.queue_key("a"))
         store.write(batch)
-        found = mend_planes(store, Losses(gaps=[Gap("leases", b"", None, "", "")]), home)
+        found = reconcile_planes(store, Losses(gaps=[Gap("leases", b"", None, "", "")]), home)
         assert [loss.subject for loss in found if "deleted" in loss.text] == ["queue 'a'"]
         assert list(audit_queues(store)) == []
     with basaltmq.open(home, create=False) as db:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from basaltmq.embedded.waiting import Arrivals, Patience
+from basaltmq.embedded.waiting import Arrivals, WaitLimit
 from basaltmq.errors import InvalidArgumentError
 
 
@@ -14,21 +14,21 @@ def test_who_has_no_patience_left_does_not_go_on_because_of_what_came_meanwhile(
     arrivals = Arrivals()
     seen = arrivals.count
     arrivals.wake()
-    assert not arrivals.wait(seen, Patience(0))
-    assert arrivals.wait(seen, Patience(30))
-    assert arrivals.wait(seen, Patience(None))
-    assert not arrivals.wait(arrivals.count, Patience(0.01))
+    assert not arrivals.wait(seen, WaitLimit(0))
+    assert arrivals.wait(seen, WaitLimit(30))
+    assert arrivals.wait(seen, WaitLimit(None))
+    assert not arrivals.wait(arrivals.count, WaitLimit(0.01))
 
 
 def test_closing_ends_every_wait() -> None:
     arrivals = Arrivals()
     arrivals.close()
     assert arrivals.closed
-    assert not arrivals.wait(arrivals.count, Patience(None))
-    assert not arrivals.wait(arrivals.count + 1, Patience(30))
+    assert not arrivals.wait(arrivals.count, WaitLimit(None))
+    assert not arrivals.wait(arrivals.count + 1, WaitLimit(30))
 
 
 @pytest.mark.parametrize("wait", [-1, -0.5, "1", True, object()])
 def test_a_wait_that_is_no_time_is_refused(wait: Any) -> None:
     with pytest.raises(InvalidArgumentError):
-        Patience(wait)
+        WaitLimit(wait)

@@ -209,7 +209,7 @@ def test_a_view_writes_nothing_and_says_so(tmp_path: Path) -> None:
     lane.close()
     before = sorted((entry.name, entry.stat().st_mtime_ns, entry.stat().st_size) for entry in os.scandir(tmp_path))
     view = LaneView(tmp_path)
-    view.harden(view.end)
+    view.sync_to(view.end)
     segment = view.segments()[0]
     refused = (
         lambda: view.append((b"x",), 1),
@@ -253,14 +253,14 @@ def test_hardening_syncs_each_segment_that_has_grown_and_no_other(
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", watched)
-    assert view.harden(view.end) == view.end
+    assert view.sync_to(view.end) == view.end
     assert synced == [segment.path.name for segment in view.segments()]
     synced.clear()
-    assert view.harden(view.end) == view.end
+    assert view.sync_to(view.end) == view.end
     assert synced == []
     put(lane, b"w", 12)
     view.relist()
-    view.harden(view.end)
+    view.sync_to(view.end)
     assert synced == [view.segments()[-1].path.name]
     view.close()
     lane.close()

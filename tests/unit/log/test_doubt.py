@@ -164,7 +164,7 @@ def test_a_failed_drain_leaves_its_error_to_the_sync_beside_it(tmp_path: Path, m
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     for number in (1, 2, 3):
         gather(lane, number)
-        lane.secure()
+        lane.sync_through_ring()
     finish_work(lane)
     monkeypatch.undo()
     assert shared == [False]
@@ -184,10 +184,10 @@ def test_a_torn_entry_of_a_ring_that_mixes_two_of_the_same_content_is_no_entry(
     for numbers in ((1, 2), (3, 4)):
         for number in numbers:
             gather(lane, number, body)
-        lane.secure()
+        lane.sync_through_ring()
         rings.append((lane.path / NAME).read_bytes())
         ends.append(lane.end)
-        lane.tidy()
+        lane.move_ring_frames()
         lane.sync()
         finish_work(lane)
     front, rest = rings if is_head_old else reversed(rings)

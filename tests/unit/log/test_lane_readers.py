@@ -59,8 +59,8 @@ def test_a_read_between_two_steps_of_the_writer_waits_for_the_frame(
         begin(mover)
 
     monkeypatch.setattr(Mover, "begin", held_up)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     ((thread, found),) = reads
     thread.join(WAIT_S)
     assert found == [whole]
@@ -71,7 +71,7 @@ def test_written_means_written_between_two_steps_of_the_writer(tmp_path: Path, m
     """The index is written after `write_gathered` returns, so it must not return early."""
     lane = ringed(tmp_path / "lane")
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     end = lane.end
     path = lane.segments()[-1].path
     sizes: list[int] = []
@@ -89,7 +89,7 @@ def test_written_means_written_between_two_steps_of_the_writer(tmp_path: Path, m
         begin(mover)
 
     monkeypatch.setattr(Mover, "begin", held_up)
-    lane.tidy()
+    lane.move_ring_frames()
     threads[0].join(WAIT_S)
     assert sizes == [end]
     lane.close()
@@ -134,9 +134,9 @@ def test_readers_find_every_durable_frame_while_one_writes(tmp_path: Path, restl
                 position = lane.end
                 whole = gather(lane, len(places) + at + 1, bytes(size))
                 added.append((position, len(whole)))
-            lane.secure()
+            lane.sync_through_ring()
             places += added
-            lane.tidy()
+            lane.move_ring_frames()
     finally:
         stop.set()
         for reader in readers:

@@ -38,10 +38,10 @@ def test_a_large_group_is_durable_before_its_segment_is(tmp_path: Path) -> None:
     for round_, sizes in enumerate(((1, 0), (0, 0), (0, 1), (1, 1), (2, 0))):
         for at, size in enumerate(sizes):
             gather(lane, 1 + 2 * round_ + at, size * LARGE)
-        lane.secure()
+        lane.sync_through_ring()
         assert lane.synced_position == lane.end
     assert found(copied(lane, tmp_path / "lost", kept), tmp_path) == list(range(11))
-    lane.tidy()
+    lane.move_ring_frames()
     assert size_of(lane) == lane.end
     mark = read_mark(lane.path)
     assert mark is not None
@@ -68,7 +68,7 @@ def test_what_is_moved_is_not_called_durable_before_the_ring_has_it(
 
     watch_syncs(monkeypatch, before)
     gather(lane, 1, LARGE)
-    lane.secure()
+    lane.sync_through_ring()
     assert seen == [kept]
     assert lane.synced_position == lane.end
     monkeypatch.undo()
@@ -102,7 +102,7 @@ def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
     begin = lane.end
     held = Held(monkeypatch)
     expected = first = gather(lane, 1, LARGE)
-    lane.secure()
+    lane.sync_through_ring()
     assert held.begun.wait(WAIT_S)
     numbers = [0, 1]
     if is_more_gathered:
@@ -118,7 +118,7 @@ def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
         elif action == "sync":
             lane.sync()
         elif action == "tidy":
-            lane.tidy()
+            lane.move_ring_frames()
         else:
             lane.roll()
 
@@ -152,7 +152,7 @@ def test_a_segment_that_takes_nothing_stops_the_lane_and_the_ring_has_what_was_p
 
     monkeypatch.setattr(os, "writev", full)
     gather(lane, 1, LARGE)
-    lane.secure()
+    lane.sync_through_ring()
     lane._mover.wait()
     with pytest.raises(StorePoisonedError):
         gather(lane, 2)
@@ -177,22 +177,22 @@ def test_the_disk_is_told_to_begin_only_with_what_is_there_and_never_of_a_file_t
     for number in (1, 2):
         assert told == []
         gather(lane, number, LARGE)
-        lane.secure()
-        lane.tidy()
+        lane.sync_through_ring()
+        lane.move_ring_frames()
     assert told == [(str(lane.segments()[-1].path), begin, lane.end)]
     gather(lane, 3, LARGE)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     assert len(told) == 1
     gather(lane, 7, LARGE + LARGE)
-    lane.secure()
+    lane.sync_through_ring()
     lane.roll()
     lane.sync()
     for number in (4, 5):
         assert len(told) == 1
         gather(lane, number, LARGE)
-        lane.secure()
-        lane.tidy()
+        lane.sync_through_ring()
+        lane.move_ring_frames()
     assert told[1:] == [(str(lane.segments()[-1].path), 0, lane.end - lane.active_start)]
     lane.close()
 

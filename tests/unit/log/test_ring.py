@@ -43,7 +43,7 @@ def ringed(path: Path, **options: int) -> Lane:
     lane = open_lane(path, **options)
     lane.sync()
     gather(lane, 0)
-    lane.secure()
+    lane.sync_through_ring()
     finish_work(lane)
     assert (path / NAME).exists()
     return lane
@@ -108,16 +108,16 @@ def test_secured_frames_survive_a_power_loss_before_their_segment_has_them(tmp_p
     kept = lane.end
     gather(lane, 1)
     gather(lane, 2)
-    lane.secure()
+    lane.sync_through_ring()
     assert lane.synced_position == lane.end
     assert lane.segments()[-1].path.stat().st_size == kept
     assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1, 2]
-    lane.tidy()
+    lane.move_ring_frames()
     assert lane.segments()[-1].path.stat().st_size == lane.end
     assert found(copied(lane, tmp_path / "lost", kept), tmp_path) == [0, 1, 2]
     gather(lane, 3)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     assert found(copied(lane, tmp_path / "later", kept), tmp_path) == [0, 1, 2, 3]
     lane.close()
     assert not (tmp_path / "lane" / NAME).exists()
@@ -127,7 +127,7 @@ def test_secured_frames_survive_a_power_loss_before_their_segment_has_them(tmp_p
 def test_what_was_not_secured_is_not_promised_and_leaves_no_trace(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     gather(lane, 2)
     assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1]
     lane.close()
@@ -138,12 +138,12 @@ def test_readers_see_what_is_secured_whether_or_not_it_was_tidied(tmp_path: Path
     lane = ringed(tmp_path)
     begin = lane.end
     whole = gather(lane, 1) + gather(lane, 2)
-    lane.secure()
+    lane.sync_through_ring()
     more = gather(lane, 3)
     assert lane.read(begin, len(whole)) == whole
     assert lane.read(begin + len(whole), len(more)) == more
-    lane.tidy()
-    lane.secure()
+    lane.move_ring_frames()
+    lane.sync_through_ring()
     lane.close()
     assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1, 2, 3]
 
@@ -155,9 +155,9 @@ def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
     lane = ringed(tmp_path / "lane")
     begin = lane.end
     durable = gather(lane, 1) + gather(lane, 2)
-    lane.secure()
+    lane.sync_through_ring()
     if is_tidied:
-        lane.tidy()
+        lane.move_ring_frames()
     awaiting = gather(lane, 3)
     segment = lane.segments()[-1].path
     # More is asked for than is durable, as by readers that do not know how much there is.
@@ -166,7 +166,7 @@ def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
     assert segment.stat().st_size == begin + len(durable)
     synced: list[str] = []
     watch_syncs(monkeypatch, lambda fd: synced.append(name_of(fd)))
-    lane.secure()
+    lane.sync_through_ring()
     assert synced == [NAME]
     monkeypatch.undo()
     assert found(copied(lane, tmp_path / "cut", begin), tmp_path) == [0, 1, 2, 3]
@@ -182,7 +182,7 @@ def test_a_read_while_the_ring_takes_more_gives_what_was_durable_and_the_rest_fo
     lane = ringed(tmp_path / "lane")
     begin = lane.end
     durable = gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     later = gather(lane, 2)
 
     def meanwhile(fd: int) -> None:
@@ -191,12 +191,12 @@ def test_a_read_while_the_ring_takes_more_gives_what_was_durable_and_the_rest_fo
         gather(lane, 3)
 
     watch_syncs(monkeypatch, meanwhile)
-    lane.secure()
+    lane.sync_through_ring()
     assert lane.synced_position == begin + len(durable) + len(later)
-    lane.tidy()
+    lane.move_ring_frames()
     assert lane.segments()[-1].path.stat().st_size == lane.synced_position
     assert found(copied(lane, tmp_path / "killed"), tmp_path) == [0, 1, 2]
-    lane.secure()
+    lane.sync_through_ring()
     lane.close()
     assert found(tmp_path / "lane", tmp_path) == [0, 1, 2, 3]
 
@@ -211,10 +211,10 @@ def test_frames_that_are_written_beside_secured_ones_are_synced_with_their_segme
     gather(lane, 2)
     synced: list[str] = []
     watch_syncs(monkeypatch, lambda fd: synced.append(name_of(fd)))
-    lane.secure()
+    lane.sync_through_ring()
     assert synced == [lane.segments()[-1].path.name]
     gather(lane, 3)
-    lane.secure()
+    lane.sync_through_ring()
     assert synced[1:] == [NAME]
     monkeypatch.undo()
     lane.close()
@@ -226,7 +226,7 @@ def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path
     kept = lane.end
     for number in (1, 2):
         gather(lane, number)
-        lane.secure()
+        lane.sync_through_ring()
     assert len(frame(1)) == len(frame(2)) < SLOT_BYTES
     whole = 32 + len(frame(1))
     left = copied(lane, tmp_path / "left", kept)
@@ -254,7 +254,7 @@ def test_every_length_of_a_ring_cut_short_is_opened(tmp_path: Path) -> None:
     kept = lane.end
     for number in (1, 2):
         gather(lane, number)
-        lane.secure()
+        lane.sync_through_ring()
     left = copied(lane, tmp_path / "left", kept)
     segment = left / lane.segments()[-1].path.name
     lane.close()
@@ -288,8 +288,8 @@ def test_a_ring_is_used_again_from_its_front_once_its_frames_are_in_their_segmen
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     for number in range(1, 60):
         gather(lane, number, bytes([number]) * (3000 * (number % 3) + 1))
-        lane.secure()
-        lane.tidy()
+        lane.sync_through_ring()
+        lane.move_ring_frames()
         if number % 10 == 9:
             # Whatever the drains have got done by then: what the segment may lose, the ring still has.
             left = copied(lane, tmp_path / f"left-{number}", max(durable))
@@ -308,12 +308,12 @@ def test_a_ring_without_room_leaves_the_sync_to_the_segment(tmp_path: Path, monk
     monkeypatch.setattr(Lane, "_drain", lambda self: None)
     for number in range(1, 8):
         gather(lane, number)
-        lane.secure()
-        lane.tidy()
+        lane.sync_through_ring()
+        lane.move_ring_frames()
         finish_work(lane)
         assert lane.synced_position == lane.end
     gather(lane, 8, bytes(3 * SLOT_BYTES))
-    lane.secure()
+    lane.sync_through_ring()
     assert lane.segments()[-1].path.stat().st_size == lane.synced_position == lane.end
     lane.close()
     assert found(tmp_path / "lane", tmp_path) == list(range(9))
@@ -324,8 +324,8 @@ def test_secured_frames_of_a_segment_that_was_rolled_away_from_are_put_back_into
     lane = ringed(tmp_path / "lane", segment_bytes=400)
     kept = lane.end
     gather(lane, 1)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     lane.roll()
     whole = frame(2)
     lane.append((whole,), len(whole))
@@ -343,13 +343,13 @@ def test_frames_of_a_segment_that_was_cleaned_away_do_not_come_back(tmp_path: Pa
     lane.roll()
     lane.sync()
     gather(lane, 1)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     lane.roll()
     lane.sync()
     gather(lane, 2)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     left = copied(lane, tmp_path / "killed")
     gone = lane.segments()[1].path.name
     os.unlink(left / gone)
@@ -369,11 +369,11 @@ def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch:
     lane.sync()
     monkeypatch.setattr(os, "write", full)
     gather(lane, 0)
-    lane.secure()
+    lane.sync_through_ring()
     finish_work(lane)
     monkeypatch.undo()
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     lane.close()
     assert not (tmp_path / ring_module.DRAFT).exists()
     assert [each.header.base_offset for each in scan(open_lane(tmp_path), 0)] == [0, 1]
@@ -392,7 +392,7 @@ def test_a_failed_sync_of_the_ring_poisons_the_lane_and_promises_nothing(
 
     watch_syncs(monkeypatch, fail)
     with pytest.raises(StorageError, match=NAME):
-        lane.secure()
+        lane.sync_through_ring()
     monkeypatch.undo()
     assert lane.synced_position == before
     with pytest.raises(StorePoisonedError):
@@ -406,14 +406,14 @@ def test_secured_frames_that_their_segment_refuses_are_there_after_the_next_open
 ) -> None:
     lane = ringed(tmp_path)
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
 
     def full(fd: int, parts: object) -> int:
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(os, "writev", full)
     with pytest.raises(StorageError):
-        lane.tidy()
+        lane.move_ring_frames()
     monkeypatch.undo()
     with pytest.raises(StorePoisonedError):
         gather(lane, 2)
@@ -441,8 +441,8 @@ def test_writers_readers_and_syncs_at_once_lose_nothing(tmp_path: Path) -> None:
 
     def sync() -> None:
         while not stop.is_set():
-            lane.secure()
-            lane.tidy()
+            lane.sync_through_ring()
+            lane.move_ring_frames()
 
     def read(own: random.Random) -> None:
         while not stop.is_set():
@@ -471,7 +471,7 @@ def test_writers_readers_and_syncs_at_once_lose_nothing(tmp_path: Path) -> None:
     for thread in others:
         thread.join(WAIT_S)
     assert not failures
-    lane.secure()
+    lane.sync_through_ring()
     assert found(copied(lane, tmp_path / "killed"), tmp_path) == list(range(301))
     lane.close()
     assert found(tmp_path / "lane", tmp_path) == list(range(301))
@@ -484,9 +484,9 @@ def test_a_close_removes_the_ring_only_after_its_frames_are_synced_in_their_segm
 ) -> None:
     lane = ringed(tmp_path)
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     if is_tidied:
-        lane.tidy()
+        lane.move_ring_frames()
     segment = os.stat(lane.segments()[-1].path)
     synced_bytes: list[int] = []
     real = os.fdatasync
@@ -514,12 +514,12 @@ def test_a_sync_that_has_nothing_to_add_does_not_touch_the_disk(
 ) -> None:
     lane = ringed(tmp_path)
     gather(lane, 1)
-    lane.secure()
+    lane.sync_through_ring()
     synced: list[int] = []
     watch_syncs(monkeypatch, synced.append)
-    lane.secure()
-    lane.tidy()
-    lane.secure()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
+    lane.sync_through_ring()
     assert synced == []
     monkeypatch.undo()
     lane.sync()

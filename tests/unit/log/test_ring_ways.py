@@ -51,7 +51,7 @@ def test_a_ring_is_written_by_the_best_call_that_its_file_system_has(
     for number in range(1, 5):
         gather(lane, number, bytes([number]) * 1500 * number)
         disk.calls.clear()
-        lane.secure()
+        lane.sync_through_ring()
         assert disk.calls == ([*calls[:1], "sync"] if is_short else calls)
         assert lane.synced_position == lane.end
     disk.is_short = False
@@ -68,8 +68,8 @@ def test_frames_of_a_ring_are_written_again_even_where_their_segment_shows_them(
     lane = ringed(tmp_path / "lane")
     begin = lane.end
     frames = gather(lane, 1)
-    lane.secure()
-    lane.tidy()
+    lane.sync_through_ring()
+    lane.move_ring_frames()
     left = copied(lane, tmp_path / "left")
     lane.close()
     done: list[tuple[str, int, bytes]] = []

@@ -8,7 +8,7 @@ import pytest
 
 from basaltmq.errors import InvalidArgumentError
 from pyspark_basalt import offsets
-from pyspark_basalt.connection import parse_place
+from pyspark_basalt.connection import parse_location
 from pyspark_basalt.offsets import EARLIEST, LATEST
 from pyspark_basalt.options import parse
 
@@ -29,14 +29,14 @@ def test_kafkas_names_mean_what_they_mean_there_in_any_case() -> None:
     )
     assert options.topics == ("orders", "clicks")
     assert options.start.offsets == {"orders": {0: 12, 1: EARLIEST}}
-    assert options.end.place == LATEST
+    assert options.end.position == LATEST
     assert (options.partitions_min, options.include_headers, options.fail_on_data_loss) == (8, True, False)
 
 
 def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
     given = {"path": "/data", "subscribe": "orders"}
-    assert parse(given).start.place == EARLIEST
-    assert parse(given, is_streaming=True).start.place == LATEST
+    assert parse(given).start.position == EARLIEST
+    assert parse(given, is_streaming=True).start.position == LATEST
 
 
 @pytest.mark.parametrize(
@@ -86,13 +86,13 @@ def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], told: 
 def test_a_broker_is_named_with_who_asks_and_no_secret_is_shown() -> None:
     given = {"server": "broker", "subscribe": "a", "user": "ann", "password": "s3same", "vhost": "v"}
     options = parse(given)
-    login = options.place.login
+    login = options.location.login
     assert login is not None
     assert (login.server, login.user, login.password, login.vhost) == ("http://broker:15672", "ann", "s3same", "v")
     assert "s3same" not in f"{options!r} {options} {login!r}"
-    place = parse_place({"server": "https://broker:1/base/"}, "", {"BASALT_PASSWORD": "other"})
-    assert place.login is not None
-    assert (place.login.server, place.login.password) == ("https://broker:1/base", "other")
+    location = parse_location({"server": "https://broker:1/base/"}, "", {"BASALT_PASSWORD": "other"})
+    assert location.login is not None
+    assert (location.login.server, location.login.password) == ("https://broker:1/base", "other")
 
 
 @pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30 s", 30_000), ("500ms", 500), ("1h", 3_600_000)])

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
 )
 
 from basaltmq.errors import InvalidArgumentError
-from pyspark_basalt.connection import Place
+from pyspark_basalt.connection import StoreLocation
 from pyspark_basalt.write_options import parse_write
 
 pytestmark = pytest.mark.spec("F1")
@@ -64,7 +64,7 @@ def test_a_frame_that_was_read_can_be_written_as_it_is() -> None:
         "headers HEADERS"
     )
     options = parse_write({"path": "/x"}, schema(read), is_streaming=True)
-    assert (options.place, options.topic) == (Place("/x", "/"), None)
+    assert (options.location, options.topic) == (StoreLocation("/x", "/"), None)
 
 
 def test_a_batch_write_is_a_run_of_its_own_unless_named() -> None:

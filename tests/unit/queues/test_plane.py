@@ -322,12 +322,12 @@ def mixed(name: str, count: int) -> list[Draft | bytes]:
 @pytest.mark.spec("E2", "E10")
 @pytest.mark.parametrize("priorities_max", [0, 9])
 def test_queues_with_transient_messages_are_let_go_and_lose_nothing(planes: Planes, priorities_max: int) -> None:
-    beside = planes.open()
-    beside.create(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=priorities_max))
-    beside.enqueue("q", mixed("q", 40))
-    expected = payloads(beside, "q")
-    beside.delete("q")
-    beside.close()
+    control = planes.open()
+    control.create(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=priorities_max))
+    control.enqueue("q", mixed("q", 40))
+    expected = payloads(control, "q")
+    control.delete("q")
+    control.close()
     plane = planes.open(loaded_max=1)
     names = [f"q{number}" for number in range(6)]
     for name in names:

@@ -265,7 +265,7 @@ def test_a_second_checkpoint_to_the_same_target_leaves_the_first_whole(tmp_path:
             store.checkpoint(tmp_path / "copy")
         assert draft.is_dir()
 
-    store.checkpoint(tmp_path / "copy", beside=again)
+    store.checkpoint(tmp_path / "copy", add_files=again)
     store.close()
     assert verify(tmp_path / "copy") == []
 

@@ -93,7 +93,7 @@ def test_a_thread_that_comes_back_alone_is_served_once_the_others_had_their_time
     for _ in range(1000):
         disk.allowed.release()
     group = GroupSync(disk)
-    group._returning.told(5, commit_module.RETURN_WAIT_S_MAX)
+    group._returning.notified(5, commit_module.RETURN_WAIT_S_MAX)
     group.wait_durable()
     group.wait_durable()
     assert disk.syncs == 2
@@ -107,7 +107,7 @@ def test_threads_that_do_not_come_back_are_not_waited_for_again_and_again() -> N
     group.threads = 1
     for missed in range(1, 9):
         returning._skips = 0
-        returning.told(5, 0.0)
+        returning.notified(5, 0.0)
         returning.wait(lock, group)
         assert returning._skips == min(1 << missed, commit_module.RETURN_WAITS_SKIPPED_MAX)
     before = returning._skips

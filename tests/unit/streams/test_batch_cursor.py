@@ -13,7 +13,7 @@ from basaltmq.errors import DamagedFrameError, LimitExceededError
 from basaltmq.log.batches import codecs, kafka
 from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.streams import batch_cursor
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.batch_cursor import BatchCursor, Cursors
 
 COUNT = 2_000
@@ -91,7 +91,7 @@ def test_readers_beside_each_other_and_those_that_jump_see_the_same(tmp_path: Pa
         assert arrow.column("offset").to_pylist() == list(range(offset, min(COUNT, offset + 3)))
     rig.engine.delete_by_offset(shard, [5, 7])
     assert [record.offset for record in rig.engine.read_by_offset(shard, 4, 3).records()] == [4, 6, 8]
-    assert rig.engine.get_offset_by_timestamp(shard, 1234, Otherwise.LATEST) == 1234
+    assert rig.engine.get_offset_by_timestamp(shard, 1234, IfAllOlder.LATEST) == 1234
     rig.close()
 
 
@@ -129,9 +129,9 @@ def test_a_bomb_is_named_passed_over_and_given_to_kafka_clients_as_it_is(tmp_pat
     assert [each[8:] for each in rig.engine.read_kafka(shard, 0, 1 << 30).batches][1] == sent[8:]
     with pytest.raises(DamagedFrameError):
         rig.engine.read_by_key(shard, b"k", 4, 1)
-    assert rig.engine.get_offset_by_timestamp(shard, 1, Otherwise.LATEST) == 1
+    assert rig.engine.get_offset_by_timestamp(shard, 1, IfAllOlder.LATEST) == 1
     rig.engine.delete_records_before(shard, 4)
-    assert rig.engine.get_offset_by_timestamp(shard, 1, Otherwise.LATEST) == 4
+    assert rig.engine.get_offset_by_timestamp(shard, 1, IfAllOlder.LATEST) == 4
     rig.engine.delete_by_offset(shard, [4])
     assert rig.engine.read_kafka(shard, 4, 1 << 30).batches[0][8:] == sent[8:]
     rig.close()

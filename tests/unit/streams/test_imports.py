@@ -239,14 +239,14 @@ def test_a_cut_off_batch_is_finished_once_though_others_append_between_its_chunk
         drivers = imports._streams.drivers
         append, left = drivers.append_batch, iter((False, True))
 
-        def beside(topic: str, records: Any, **given: Any) -> Any:
+        def append_concurrently(topic: str, records: Any, **given: Any) -> Any:
             done = append(topic, records, **given)
             append(topic, [Record(b"other")], partition=given["partition"])
             if next(left):
                 raise KeyboardInterrupt
             return done
 
-        monkeypatch.setattr(drivers, "append_batch", beside)
+        monkeypatch.setattr(drivers, "append_batch", append_concurrently)
         with pytest.raises(KeyboardInterrupt):
             imports.run("run", 0, [part])
     with basaltmq.open(tmp_path) as db:

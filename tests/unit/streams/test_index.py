@@ -14,7 +14,7 @@ from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.keys import streams as stream_keys
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.engines.segment.index.rows import Entry, SegmentStats
 
 U64 = st.integers(0, (1 << 64) - 1)
@@ -85,9 +85,9 @@ def test_times_out_of_order_are_found_exactly_and_stay_so_when_the_head_goes(tmp
     for time_ms in (100, 50, 60, 300, 200, 400):
         rig.put(shard, Record(b"", timestamp_ms=time_ms))
     find = rig.engine.get_offset_by_timestamp
-    assert [find(shard, at, Otherwise.LATEST) for at in (10, 60, 101, 350, 401)] == [0, 0, 3, 5, 6]
+    assert [find(shard, at, IfAllOlder.LATEST) for at in (10, 60, 101, 350, 401)] == [0, 0, 3, 5, 6]
     rig.engine.delete_records_before(shard, 1)
-    assert [find(shard, at, Otherwise.LATEST) for at in (10, 55, 61, 350)] == [1, 2, 3, 5]
+    assert [find(shard, at, IfAllOlder.LATEST) for at in (10, 55, 61, 350)] == [1, 2, 3, 5]
     before = rig.rows()
     after = rig.rebuilt()
     assert after == before, explain(before, after)

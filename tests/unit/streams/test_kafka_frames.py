@@ -22,7 +22,7 @@ from basaltmq.log.batches import codecs, kafka
 from basaltmq.log.batches.kafka_run import LARGE_BYTES, PIECE_BYTES
 from basaltmq.log.batches.record import Record
 from basaltmq.log.verify import verify_log
-from basaltmq.streams.adapter import BATCH_BYTES_MAX, Otherwise
+from basaltmq.streams.adapter import BATCH_BYTES_MAX, IfAllOlder
 
 SEED = 20_261_116
 
@@ -104,7 +104,7 @@ def test_look_ups_deletes_trims_and_a_rebuild_work_on_them(tmp_path: Path, index
     by_key = rig.engine.read_by_key(shard, b"k1", 0).records()
     assert {record.key for record in by_key} == {b"k1"}
     assert len(by_key) == 14 + 4
-    assert rig.engine.get_offset_by_timestamp(shard, 1003, Otherwise.LATEST) == 8
+    assert rig.engine.get_offset_by_timestamp(shard, 1003, IfAllOlder.LATEST) == 8
     assert rig.engine.delete_by_key(shard, b"k2") == 12
     assert rig.engine.delete_by_offset(shard, [0]) == 1
     first = rig.engine.read_kafka(shard, 0).batches[0]

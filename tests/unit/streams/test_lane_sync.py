@@ -30,7 +30,7 @@ class Watched:
         self.meanwhile: Callable[[], None] = lambda: None
 
     def group(self, here_s_max: float = WAIT_S) -> LaneSync:
-        return LaneSync(self, self.lane, self.tidy, here_s_max=here_s_max)
+        return LaneSync(self, self.lane, self.move_ring_frames, here_s_max=here_s_max)
 
     def append(self, size_bytes: int = 16) -> None:
         self.lane.append((bytes(size_bytes),), size_bytes, gather=True)
@@ -40,11 +40,11 @@ class Watched:
         self.meanwhile()
         if self.error is not None:
             raise self.error
-        self.lane.secure()
+        self.lane.sync_through_ring()
 
-    def tidy(self) -> None:
+    def move_ring_frames(self) -> None:
         self.tidied.append(threading.current_thread().name)
-        self.lane.tidy()
+        self.lane.move_ring_frames()
 
     def poison(self, error: BaseException) -> None:
         self.lane.poison(error)

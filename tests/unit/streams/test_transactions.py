@@ -15,7 +15,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.kafka import marker_batch, read_header, read_marker, records
 from basaltmq.log.batches.record import Record
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.engines.segment import cleaner as segment_cleaner
 from basaltmq.streams.view import StreamView
 
@@ -68,7 +68,7 @@ def test_readers_end_before_what_is_undecided_and_pass_over_what_was_aborted(tmp
     assert values(rig.engine.read_by_key(shard, b"k", 0).records()) == wanted
     assert rig.engine.read_by_offset(shard, 0).arrow().column("value").to_pylist() == wanted
     assert rig.engine.read_by_offset(shard, 2, 1).records()[0].value == b"between"
-    assert rig.engine.get_offset_by_timestamp(shard, rig.now_ms, Otherwise.LATEST) == 0
+    assert rig.engine.get_offset_by_timestamp(shard, rig.now_ms, IfAllOlder.LATEST) == 0
     assert len(rig.engine.read_kafka(shard, 0, is_decided=True).batches) == 6, "Kafka's readers leave out by themselves"
     assert rig.engine.delete_by_key(shard, b"k") == 3
     assert rig.drained(shard) == []

@@ -15,7 +15,7 @@ from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.streams.adapter import BATCH_RECORDS_MAX
 from basaltmq.streams.imports.arrow_file import is_compressed
 from basaltmq.streams.imports.stage import SCHEMA
-from basaltmq.streams.imports.upload import CHUNKS, open_parcel, pack
+from basaltmq.streams.imports.upload import CHUNKS, open_upload, pack
 
 pytestmark = pytest.mark.spec("F1")
 
@@ -42,7 +42,7 @@ def compressed(codec: str, batch: pa.RecordBatch, *before: pa.RecordBatch) -> by
 
 def opened(path: Path, raw: bytes) -> None:
     path.write_bytes(raw)
-    open_parcel(path).check(lambda _: 1 << 20)
+    open_upload(path).check(lambda _: 1 << 20)
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])

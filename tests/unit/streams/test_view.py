@@ -82,7 +82,7 @@ def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_o
         assert (info.high_watermark, info.next_offset, info.records) == (1, 1, 1)
         assert values(view, "quick") == [b"fast"]
         # The index may be flushed before the log is synced.
-        writer.engine.index.harden()
+        writer.engine.index.flush_to_disk()
         view.refresh()
         assert values(view, "safe") == [b"one"]
         assert view.info("safe", 0).records == 1
@@ -107,7 +107,7 @@ def test_a_write_that_asked_to_be_synced_hides_itself_and_what_follows_in_a_writ
     writer.put("quick", b"after")
     assert writer.read_all("quick")[-1].value == b"seen"
     if is_flushed:
-        writer.engine.index.harden()
+        writer.engine.index.flush_to_disk()
     with open_view(writer) as view:
         assert values(view, "quick") == [b"seen"]
         assert view.info("quick", 0).records == 1
@@ -164,7 +164,7 @@ def test_copies_made_by_cleaning_are_shown_before_they_are_synced(
     assert writer.engine.lanes[0].log.synced_position < writer.engine.lanes[0].log.end
     with open_view(writer) as view:
         assert values(view, "kept") == before
-        writer.engine.index.harden()
+        writer.engine.index.flush_to_disk()
         view.refresh()
         assert values(view, "kept") == before
         assert view.info("kept", 0).records == len(before)

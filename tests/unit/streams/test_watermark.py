@@ -29,11 +29,11 @@ def test_a_sync_shows_no_write_that_came_while_it_ran() -> None:
     seen: list[int] = []
     late: list[int] = []
 
-    def secure() -> None:
+    def sync_through_ring() -> None:
         late.append(write(marks, shard))
         seen.append(shard.high_watermark)
 
-    marks = Watermarks(Disk(), secure)
+    marks = Watermarks(Disk(), sync_through_ring)
     first = [write(marks, shard), write(marks, other), write(marks, shard)]
     assert (shard.high_watermark, other.high_watermark) == (0, 0)
     assert len(set(first)) == 1

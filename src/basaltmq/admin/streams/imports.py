@@ -154,22 +154,22 @@ class StreamImports:
         return _File(self._folder(call, vhost), name)
 
     async def put(self, call: Call) -> Any:
-        from basaltmq.streams.imports.upload import open_parcel
+        from basaltmq.streams.imports.upload import open_upload
 
         vhost, file = self._vhost(call), call.body
         with Guard(vhost):
             await asyncio.to_thread(file.finish)
-            parcel = await asyncio.to_thread(open_parcel, file.path)
+            upload = await asyncio.to_thread(open_upload, file.path)
             limits = {}
             topics = vhost.streams.plane.topics
-            for chunk in parcel.chunks:
+            for chunk in upload.chunks:
                 if chunk.topic not in limits:
                     self._scope.check(call, vhost, WRITE, chunk.topic)
                     topic = await asyncio.to_thread(topics.get, chunk.topic)
                     limits[chunk.topic] = topic.config
                 if chunk.partition >= limits[chunk.topic].partitions:
                     raise HttpError(400, f"topic {chunk.topic!r} has no partition {chunk.partition}")
-            await asyncio.to_thread(parcel.check, lambda name: limits[name].record_bytes_max)
+            await asyncio.to_thread(upload.check, lambda name: limits[name].record_bytes_max)
             return await asyncio.to_thread(file.keep)
 
     async def commit(self, call: Call) -> Any:
@@ -289,14 +289,14 @@ def _check_owner(call: Call, state: Run) -> None:
 
 def _staged_topics(folder: Path) -> set[str]:
     """Return the topics of all staged parts in a folder. Other files are ignored."""
-    from basaltmq.streams.imports.upload import NAME, open_parcel
+    from basaltmq.streams.imports.upload import NAME, open_upload
 
     topics: set[str] = set()
     if folder.is_dir():
         for path in folder.iterdir():
             if NAME.fullmatch(path.name):
                 with suppress(BasaltError):
-                    topics |= {chunk.topic for chunk in open_parcel(path).chunks}
+                    topics |= {chunk.topic for chunk in open_upload(path).chunks}
     return topics
 
 
@@ -307,13 +307,13 @@ def _now_ms() -> int:
 def _parts(folder: Path, put: list[PutPart]) -> list[Part]:
     """Return parts with the chunks of their files. Files of an imported batch are gone and not needed."""
     from basaltmq.streams.imports.stage import Part
-    from basaltmq.streams.imports.upload import NAME, open_parcel
+    from basaltmq.streams.imports.upload import NAME, open_upload
 
     found = []
     for each in put:
         if not NAME.fullmatch(each.file):
             raise HttpError(400, f"{each.file[:80]!r} is not the name of a part")
         path = folder / each.file
-        chunks = open_parcel(path).chunks if path.exists() else []
+        chunks = open_upload(path).chunks if path.exists() else []
         found.append(Part(each.file, each.size_bytes, each.crc, chunks))
     return found

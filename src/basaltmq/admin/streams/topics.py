@@ -20,7 +20,7 @@ from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, InvalidArgumentError
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, TopicPartition
 from basaltmq.streams.plane import StreamPlane
@@ -120,7 +120,7 @@ class Topics:
         at_ms = call.number("timestamp_ms", -1)
         if at_ms < 0:
             raise HttpError(400, "the query parameter timestamp_ms is missing")
-        offset = await on_plane(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, Otherwise.LATEST))
+        offset = await on_plane(vhost, lambda: plane.drivers.offset_at(name, number, at_ms, IfAllOlder.LATEST))
         return {"offset": offset}
 
     async def records(self, call: Call) -> Response:

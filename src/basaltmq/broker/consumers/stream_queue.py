@@ -44,7 +44,7 @@ from basaltmq.errors import (
     StoreStalledError,
 )
 from basaltmq.log.batches.record import Record
-from basaltmq.streams.adapter import Otherwise, StorageAdapter
+from basaltmq.streams.adapter import IfAllOlder, StorageAdapter
 from basaltmq.streams.topics import TopicConfig
 
 OFFSET_HEADER: Final = "x-stream-offset"
@@ -167,7 +167,7 @@ class Stream:
             raise _bad_offset(wanted)
 
     def _at(self, time_ms: int) -> int:
-        return self._engine.get_offset_by_timestamp(self._shard, max(0, time_ms), Otherwise.LATEST)
+        return self._engine.get_offset_by_timestamp(self._shard, max(0, time_ms), IfAllOlder.LATEST)
 
     def deliver(self) -> bool:
         """Deliver one batch of new records to each ready consumer; True if one of them can read more."""

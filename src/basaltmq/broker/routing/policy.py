@@ -95,14 +95,14 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
             raise InvalidArgumentError(f"{key} of policy {self.name!r}: {error}") from None
 
 
-class InForce(msgspec.Struct, frozen=True):
+class EffectivePolicy(msgspec.Struct, frozen=True):
     """The merged definition of the policies that apply to one queue or exchange."""
 
     name: str | None
     definition: Mapping[str, Any]
 
 
-_NONE: Final = InForce(None, {})
+_NONE: Final = EffectivePolicy(None, {})
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgpack_decoder(Policy)
 
@@ -154,23 +154,23 @@ class Policies:
     def list(self, *, operators: bool = False) -> list[Policy]:
         return sorted(self._known[OPERATORS if operators else USERS].values(), key=lambda each: each.name)
 
-    def of_queue(self, name: str, kind: str) -> InForce:
+    def of_queue(self, name: str, kind: str) -> EffectivePolicy:
         wanted = {"all", "queues", {QUORUM: "quorum_queues", STREAM: "streams"}.get(kind, "classic_queues")}
         return self._of(name, wanted)
 
-    def of_exchange(self, name: str) -> InForce:
+    def of_exchange(self, name: str) -> EffectivePolicy:
         return self._of(name, {"all", "exchanges"})
 
-    def _of(self, name: str, wanted: Set[str]) -> InForce:
+    def _of(self, name: str, wanted: Set[str]) -> EffectivePolicy:
         users = self._first(USERS, name, wanted)
         operators = self._first(OPERATORS, name, wanted)
         if operators is None:
-            return _NONE if users is None else InForce(users.name, users.definition)
+            return _NONE if users is None else EffectivePolicy(users.name, users.definition)
         definition = dict(users.definition) if users is not None else {}
         for key, value in operators.definition.items():
             has = definition.get(key)
             definition[key] = min(has, value) if isinstance(has, int) and isinstance(value, int) else value
-        return InForce(None if users is None else users.name, definition)
+        return EffectivePolicy(None if users is None else users.name, definition)
 
     def _first(self, kind: bytes, name: str, wanted: Set[str]) -> Policy | None:
         for pattern, policy in self._sorted[kind]:

@@ -258,9 +258,9 @@ class Topology:
         The bindings from and to a removed exchange are removed too. An auto-delete exchange is removed with its last
         binding, and so on.
         """
-        doomed = set(exchanges)
+        to_delete = set(exchanges)
         pending = list(bindings)
-        for name in doomed:
+        for name in to_delete:
             pending += self.exchanges[name].bindings.values()
             pending += self.bindings_to(Destination(EXCHANGE, name))
         gone: dict[tuple[str, Destination, str, int], Binding] = {}
@@ -273,21 +273,21 @@ class Topology:
             leaving[binding.source] = leaving.get(binding.source, 0) + 1
             source = self.exchanges[binding.source]
             is_last = leaving[source.name] == len(source.bindings)
-            if is_last and source.auto_delete and source.name not in doomed:
-                doomed.add(source.name)
+            if is_last and source.auto_delete and source.name not in to_delete:
+                to_delete.add(source.name)
                 pending += self.bindings_to(Destination(EXCHANGE, source.name))
         batch = Batch()
         for binding in gone.values():
             if binding.durable:
                 batch.delete(Family.TOPOLOGY, _key(binding))
-        for name in doomed:
+        for name in to_delete:
             if self.exchanges[name].durable:
                 batch.delete(Family.TOPOLOGY, broker_keys.exchange_key(name))
         if len(batch):
             self._store.write(batch)
         for binding in gone.values():
             self._unlink(binding)
-        for name in doomed:
+        for name in to_delete:
             del self.exchanges[name]
         self.version += 1
 

@@ -46,7 +46,7 @@ class _Jobs(click.Group):
 def pipeline() -> None:
     """Archive, replay, audit, repair and measure with Spark.
 
-    Jobs read a data directory beside a running process, or a broker with --server. Jobs that write to a topic with
+    Jobs read a data directory, even while a process uses it, or a broker with --server. Jobs that write to a topic with
     --data-dir need write access to the store for a moment, while no other process has it. Exit codes: 0 success, 1 the
     job failed, 2 inconsistencies found, 3 records are lost.
     """
@@ -83,9 +83,9 @@ def pipeline() -> None:
 @flag.skip_lost
 @flag.dry_run
 @as_json
-@flag.placed
+@flag.with_location
 def archive(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str],
     target: str,
     begin: str | None,
@@ -103,7 +103,7 @@ def archive(
     """Archive topics to Parquet by topic and day, each record exactly once."""
     if once and continuous is not None:
         raise InvalidArgumentError("give either --once or --continuous")
-    source = flag.source_of(place, topics, begin, skip_lost=skip_lost) | ({"commitGroup": group} if group else {})
+    source = flag.source_of(location, topics, begin, skip_lost=skip_lost) | ({"commitGroup": group} if group else {})
     given = {
         "offsets_max": max_offsets,
         "file_bytes": file_bytes,
@@ -116,7 +116,7 @@ def archive(
         from basaltmq.pipeline.archive.archive import archive as run
         from basaltmq.pipeline.archive.pending import pending
 
-        waiting = pending(spark, place, topics, target)
+        waiting = pending(spark, location, topics, target)
         if dry_run:
             result_of(waiting, as_json)
             return
@@ -169,9 +169,9 @@ def compact(archive: str, small_bytes: int | None, dry_run: bool, as_json: bool)
 @flag.skip_lost
 @flag.dry_run
 @as_json
-@flag.placed
+@flag.with_location
 def replay(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str],
     archive: str | None,
     target_dir: str | None,
@@ -198,8 +198,8 @@ def replay(
         job = ReplayJob(
             topics=topics,
             archive=archive,
-            source=None if archive is not None else place | ({"failOnDataLoss": "false"} if skip_lost else {}),
-            target={"path": target_dir, "vhost": place["vhost"]} if target_dir is not None else place,
+            source=None if archive is not None else location | ({"failOnDataLoss": "false"} if skip_lost else {}),
+            target={"path": target_dir, "vhost": location["vhost"]} if target_dir is not None else location,
             target_topic=target_topic,
             checkpoint=checkpoint,
             bounds=bounds,

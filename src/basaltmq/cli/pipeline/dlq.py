@@ -30,17 +30,17 @@ def dlq() -> None:
 )
 @flag.html_page
 @as_json
-@flag.placed
-def report(place: dict[str, str], queues: tuple[str, ...], page: Path | None, as_json: bool) -> None:
+@flag.with_location
+def report(location: dict[str, str], queues: tuple[str, ...], page: Path | None, as_json: bool) -> None:
     """Report dead letters by queue, cause and time. The exit code is 2 if there are any."""
-    if not queues and "server" in place:
+    if not queues and "server" in location:
         raise InvalidArgumentError("--server requires the names of the dead-letter queues: --queue NAME")
     with on_spark("basalt-dlq", "dlq report") as spark:
         from basaltmq.pipeline.dlq import dead_letter_queues, dlq_report
         from basaltmq.pipeline.reports.pages import dlq_page
 
-        named = list(queues) or dead_letter_queues(place["path"], place["vhost"])
-        result = dlq_report(spark, place, named)
+        named = list(queues) or dead_letter_queues(location["path"], location["vhost"])
+        result = dlq_report(spark, location, named)
         if page is not None:
             page.write_text(dlq_page(result))
     if as_json:
@@ -72,9 +72,9 @@ def report(place: dict[str, str], queues: tuple[str, ...], page: Path | None, as
 )
 @flag.dry_run
 @as_json
-@flag.placed
+@flag.with_location
 def redrive(
-    place: dict[str, str],
+    location: dict[str, str],
     queue: str,
     to: str | None,
     where: str | None,
@@ -88,15 +88,15 @@ def redrive(
     The exit code is 2 if selected messages remain: leased or delayed ones, or those whose original queue does not
     exist.
     """
-    broker = place if "server" in place else {}
+    broker = location if "server" in location else {}
     with on_spark("basalt-dlq") as spark:
         from basaltmq.pipeline.dlq import RedriveJob
         from basaltmq.pipeline.dlq import redrive as run
 
         job = RedriveJob(
-            path=place.get("path", ""),
+            path=location.get("path", ""),
             broker=broker,
-            vhost=place["vhost"],
+            vhost=location["vhost"],
             queue=queue,
             to=to,
             where=where,

@@ -104,8 +104,8 @@ _place_flags = (
 )
 
 
-def placed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --data-dir and --server. The command gets the options of the Spark source as `place`."""
+def with_location(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --data-dir and --server. The command gets the options of the Spark source as `location`."""
 
     @click.pass_obj
     def run(
@@ -118,7 +118,7 @@ def placed(command: Callable[..., Any]) -> Callable[..., Any]:
         vhost: str,
         **arguments: Any,
     ) -> Any:
-        return command(place=place_of(obj, data_dir, server, user, ca, vhost), **arguments)
+        return command(location=location_of(obj, data_dir, server, user, ca, vhost), **arguments)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
@@ -126,7 +126,7 @@ def placed(command: Callable[..., Any]) -> Callable[..., Any]:
     return flags(*_place_flags)(run)
 
 
-def place_of(
+def location_of(
     obj: Path, data_dir: Path | None, server: str | None, user: str | None, ca: str | None, vhost: str
 ) -> dict[str, str]:
     if server is None:
@@ -235,7 +235,7 @@ def bound(option: str, side: str, text: str | None) -> dict[str, str]:
 
 
 def source_of(
-    place: dict[str, str],
+    location: dict[str, str],
     names: list[str] | None,
     begin: str | None = None,
     end: str | None = None,
@@ -245,7 +245,7 @@ def source_of(
     """Return source options. Without names, all topics except internal ones are read."""
     which = {"subscribe": ",".join(names)} if names else {"subscribePattern": r"(?!__).*"}
     which |= {"failOnDataLoss": "false"} if skip_lost else {}
-    return place | which | between(begin, end)
+    return location | which | between(begin, end)
 
 
 def between(begin: str | None, end: str | None) -> dict[str, str]:

@@ -16,21 +16,21 @@ from basaltmq.pipeline.source import require_path
 @click.option("--compare", is_flag=True, help="Compare the index with the log, and change nothing.")
 @flag.dry_run
 @as_json
-@flag.placed
-def rebuild_index(place: dict[str, str], compare: bool, dry_run: bool, as_json: bool) -> None:
+@flag.with_location
+def rebuild_index(location: dict[str, str], compare: bool, dry_run: bool, as_json: bool) -> None:
     """Rebuild the index of the log in parallel, and replace the old one at the end.
 
     No other process may have the store open for writing. After an interruption, either the old index is in place or
     none; without one, the next process that opens the store rebuilds it. The exit code is 2 if --compare finds
     differences, and 3 if the log is damaged.
     """
-    path = require_path(place, "rebuild-index")
+    path = require_path(location, "rebuild-index")
     with on_spark("basalt-rebuild-index") as spark:
         from basaltmq.pipeline.index.rebuild import RebuildJob
         from basaltmq.pipeline.index.rebuild import rebuild_index as run
         from basaltmq.pipeline.tasks import SparkTasks
 
-        job = RebuildJob(path=path, vhost=place["vhost"], compare=compare, dry_run=dry_run)
+        job = RebuildJob(path=path, vhost=location["vhost"], compare=compare, dry_run=dry_run)
         result = run(SparkTasks(spark), job, lambda phase: progress_line(phase, "tasks"))
     if as_json:
         print_json(result)

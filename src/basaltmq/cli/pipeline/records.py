@@ -39,9 +39,9 @@ def _check_target(target_topic: str | None, parquet: str | None, dry_run: bool) 
 @flag.skip_lost
 @flag.dry_run
 @as_json
-@flag.placed
+@flag.with_location
 def dedup(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str],
     by: str,
     window: float | None,
@@ -56,13 +56,13 @@ def dedup(
 ) -> None:
     """Remove duplicate records, and write the rest to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
-    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
+    source = flag.source_of(location, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-dedup", "dedup") as spark:
         from basaltmq.pipeline.dedup import DedupJob
         from basaltmq.pipeline.dedup import dedup as run
         from basaltmq.pipeline.sink import Sink
 
-        to = Sink(parquet=parquet, topic=target_topic, place=place)
+        to = Sink(parquet=parquet, topic=target_topic, location=location)
         job = DedupJob(source=source, to=to, by=by, window_s=window, checkpoint=checkpoint, dry_run=dry_run)
         result = run(spark, job)
     result_of(result, as_json)
@@ -78,9 +78,9 @@ def dedup(
 @flag.skip_lost
 @flag.dry_run
 @as_json
-@flag.placed
+@flag.with_location
 def latest(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str],
     keep_deleted: bool,
     target_topic: str | None,
@@ -94,13 +94,13 @@ def latest(
 ) -> None:
     """Write the latest record of each key to a topic or to Parquet."""
     _check_target(target_topic, parquet, dry_run)
-    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
+    source = flag.source_of(location, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-latest", "latest") as spark:
         from basaltmq.pipeline.latest import LatestJob
         from basaltmq.pipeline.latest import latest as run
         from basaltmq.pipeline.sink import Sink
 
-        to = Sink(parquet=parquet, topic=target_topic, place=place)
+        to = Sink(parquet=parquet, topic=target_topic, location=location)
         job = LatestJob(source=source, to=to, keep_deleted=keep_deleted, checkpoint=checkpoint, dry_run=dry_run)
         result = run(spark, job)
     result_of(result, as_json)
@@ -116,9 +116,9 @@ def latest(
 @flag.skip_lost
 @flag.html_page
 @as_json
-@flag.placed
+@flag.with_location
 def profile(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str] | None,
     sample: float,
     begin: str | None,
@@ -128,7 +128,7 @@ def profile(
     as_json: bool,
 ) -> None:
     """Profile topics: sizes, times, keys, and the fields of JSON values."""
-    source = flag.source_of(place, topics, begin, end, skip_lost=skip_lost)
+    source = flag.source_of(location, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-profile", "profile") as spark:
         from basaltmq.pipeline.profile import ProfileJob
         from basaltmq.pipeline.profile import profile as run

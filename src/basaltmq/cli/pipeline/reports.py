@@ -26,9 +26,9 @@ from basaltmq.pipeline.source import require_path
 )
 @flag.html_page
 @as_json
-@flag.placed
+@flag.with_location
 def audit(
-    place: dict[str, str],
+    location: dict[str, str],
     topics: list[str] | None,
     archive: str | None,
     with_index: bool,
@@ -39,13 +39,13 @@ def audit(
 
     The exit code is 2 if they are not, and 3 if records are missing or damaged.
     """
-    path = require_path(place, "audit")
+    path = require_path(location, "audit")
     with on_spark("basalt-audit", "audit") as spark:
         from basaltmq.pipeline.audit.audit import AuditJob
         from basaltmq.pipeline.audit.audit import audit as run
         from basaltmq.pipeline.reports.pages import audit_page
 
-        job = AuditJob(path=path, vhost=place["vhost"], topics=topics, archive=archive, index=with_index)
+        job = AuditJob(path=path, vhost=location["vhost"], topics=topics, archive=archive, index=with_index)
         result = run(spark, job)
         if page is not None:
             page.write_text(audit_page(result))
@@ -68,10 +68,12 @@ def audit(
 )
 @flag.html_page
 @as_json
-@flag.placed
-def lag(place: dict[str, str], groups: tuple[str, ...], pace: float | None, page: Path | None, as_json: bool) -> None:
+@flag.with_location
+def lag(
+    location: dict[str, str], groups: tuple[str, ...], pace: float | None, page: Path | None, as_json: bool
+) -> None:
     """Report the lag of consumer groups and the backlog of queues. Does not use Spark. Queues require --data-dir."""
-    result = lag_job(place, groups=list(groups) or None, pace_s=pace)
+    result = lag_job(location, groups=list(groups) or None, pace_s=pace)
     if page is not None:
         from basaltmq.pipeline.reports.pages import lag_page
 
@@ -89,15 +91,15 @@ def lag(place: dict[str, str], groups: tuple[str, ...], pace: float | None, page
 @click.option("--to", "end", help="Last event: latest, or a time.  [default: latest]")
 @flag.html_page
 @as_json
-@flag.placed
-def latency(place: dict[str, str], begin: str | None, end: str | None, page: Path | None, as_json: bool) -> None:
+@flag.with_location
+def latency(location: dict[str, str], begin: str | None, end: str | None, page: Path | None, as_json: bool) -> None:
     """Report wait and processing times by queue and fairness key, from the topic `__events`."""
     options = flag.between(begin, end)
     with on_spark("basalt-latency", "latency") as spark:
         from basaltmq.pipeline.latency import latency as run
         from basaltmq.pipeline.reports.pages import latency_page, latency_row
 
-        result = run(spark, place, options)
+        result = run(spark, location, options)
         if page is not None:
             page.write_text(latency_page(result))
     if as_json:

@@ -115,7 +115,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
 @as_json
 @click.pass_obj
 def list_queues(data_dir: Path, after: str, limit: int, as_json: bool) -> None:
-    """List queues with message counts. Works beside a running process."""
+    """List queues with message counts. Works while another process has the store open."""
     with _view(data_dir) as plane:
         rows = [_queue_row(plane, config) for config in plane.configs(after=after, count=limit)]
         show(rows, as_json=as_json, empty="no queues; create one with: basalt queue create NAME")
@@ -141,7 +141,7 @@ def _queue_row(plane: QueuePlane, config: QueueConfig) -> dict[str, object]:
 @as_json
 @click.pass_obj
 def transactions(data_dir: Path, as_json: bool) -> None:
-    """List prepared transaction branches without an outcome. Works beside a running process."""
+    """List prepared transaction branches without an outcome. Works while another process has the store open."""
     with _view(data_dir) as plane:
         rows = [
             {
@@ -201,7 +201,7 @@ _add_decision(
 @as_json
 @click.pass_obj
 def stats(data_dir: Path, name: str, as_json: bool) -> None:
-    """Show settings and counters of a queue. Works beside a running process."""
+    """Show settings and counters of a queue. Works while another process has the store open."""
     with _view(data_dir) as plane:
         settings = msgspec.to_builtins(msgspec.structs.asdict(plane.get(name)))
         counts = plane.stats(name)
@@ -284,7 +284,7 @@ def lease(
 @json_lines
 @click.pass_obj
 def peek(data_dir: Path, name: str, count: int, as_json: bool) -> None:
-    """Show ready messages by fairness key and age, without leasing them. Works beside a running process."""
+    """Show ready messages by fairness key and age, without leases. Works while another process has the store open."""
     with _view(data_dir) as plane:
         messages = plane.browse(name, count)
         _print([(each, None) for each in messages], as_json, f"no ready messages in queue {name}")

@@ -159,7 +159,7 @@ def read(
     follow: bool,
     raw: bool,
 ) -> None:
-    """Print records as JSON lines. Read-only; works beside a running process."""
+    """Print records as JSON lines. Read-only; works while another process has the store open."""
     with StreamView.open(data_dir) as view:
         found = view.topic(name)
         chosen = range(found.config.partitions) if partition is None else [partition]

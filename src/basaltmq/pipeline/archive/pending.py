@@ -20,7 +20,7 @@ class Pending(msgspec.Struct, frozen=True):
     """Partitions with pending offsets."""
 
 
-def pending(spark: SparkSession, place: Mapping[str, str], topics: list[str], archive: str) -> Pending:
+def pending(spark: SparkSession, location: Mapping[str, str], topics: list[str], archive: str) -> Pending:
     """Return the pending offsets, from the topics and the manifests. No record is read."""
     root = archive.rstrip("/")
     done: dict[tuple[str, int], int] = {}
@@ -29,7 +29,7 @@ def pending(spark: SparkSession, place: Mapping[str, str], topics: list[str], ar
             for number, (_, last) in of.items():
                 at = topic, int(number)
                 done[at] = max(done.get(at, 0), last + 1)
-    with open_topics(place) as view:
+    with open_topics(location) as view:
         offsets = offsets_of(view, topics)
     pending_offsets = [max(0, end - max(start, done.get(at, 0))) for at, (start, end) in offsets.items()]
     return Pending(sum(pending_offsets), sum(count > 0 for count in pending_offsets))

@@ -116,7 +116,7 @@ class Channel:
                     if not shares.has_room(fan_out_s):
                         rest = event.messages[at:]
                         break
-                    shares.owe(fan_out_s)
+                    shares.add_debt(fan_out_s)
                     fan_out_s = fan_out * FAN_OUT_DRAFT_S
                 if raw not in known:
                     raw = self._check_properties(raw)

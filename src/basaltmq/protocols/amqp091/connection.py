@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
         """Reasons why the socket is not read."""
-        self._blocked_told = False
+        self._blocked_sent = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
             self.hold("turn")
             if self._is_in_line:
                 self._is_in_line = False
-                self.server.shares.line_up(self._walk)
+                self.server.shares.call_without_debt(self._walk)
             else:
                 self.server.loop.call_soon(self._walk)
         elif "turn" in self._holds:
@@ -359,10 +359,10 @@ class Connection(asyncio.Protocol):
             self.end(fault)
             return
         except BasaltError as error:
-            told = fault_of(error, method.number)
+            answer = fault_of(error, method.number)
             # Any error here closes the connection, and clients expect code 530.
-            code = NOT_ALLOWED if isinstance(told, ChannelFault) else told.code
-            self.end(ConnectionFault(code, told.text, method.number))
+            code = NOT_ALLOWED if isinstance(answer, ChannelFault) else answer.code
+            self.end(ConnectionFault(code, answer.text, method.number))
             return
         self._vhost = vhost
         self.session.send(0, m.ConnectionOpenOk())
@@ -482,15 +482,15 @@ class Connection(asyncio.Protocol):
     def hold_publisher(self, reason: str) -> None:
         """Block a publishing client: send connection.blocked and stop reading."""
         if self.is_publisher and self.session.phase is Phase.RUNNING:
-            if self.client.connection_blocked and not self._blocked_told:
+            if self.client.connection_blocked and not self._blocked_sent:
                 self.session.send(0, m.ConnectionBlocked(shorten(reason)))
                 self.wrote()
-            self._blocked_told = True
+            self._blocked_sent = True
             self.hold("blocked")
 
     def release_publisher(self) -> None:
-        if self._blocked_told:
-            self._blocked_told = False
+        if self._blocked_sent:
+            self._blocked_sent = False
             if self.client.connection_blocked and self.session.phase is Phase.RUNNING:
                 self.session.send(0, m.ConnectionUnblocked())
                 self.wrote()
@@ -547,7 +547,7 @@ class Connection(asyncio.Protocol):
         return {
             "name": self.name,
             "protocol": "AMQP 0-9-1",
-            "state": "blocked" if self._blocked_told else self.session.phase.value,
+            "state": "blocked" if self._blocked_sent else self.session.phase.value,
             "user": "" if self._user is None else self._user.name,
             "vhost": "" if self._vhost is None else self._vhost.name,
             "auth_mechanism": self.mechanism,

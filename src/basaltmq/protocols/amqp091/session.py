@@ -98,11 +98,11 @@ class Session:
         self._held_bytes = 0
         self._needed_bytes = len(PROTOCOL_HEADER)
         self._content_bytes = 0
-        self._deaf = False
+        self._ignores_input = False
 
     def receive(self, data: bytes) -> Iterator[Event]:
         """Parse received bytes after those kept before. Consume all events before the next call."""
-        if self._deaf or self.phase is Phase.CLOSED:
+        if self._ignores_input or self.phase is Phase.CLOSED:
             return
         if self._held:
             self._held.append(data)
@@ -130,7 +130,7 @@ class Session:
             yield from self._walk(data, at)
         except ConnectionFault as fault:
             # After a frame error the next frame boundary is unknown; other faults leave the framing intact.
-            self._deaf = fault.code == FRAME_ERROR
+            self._ignores_input = fault.code == FRAME_ERROR
             self.fail(fault)
             yield ConnectionFailed(fault)
 

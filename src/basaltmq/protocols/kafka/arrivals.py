@@ -38,7 +38,7 @@ class Arrivals:
                 if not waiting:
                     del self._by_shard[shard]
 
-    def came(self, shard: int, size_bytes: int) -> None:
+    def notify_appended(self, shard: int, size_bytes: int) -> None:
         """Record that `size_bytes` became readable in a shard, and wake the waits that are now satisfied."""
         waiting = self._by_shard.get(shard)
         if waiting:

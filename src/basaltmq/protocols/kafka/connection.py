@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
-from basaltmq.protocols.kafka.context import Held, Later
+from basaltmq.protocols.kafka.context import BlockingAnswer, PipelinedAnswer
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch_session import FetchSession
 from basaltmq.protocols.kafka.scram import ScramExchange
@@ -63,7 +63,7 @@ _OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE)
 _log: Final = logging.getLogger(__name__)
 
 
-class _Owed:
+class _PendingResponse:
     """A response that waits for earlier responses."""
 
     __slots__ = ("chunks", "size_bytes")
@@ -96,8 +96,8 @@ class Connection(asyncio.Protocol):
         self._is_bare = False
         """Frames are raw SASL messages without a Kafka request header (SaslHandshake version 0)."""
         self._scram: ScramExchange | None = None
-        self._step: asyncio.Task[None] | Held | None = None
-        self._waiting: deque[_Owed] = deque()
+        self._step: asyncio.Task[None] | BlockingAnswer | None = None
+        self._waiting: deque[_PendingResponse] = deque()
         self._waiting_bytes = 0
         self._is_full = False
         self._is_paused = False
@@ -250,28 +250,30 @@ class Connection(asyncio.Protocol):
         answer = self.server.handlers[request.api.key](context, self, request)
         if isinstance(answer, dict):
             self._answer(request, answer)
-        elif isinstance(answer, Later):
-            owed = _Owed(size_bytes, None)
-            self._waiting.append(owed)
+        elif isinstance(answer, PipelinedAnswer):
+            response = _PendingResponse(size_bytes, None)
+            self._waiting.append(response)
             self._waiting_bytes += size_bytes
-            answer.start(partial(self._told, request, owed))
+            answer.start(partial(self._complete, request, response))
         elif asyncio.iscoroutine(answer):
             self._begin(self._awaited(request, answer))
         elif answer is not None:
             self._step = answer
-            answer.start(partial(self._told_held, request))
+            answer.start(partial(self._complete_blocking, request))
 
     def _chunks(self, request: k.Request, body: Fields | None) -> list[bytes]:
         if body is None or (request.api.key == k.PRODUCE and request.body["acks"] == 0):
             return []
         return k.encode_response(request.api, request.version, request.correlation_id, body)
 
-    def _told(self, request: k.Request, owed: _Owed, body: Fields | None, error: Exception | None) -> None:
+    def _complete(
+        self, request: k.Request, response: _PendingResponse, body: Fields | None, error: Exception | None
+    ) -> None:
         """Complete a pipelined request. Does not raise."""
         try:
             if error is not None:
                 raise error
-            owed.chunks = self._chunks(request, body)
+            response.chunks = self._chunks(request, body)
             self._send_done()
         except Exception:
             self._failed()
@@ -279,7 +281,7 @@ class Connection(asyncio.Protocol):
         if self._inbox.size_bytes:
             self._pump()
 
-    def _told_held(self, request: k.Request, body: Fields | None, error: Exception | None) -> None:
+    def _complete_blocking(self, request: k.Request, body: Fields | None, error: Exception | None) -> None:
         """Complete a request that blocked the ones behind it. Does not raise."""
         self._step = None
         try:
@@ -296,15 +298,15 @@ class Connection(asyncio.Protocol):
         """Send the completed responses at the head of the queue."""
         waiting = self._waiting
         while waiting and waiting[0].chunks is not None:
-            owed = waiting.popleft()
-            self._waiting_bytes -= owed.size_bytes
-            self._send(owed.chunks or [])
+            response = waiting.popleft()
+            self._waiting_bytes -= response.size_bytes
+            self._send(response.chunks or [])
 
     def _send_in_turn(self, chunks: list[bytes]) -> None:
         """Send a response after the pending ones before it."""
         if self._waiting:
             size_bytes = sum(map(len, chunks))
-            self._waiting.append(_Owed(size_bytes, chunks))
+            self._waiting.append(_PendingResponse(size_bytes, chunks))
             self._waiting_bytes += size_bytes
         else:
             self._send(chunks)
@@ -377,7 +379,7 @@ class Connection(asyncio.Protocol):
         users = self.server.node.users
         if self._mechanism == PLAIN:
             name, password = read_plain(raw)
-            self._let_in(await users.authenticate(name, password, self.peer))
+            self._logged_in(await users.authenticate(name, password, self.peer))
             return b""
         exchange, mechanism = self._scram, self._mechanism
         if exchange is None:
@@ -386,11 +388,11 @@ class Connection(asyncio.Protocol):
             return exchange.first(raw)
         async with users.throttle.attempt(exchange.name, self.peer):
             answer = exchange.final(raw)
-            self._let_in(users.entering(exchange.name, self.peer))
+            self._logged_in(users.entering(exchange.name, self.peer))
         self._scram = None
         return answer
 
-    def _let_in(self, user: User) -> None:
+    def _logged_in(self, user: User) -> None:
         node = self.server.node
         try:
             node.permissions.check_vhost(user, self.server.settings.vhost)

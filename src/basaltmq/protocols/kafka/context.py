@@ -95,27 +95,27 @@ class Client(Protocol):
         ...
 
 
-Tell = Callable[[Fields | None, Exception | None], None]
+Respond = Callable[[Fields | None, Exception | None], None]
 """Callback for a response, called once: with the body, with None if no response is sent, or with the error."""
 
 
-class Later(NamedTuple):
+class PipelinedAnswer(NamedTuple):
     """A pending response that does not block the requests behind it. `start` is called once."""
 
-    start: Callable[[Tell], None]
+    start: Callable[[Respond], None]
 
 
-class Held(Protocol):
+class BlockingAnswer(Protocol):
     """A pending response that blocks the requests behind it. Unlike a task, it completes without an extra loop turn."""
 
-    def start(self, tell: Tell) -> None: ...
+    def start(self, respond: Respond) -> None: ...
 
     def cancel(self) -> object:
         """Stop: the connection is closed."""
         ...
 
 
-Answer = Fields | Later | Held | Coroutine[Any, Any, Fields | None] | None
+Answer = Fields | PipelinedAnswer | BlockingAnswer | Coroutine[Any, Any, Fields | None] | None
 """Immediate response; pending; pending and blocking; a blocking coroutine; or no response."""
 
 
@@ -127,7 +127,7 @@ async def awaited(answer: Answer) -> Fields | None:
         return await answer
     found: asyncio.Future[Fields | None] = asyncio.get_running_loop().create_future()
 
-    def tell(body: Fields | None, error: Exception | None) -> None:
+    def respond(body: Fields | None, error: Exception | None) -> None:
         if found.done():
             return
         if error is None:
@@ -135,7 +135,7 @@ async def awaited(answer: Answer) -> Fields | None:
         else:
             found.set_exception(error)
 
-    answer.start(tell)
+    answer.start(respond)
     return await found
 
 
@@ -244,9 +244,9 @@ class Context:
         queue = self.vhost.queues.by_name.get(topic)
         return queue is not None and queue.is_stream
 
-    def came(self, shard: int, size_bytes: int) -> None:
+    def notify_appended(self, shard: int, size_bytes: int) -> None:
         """Notify consumers of all protocols that `size_bytes` became readable in a shard."""
-        self.arrivals.came(shard, size_bytes)
+        self.arrivals.notify_appended(shard, size_bytes)
         name = self._shard_names.get(shard)
         if name is None:
             name = self._topic_of_shard(shard)
@@ -270,10 +270,10 @@ class Context:
 
     def _decided(self, shards: Iterable[int]) -> None:
         for shard in shards:
-            self.came(shard, UNKNOWN_BYTES)
+            self.notify_appended(shard, UNKNOWN_BYTES)
 
     def _topic_grew(self, topic: str) -> None:
         found = self.plane.topics.find(topic)
         if found is not None:
             for shard in found.shards:
-                self.arrivals.came(shard, UNKNOWN_BYTES)
+                self.arrivals.notify_appended(shard, UNKNOWN_BYTES)

@@ -23,7 +23,7 @@ from basaltmq.broker.auth.permissions import READ
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
 from basaltmq.log.batches.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka.arrivals import Wait
-from basaltmq.protocols.kafka.context import Answer, Client, Context, Tell
+from basaltmq.protocols.kafka.context import Answer, Client, Context, Respond
 from basaltmq.protocols.kafka.fetch_session import Plan, plan
 from basaltmq.protocols.kafka.read_ahead import Next
 from basaltmq.protocols.kafka.wire import errors as e
@@ -68,16 +68,16 @@ def fetch(context: Context, client: Client, request: Request) -> Answer:
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
         if found.following:
             context.ahead.prepare(client, found.following)
-        return _told(found, planned)
+        return _response_body(found, planned)
     return _Waiting(context, client, body, found, planned)
 
 
-def _told(found: _Found, planned: Plan) -> Fields:
+def _response_body(found: _Found, planned: Plan) -> Fields:
     session = planned.session
     if session is None:
         return found.body
-    news = session.news(found.body["topics"])
-    return {"session_id": session.number, "topics": found.body["topics"] if planned.is_first else news}
+    changed_partitions = session.changed_partitions(found.body["topics"])
+    return {"session_id": session.number, "topics": found.body["topics"] if planned.is_first else changed_partitions}
 
 
 def _is_enough(found: _Found, body: Fields) -> bool:
@@ -87,7 +87,7 @@ def _is_enough(found: _Found, body: Fields) -> bool:
 class _Waiting:
     """A fetch that waits for enough bytes or for its deadline."""
 
-    __slots__ = ("_body", "_client", "_context", "_found", "_planned", "_tell", "_until", "_wait")
+    __slots__ = ("_body", "_client", "_context", "_found", "_planned", "_respond", "_until", "_wait")
 
     def __init__(self, context: Context, client: Client, body: Fields, found: _Found, planned: Plan) -> None:
         self._context = context
@@ -96,19 +96,19 @@ class _Waiting:
         self._found = found
         self._planned = planned
         self._until = 0.0
-        self._tell: Tell | None = None
+        self._respond: Respond | None = None
         self._wait: Wait | None = None
 
-    def start(self, tell: Tell) -> None:
+    def start(self, respond: Respond) -> None:
         loop = asyncio.get_running_loop()
-        self._tell = tell
+        self._respond = respond
         self._until = loop.time() + min(self._body["max_wait_ms"], WAIT_MS_MAX) / 1000
         self._client.deadline.set(self._until, self._look_again)
         self._await()
 
     def cancel(self) -> None:
         self._client.deadline.clear()
-        self._tell = None
+        self._respond = None
         if self._wait is not None:
             self._context.arrivals.remove(self._wait)
 
@@ -121,18 +121,18 @@ class _Waiting:
         asyncio.get_running_loop().call_soon(self._look_again)
 
     def _look_again(self) -> None:
-        tell = self._tell
-        if tell is None:
+        respond = self._respond
+        if respond is None:
             return
         try:
             is_over = not self._look()
         except Exception as error:
             self.cancel()
-            tell(None, error)
+            respond(None, error)
             return
         if is_over:
             self.cancel()
-            tell(_told(self._found, self._planned), None)
+            respond(_response_body(self._found, self._planned), None)
 
     def _look(self) -> bool:
         """Read again. Return whether the fetch still has to wait."""

@@ -75,7 +75,7 @@ class FetchSession:
             found[-1]["partitions"].append(each)
         return found
 
-    def news(self, topics: list[Fields]) -> list[Fields]:
+    def changed_partitions(self, topics: list[Fields]) -> list[Fields]:
         """Return the changed partitions of a full response, and remember the offsets sent."""
         kept: list[Fields] = []
         for topic in topics:

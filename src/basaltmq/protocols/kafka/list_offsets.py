@@ -20,7 +20,7 @@ from basaltmq.protocols.kafka.context import Answer, Client, Context
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import EVER, Fields
-from basaltmq.streams.adapter import Otherwise
+from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 
 LATEST: Final = -1
@@ -114,7 +114,7 @@ def _offset_of(context: Context, client: Client, name: str, item: Fields, reques
 
 
 def _at_time(engine: SegmentEngine, shard: int, time_ms: int) -> Fields:
-    offset = engine.get_offset_by_timestamp(shard, time_ms, Otherwise.LATEST)
+    offset = engine.get_offset_by_timestamp(shard, time_ms, IfAllOlder.LATEST)
     found = engine.read_by_offset(shard, offset, 1).records()
     if not found or found[0].timestamp_ms < time_ms:
         return {}

@@ -18,7 +18,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.log.batches import codecs
 from basaltmq.log.batches.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
-from basaltmq.protocols.kafka.context import Answer, Client, Context, Later, Tell, awaited
+from basaltmq.protocols.kafka.context import Answer, Client, Context, PipelinedAnswer, Respond, awaited
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
@@ -49,11 +49,11 @@ def produce(context: Context, client: Client, request: Request) -> Answer:
 async def _held(context: Context, client: Client, request: Request) -> Fields | None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def told(reason: str | None) -> None:
+    def on_alarm(reason: str | None) -> None:
         if reason is None and not over.done():
             over.set_result(None)
 
-    stop = context.node.alarms.listen(told, context.vhost.name)
+    stop = context.node.alarms.listen(on_alarm, context.vhost.name)
     try:
         await asyncio.wait_for(over, min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000)
     except TimeoutError:
@@ -79,7 +79,7 @@ def _all_refused(request: Request, code: int, message: str | None) -> Fields:
     }
 
 
-def _appended(context: Context, client: Client, request: Request) -> Fields | Later | None:
+def _appended(context: Context, client: Client, request: Request) -> Fields | PipelinedAnswer | None:
     acks = request.body["acks"]
     if acks not in {ALL, 0, 1}:
         return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks must be 0, 1 or all, not {acks}")
@@ -106,9 +106,9 @@ def _appended(context: Context, client: Client, request: Request) -> Fields | La
     if not waiting:
         return None if acks == 0 else body
     if not any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
-        _came(context, waiting)
+        _notify_appended(context, waiting)
         return None if acks == 0 else body
-    return Later(_Confirming(context, body, waiting).start)
+    return PipelinedAnswer(_Confirming(context, body, waiting).start)
 
 
 def _append(
@@ -179,7 +179,7 @@ def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeade
 class _Confirming:
     """The appended batches of a request that wait for their fsync."""
 
-    __slots__ = ("_body", "_context", "_error", "_left", "_tell", "_waiting")
+    __slots__ = ("_body", "_context", "_error", "_left", "_respond", "_waiting")
 
     def __init__(self, context: Context, body: Fields, waiting: list[Pending]) -> None:
         self._context = context
@@ -187,14 +187,14 @@ class _Confirming:
         self._waiting = waiting
         self._left = 0
         self._error: BaseException | None = None
-        self._tell: Tell | None = None
+        self._respond: Respond | None = None
 
-    def start(self, tell: Tell) -> None:
-        self._tell = tell
+    def start(self, respond: Respond) -> None:
+        self._respond = respond
         synced = [(engine, append) for _, engine, append, _ in self._waiting if append.durability is Durability.SYNCED]
         self._left = len(synced)
         for engine, append in synced:
-            engine.tell_confirmed(append, self._one)
+            engine.call_when_confirmed(append, self._one)
 
     def _one(self, error: BaseException | None) -> None:
         """Callback of one append: durable, or failed. Runs in the loop; does not raise."""
@@ -203,18 +203,18 @@ class _Confirming:
             self._error = error
         if self._left:
             return
-        assert self._tell is not None, "confirmed before start"
+        assert self._respond is not None, "confirmed before start"
         try:
             self._settle()
         except Exception as failure:
-            self._tell(None, failure)
+            self._respond(None, failure)
         else:
-            self._tell(self._body, None)
+            self._respond(self._body, None)
 
     def _settle(self) -> None:
         error = self._error
         if error is None:
-            _came(self._context, self._waiting)
+            _notify_appended(self._context, self._waiting)
             return
         if isinstance(error, StorageError):
             self._context.vhost.fail(error)
@@ -222,6 +222,6 @@ class _Confirming:
             answer |= {"error_code": e.code_of(error), "error_message": str(error), "base_offset": -1}
 
 
-def _came(context: Context, waiting: list[Pending]) -> None:
+def _notify_appended(context: Context, waiting: list[Pending]) -> None:
     for _, _, append, size_bytes in waiting:
-        context.came(append.shard, size_bytes)
+        context.notify_appended(append.shard, size_bytes)

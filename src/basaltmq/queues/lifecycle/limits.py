@@ -23,17 +23,17 @@ DROP_MAX: Final = 200
 """Messages dropped per batch when a queue is trimmed: 2 ms of work, 20 ms if an exchange dead-letters them."""
 
 
-def let_in(
+def admit(
     queue: Queue,
     change: Change,
     entries: list[Entry],
     *,
-    promised: bool = False,
-    turned_away: set[bytes] | None = None,
+    prepared: bool = False,
+    rejected: set[bytes] | None = None,
 ) -> list[Entry]:
     """Make room for incoming messages or reject them, and return those that stay.
 
-    Messages that were `promised` are not rejected. With `turned_away`, each message without room is rejected alone, and
+    Messages that were `prepared` are not rejected. With `rejected`, each message without room is rejected alone, and
     its id is added there.
     """
     count = len(queue) + len(entries)
@@ -42,10 +42,10 @@ def let_in(
         return entries
     if queue.config.overflow is Overflow.DROP_HEAD:
         return _drop(queue, change, count, size_bytes, entries)
-    if promised:
+    if prepared:
         return entries
-    if turned_away is not None:
-        return _turn_away(queue, change, entries, turned_away)
+    if rejected is not None:
+        return _reject_overflow(queue, change, entries, rejected)
     refusal = _refusal(queue)
     if queue.config.overflow is Overflow.REJECT_PUBLISH:
         raise refusal
@@ -55,7 +55,7 @@ def let_in(
     return []
 
 
-def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: set[bytes]) -> list[Entry]:
+def _reject_overflow(queue: Queue, change: Change, entries: list[Entry], rejected: set[bytes]) -> list[Entry]:
     """Return the messages that there is room for, in order; reject the others."""
     count, size_bytes = len(queue), queue.ready_bytes()
     staying: list[Entry] = []
@@ -67,9 +67,9 @@ def _turn_away(queue: Queue, change: Change, entries: list[Entry], turned_away: 
             staying.append(entry)
             count += 1
             size_bytes += entry.size_bytes
-    turned_away.update(entry.key[-16:] for entry in refused)
+    rejected.update(entry.key[-16:] for entry in refused)
     if queue.config.overflow is Overflow.REJECT_PUBLISH:
-        queue.unmake(change, refused)
+        queue.discard_new(change, refused)
     else:
         queue.count(refused, 1)
         dead_letter(queue, change, refused, LENGTH)

@@ -1,1 +1,1 @@
-"""Damage of queues: failed queues, recounts, row checks, and mending after a repair."""
+"""Damage of queues: failed queues, recounts, row checks, and consistent rows after a repair."""

@@ -8,7 +8,7 @@
     queue_stats            counted; totals stay as they were
     version rows           the last place, the boot number of lease tokens
 
-A message that is named somewhere and has no row is told by its id. Everything removed here is still in the damaged
+A message without a row that another row names is reported by its id. Everything removed here is still in the damaged
 database, in quarantine. Memory is a few dozen bytes per body that is kept apart. Nothing else may use the store.
 """
 
@@ -51,14 +51,14 @@ _PLACE_BYTES: Final = 24
 _ANY_SIZE: Final = -1
 
 
-def mend_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
+def reconcile_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
     """Bring the rows of the queues in line; what that cost."""
-    mending = _Mending(store, losses, now_ns)
-    mending.run()
-    return mending.found
+    reconciliation = _Reconciliation(store, losses, now_ns)
+    reconciliation.run()
+    return reconciliation.found
 
 
-class _Mending:
+class _Reconciliation:
     """One pass."""
 
     def __init__(self, store: Store, losses: Losses, now_ns: int) -> None:
@@ -95,7 +95,7 @@ class _Mending:
         self._stats()
         self._versions()
         self._flush()
-        self._tell()
+        self._report()
 
     def _read_queues(self) -> None:
         for key, row in self._store.scan(Family.QUEUES):
@@ -360,13 +360,13 @@ class _Mending:
         if self._last_place_ns > place_ns or (row is None and is_used and self._losses.hit(Family.VERSION)):
             self._put(Family.VERSION, PLACE_ROW, encode_place(max(self._now_ns, self._last_place_ns)))
         boot = self._store.get(Family.VERSION, BOOT_ROW)
-        told = self._last_token >> TOKEN_COUNT_BITS
+        used_boot = self._last_token >> TOKEN_COUNT_BITS
         if boot is None and is_used and self._losses.hit(Family.VERSION):
-            self._put(Family.VERSION, BOOT_ROW, encode_boot(told + BOOTS_SKIPPED))
-        elif boot is not None and int.from_bytes(boot, "big") < told:
-            self._put(Family.VERSION, BOOT_ROW, encode_boot(told))
+            self._put(Family.VERSION, BOOT_ROW, encode_boot(used_boot + BOOTS_SKIPPED))
+        elif boot is not None and int.from_bytes(boot, "big") < used_boot:
+            self._put(Family.VERSION, BOOT_ROW, encode_boot(used_boot))
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         for queue, ids in sorted(self._bodiless.items()):
             text = f"{len(ids)} messages removed, because their bodies are lost: {_shown(ids)}"
             label = Family.MESSAGE_CONTENT.label

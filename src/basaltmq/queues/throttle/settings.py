@@ -24,13 +24,13 @@ class ThrottleSettings:
         shared: PlaneContext,
         changes: ChangeRunner,
         loaded: LoadedQueues,
-        tell_deadline: Callable[[], None],
+        notify_deadline: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._shared = shared
         self._changes = changes
         self._loaded = loaded
-        self._tell_deadline = tell_deadline
+        self._notify_deadline = notify_deadline
         self.faults: list[str] = []
         """Throttles that were unreadable at open, with the reason."""
         for key, limit in settings.throttles(self.faults.append):
@@ -67,7 +67,7 @@ class ThrottleSettings:
         for queue in self._loaded:
             if queue.throttling is not None:
                 queue.throttling.limit_changed(key, now_ns)
-        self._tell_deadline()
+        self._notify_deadline()
 
     def _set(self, key: str, limit: Limit) -> None:
         self._shared.buckets.set_limit(key, limit, self._changes.clock_ns())

@@ -168,7 +168,7 @@ def read_drafts(
 ) -> list[KeptDraft]:
     """Return the messages that a commit will enqueue, in order, without loading large payloads.
 
-    `damaged` is called with key, row and reason of an unreadable draft. The others are still committed as promised.
+    `damaged` is called with key, row and reason of an unreadable draft. The others are still committed.
     """
     found: list[KeptDraft] = []
     numbers = {branch_draft_key(*row_xid, number) for number in range(expected)}

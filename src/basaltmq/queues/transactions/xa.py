@@ -10,7 +10,7 @@ until it is decided. Every step is one batch, durable on return:
     rollback    returns the held messages to their places without counting an attempt, deletes drafts and record
     decide      commit or rollback by an operator; the record keeps the decision until it is forgotten
 
-A commit cannot fail what prepare promised. Scripts and limits apply at prepare. At the commit, a queue that rejects
+A commit of a prepared branch cannot fail. Scripts and limits apply at prepare. At the commit, a queue that rejects
 when full exceeds its limit, and one that drops its head drops afterwards. A prepared branch prevents the deletion of
 its queues. Held messages count as leased, also after kill -9 and power loss.
 
@@ -366,13 +366,13 @@ class QueueXa(BranchTable[QueueBranch]):
         self._drop(branch)
 
     def _enqueue(self, change: Change, find: Find, kept: list[KeptDraft]) -> None:
-        """Enqueue the promised messages."""
+        """Enqueue the prepared messages."""
         for (name, body_id, body_bytes), group in groupby(kept, key=itemgetter(0, 2, 3)):
             queue = find(name)
             drafts: list[Draft | bytes] = [each.draft for each in group]
             if body_id == NO_BODY:
                 for at in range(0, len(drafts), ENQUEUE_MAX):
-                    queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], promised=True)
+                    queue.enqueue(change, drafts[at : at + ENQUEUE_MAX], prepared=True)
             else:
                 self._enqueue_large(change, queue, drafts, body_id, body_bytes)
 
@@ -392,7 +392,7 @@ class QueueXa(BranchTable[QueueBranch]):
             assert isinstance(draft, Draft), "drafts with bodies are stored as Draft"
             whole = msgspec.structs.replace(draft, payload=payload)
             is_transient = (draft.transient or in_memory) and not draft.delay_ms
-            queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, promised=True)
+            queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, prepared=True)
 
     def _try(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
         """Run a step that ends the branch if it fails."""

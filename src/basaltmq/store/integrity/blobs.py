@@ -41,8 +41,8 @@ class BlobFault:
     key: bytes | None = None
 
 
-MENDED_BYTES: Final = 1 << 30
-"""Zeros after the end of a mended blob file: four times the largest batch, so no value can lie beyond. They are a
+REPAIRED_TAIL_BYTES: Final = 1 << 30
+"""Zeros after the end of a repaired blob file: four times the largest batch, so no value can lie beyond. They are a
 sparse hole and use no space."""
 
 
@@ -63,7 +63,7 @@ def write_frame(path: Path, family: int) -> None:
     """Write a valid header and a valid footer around the content of a damaged blob file."""
     with open(path, "r+b") as file:
         file.write(_FILE_HEADER.pack(_MAGIC, _VERSION, family, 0, 0, 0, 0))
-        end = os.fstat(file.fileno()).st_size + MENDED_BYTES
+        end = os.fstat(file.fileno()).st_size + REPAIRED_TAIL_BYTES
         file.truncate(end)
         footer = _FOOTER.pack(_MAGIC, 0, 0, 0, 0)[:_FOOTER_GUARDED_BYTES]
         file.seek(end)

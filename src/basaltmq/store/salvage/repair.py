@@ -1,14 +1,14 @@
 """Repair: makes a damaged store open again with every readable row, and lists the losses.
 
 The damaged database is never written. Its rows are copied into a new one next to it (`salvage.copying`). The planes
-then make the rows of the copy consistent (`mend`). The copy is verified and replaces the old database, which moves to
-quarantine unchanged (`salvage.swap`). A crash before the swap leaves the store as it was.
+then make the rows of the copy consistent (`reconcile`). The copy is verified and replaces the old database, which moves
+to quarantine unchanged (`salvage.swap`). A crash before the swap leaves the store as it was.
 
     1  complete a swap that a crash interrupted
     2  STORE: write it again if it is lost and a Basalt database lies next to it
     3  verify. If there is no fault, only the planes check their rows. Files that need no rows (CURRENT, SEALS, files
        that SEALS covers) are rebuilt, and torn tails are truncated
-    4  check the free space, copy, mend, verify the copy
+    4  check the free space, copy, reconcile, verify the copy
     5  swap: exactly the verified files replace the database
 
 Without `accept_loss`, the steps are the same except for the swap, and the copy is removed: a dry run.
@@ -65,9 +65,9 @@ SPARE_BYTES: Final = 64 << 20
 """Free space required beyond the size of the database: WAL, indexes and file system blocks."""
 
 ROUNDS_MAX: Final = 5
-"""Most rounds in which the planes mend the copy. Usually one is enough, and a second confirms it."""
+"""Most rounds in which the planes reconcile the copy. Usually one is enough, and a second confirms it."""
 
-Mend: TypeAlias = Callable[[Store, Losses, Path], list[Loss]]
+Reconcile: TypeAlias = Callable[[Store, Losses, Path], list[Loss]]
 """Makes the rows of a store consistent and returns the losses. The path is the store's directory."""
 
 
@@ -88,7 +88,7 @@ class Repaired:
 
 
 def repair(
-    path: Path, *, accept_loss: bool = True, mend: Mend | None = None, progress: Progress | None = None
+    path: Path, *, accept_loss: bool = True, reconcile: Reconcile | None = None, progress: Progress | None = None
 ) -> Repaired:
     """Make a damaged store open again. Without `accept_loss`, report the losses and change nothing."""
     outcome = Repaired()
@@ -115,9 +115,9 @@ def repair(
             open_store(path, create=False, report=outcome.done.append).close()
             found = inspect(path)
         if not found.lines:
-            _mend_sound(path, outcome, mend, accept_loss=accept_loss)
+            _reconcile_intact(path, outcome, reconcile, accept_loss=accept_loss)
             return outcome
-        _rebuild(path, found.lines, outcome, mend, progress, accept_loss=accept_loss)
+        _rebuild(path, found.lines, outcome, reconcile, progress, accept_loss=accept_loss)
     except OSError as error:
         raise os_error(error, path) from error
     return outcome
@@ -213,21 +213,21 @@ def _quarantine(path: Path) -> Path:
     return path / QUARANTINE
 
 
-def _mend_sound(path: Path, outcome: Repaired, mend: Mend | None, *, accept_loss: bool) -> None:
-    """Mend a store with intact files whose rows may be inconsistent."""
-    if mend is None or not accept_loss:
+def _reconcile_intact(path: Path, outcome: Repaired, reconcile: Reconcile | None, *, accept_loss: bool) -> None:
+    """Make the rows of a store with intact files consistent."""
+    if reconcile is None or not accept_loss:
         return
     with _Closing(open_store(path, create=False)) as store:
-        outcome.losses += _mended(store, Losses(), path, mend)
+        outcome.losses += _reconcile(store, Losses(), path, reconcile)
     if outcome.losses:
         outcome.done.append(f"{path}: made inconsistent rows consistent")
         outcome.remaining = verify(path)
 
 
-def _mended(store: Store, losses: Losses, path: Path, mend: Mend) -> list[Loss]:
+def _reconcile(store: Store, losses: Losses, path: Path, reconcile: Reconcile) -> list[Loss]:
     found: list[Loss] = []
     for _ in range(ROUNDS_MAX):
-        more = [loss for loss in mend(store, losses, path) if loss not in found]
+        more = [loss for loss in reconcile(store, losses, path) if loss not in found]
         found += more
         if not more:
             return found
@@ -238,7 +238,7 @@ def _rebuild(
     path: Path,
     faults: list[str],
     outcome: Repaired,
-    mend: Mend | None,
+    reconcile: Reconcile | None,
     progress: Progress | None,
     *,
     accept_loss: bool,
@@ -255,7 +255,7 @@ def _rebuild(
         try:
             write_durably(copy / MARKER, directory.marker.encode())
             with Survey(path, scratch / "views") as survey:
-                _copy(survey, copy, path, outcome, mend, progress, size_bytes)
+                _copy(survey, copy, path, outcome, reconcile, progress, size_bytes)
             if not accept_loss:
                 return
             left = verify(copy)
@@ -285,7 +285,7 @@ def _copy(
     copy: Path,
     path: Path,
     outcome: Repaired,
-    mend: Mend | None,
+    reconcile: Reconcile | None,
     progress: Progress | None,
     size_bytes: int,
 ) -> None:
@@ -300,8 +300,8 @@ def _copy(
     with _Closing(open_store(copy, create=False)) as store:
         rows = copy_rows(survey, store, copied)
         outcome.losses += survey.describe_losses()
-        if mend is not None:
-            outcome.losses += _mended(store, survey.losses, path, mend)
+        if reconcile is not None:
+            outcome.losses += _reconcile(store, survey.losses, path, reconcile)
     outcome.done.append(f"{path / DATABASE}: rebuilt from {rows} readable rows")
     copied(size_bytes)
 

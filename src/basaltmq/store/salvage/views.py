@@ -36,7 +36,7 @@ ABSENT_MAX: Final = 10_000
 ABSENT_BEYOND: Final = 100
 """Numbers to try after the last existing file, because the missing file may have been the last."""
 
-_MENDED: Final = "mended"
+_REPAIRED: Final = "repaired"
 _MANIFEST: Final = "MANIFEST-000001"
 
 _TABLE_LINE: Final = re.compile(
@@ -74,9 +74,9 @@ class Views:
         self._whole: Rdict | None = None
         """The view with all SST files."""
         self._families: dict[str, Rdict] = {}
-        self._mended: dict[str, Path] = {}
+        self._repaired: dict[str, Path] = {}
         self.damaged_logs: dict[Path, list[DamagedRecord]] = {}
-        (folder / _MENDED).mkdir(parents=True)
+        (folder / _REPAIRED).mkdir(parents=True)
         self._log_records: dict[str, Path] = {}
         self._copy_logs()
         self.tables: dict[str, Table] = {}
@@ -113,13 +113,13 @@ class Views:
 
     def substitute(self, name: str, family: str) -> bool:
         """Replace a missing or damaged blob file to make the keys of its values readable. False if already replaced."""
-        if name in self._mended:
+        if name in self._repaired:
             return False
-        self._mend(name, family)
+        self._repair_file(name, family)
         for directory in self._directories:
             link = directory / name
             link.unlink(missing_ok=True)
-            link.symlink_to(self._mended[name])
+            link.symlink_to(self._repaired[name])
         return True
 
     def missing(self) -> frozenset[str]:
@@ -154,7 +154,7 @@ class Views:
         without = without | self.missing()
         names = list(self.tables) or [*self._files.tables, *self._files.blobs]
         for name in names:
-            path = self._mended.get(name, self._files.database / name)
+            path = self._repaired.get(name, self._files.database / name)
             if only is not None and name in self.tables and self.tables[name].family != only:
                 continue
             if name not in without and path.exists():
@@ -203,7 +203,7 @@ class Views:
             if scan.fault is None:
                 self._log_records[scan.path.name] = scan.path.resolve()
                 continue
-            target = self.folder / _MENDED / scan.path.name
+            target = self.folder / _REPAIRED / scan.path.name
             with open(target, "wb") as log:
                 at = 0
                 for record in salvage_records(scan.path):
@@ -256,16 +256,16 @@ class Views:
         for number in BLOB_LINE.findall(listing):
             known[f"{int(number):06}.blob"] = Table(label)
 
-    def _mend(self, name: str, family: str) -> None:
+    def _repair_file(self, name: str, family: str) -> None:
         """Write the header and footer without which RocksDB rejects a blob file."""
         path = self._files.database / name
-        target = self.folder / _MENDED / name
+        target = self.folder / _REPAIRED / name
         if path.exists():
             shutil.copyfile(path, target)
         else:
             target.touch()
         write_frame(target, self._files.families[family])
-        self._mended[name] = target
+        self._repaired[name] = target
 
 
 def lenient_options() -> Options:

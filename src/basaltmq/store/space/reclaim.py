@@ -39,7 +39,7 @@ class Reclaimable(Protocol):
     def writes(self) -> int: ...
 
 
-class Beside(Protocol):
+class LogSpace(Protocol):
     """Data next to a store that counts toward its size: the log of the streams."""
 
     def log_bytes(self) -> int: ...
@@ -51,7 +51,7 @@ def reclaim(
     store: Reclaimable,
     is_enough: Callable[[], bool],
     *,
-    beside: Beside | None = None,
+    log: LogSpace | None = None,
     free_bytes: Callable[[], int] | None = None,
 ) -> None:
     """Free the space of deleted rows and records until `is_enough`. Slow: call it in a thread.
@@ -62,13 +62,13 @@ def reclaim(
     def has_room(needed_bytes: int) -> bool:
         return free_bytes is None or free_bytes() >= needed_bytes + FREE_BYTES_MIN
 
-    if beside is not None and has_room(0):
-        beside.reclaim(is_enough)
+    if log is not None and has_room(0):
+        log.reclaim(is_enough)
     if not has_room(store.properties().get("memtable-bytes", 0)):
         return
     store.flush()
     sizes = {family: _held_bytes(store.properties(family)) for family in Family}
-    total = sum(sizes.values()) + (0 if beside is None else beside.log_bytes())
+    total = sum(sizes.values()) + (0 if log is None else log.log_bytes())
     for family in sorted(sizes, key=lambda each: -sizes[each]):
         if is_enough() or sizes[family] * SMALL_PART < total or not has_room(0):
             return
@@ -79,10 +79,10 @@ class Reclaimer:
     """Repeats `reclaim` at a bounded rate."""
 
     def __init__(
-        self, store: Reclaimable, beside: Beside | None = None, *, clock_s: Callable[[], float] = time.monotonic
+        self, store: Reclaimable, log: LogSpace | None = None, *, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._store = store
-        self._beside = beside
+        self._log = log
         self._clock_s = clock_s
         self._due_s = 0.0
         self._writes = -1
@@ -95,7 +95,7 @@ class Reclaimer:
         # Writes during this run count for the next one. Cleaning the log writes once too.
         self._writes = self._store.writes()
         try:
-            reclaim(self._store, is_enough, beside=self._beside, free_bytes=free_bytes)
+            reclaim(self._store, is_enough, log=self._log, free_bytes=free_bytes)
         finally:
             ended_s = self._clock_s()
             self._due_s = ended_s + max(REST_S_MIN, ended_s - begun_s)

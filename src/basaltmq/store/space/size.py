@@ -5,7 +5,7 @@
            underfull_bytes ──────────╲●──────────  ... to here
 
 Between the two limits the state does not change, which prevents flapping. The size is that of all families (files and
-memtables) plus the log `beside` the store. The store reports every write. After every `step_bytes` of writes the guard
+memtables) plus its log. The store reports every write. After every `step_bytes` of writes the guard
 measures the size, which takes 30 to 50 us. So the store may exceed its limit by one step. Appends to the log are not
 reported: the owner calls `measure` periodically.
 
@@ -28,7 +28,7 @@ from typing import Final, Protocol, TypeAlias
 
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, StoreOverfullError
 from basaltmq.store.families import MIB
-from basaltmq.store.space.reclaim import Beside, Reclaimable, reclaim
+from basaltmq.store.space.reclaim import LogSpace, Reclaimable, reclaim
 
 STEP_BYTES_MIN: Final = 64 * 1024
 """Minimum bytes between two measurements. More frequent measurements would reduce the write rate."""
@@ -68,7 +68,7 @@ class SizeGuard:
         *,
         overfull_bytes: int,
         underfull_bytes: int,
-        beside: Beside | None = None,
+        log: LogSpace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not 0 < underfull_bytes < overfull_bytes:
@@ -81,7 +81,7 @@ class SizeGuard:
         self._overfull_bytes = overfull_bytes
         self._underfull_bytes = underfull_bytes
         self._store = store
-        self._beside = beside
+        self._log = log
         self._clock = clock
         self._unmeasured_bytes = 0
         self._listeners: list[Listener] = []
@@ -171,7 +171,7 @@ class SizeGuard:
 
     def _measure(self) -> int:
         self._unmeasured_bytes = 0
-        size_bytes = self._store.size_bytes() + (0 if self._beside is None else self._beside.log_bytes())
+        size_bytes = self._store.size_bytes() + (0 if self._log is None else self._log.log_bytes())
         self.size_bytes = size_bytes
         if self.overfull and size_bytes <= self._underfull_bytes:
             self._change(overfull=False)
@@ -212,7 +212,7 @@ class SizeGuard:
                         self._changed.wait_for(lambda: self._end is not None, rest_s)
                     self._written.clear()
                     begun = self._clock()
-                    reclaim(self._store, self._is_enough, beside=self._beside)
+                    reclaim(self._store, self._is_enough, log=self._log)
                     self.measure()
                     rest_s = self._clock() - begun
                 else:

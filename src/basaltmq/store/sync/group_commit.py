@@ -101,7 +101,7 @@ class _Thread:
             raise self.error
 
 
-class _Promise:
+class _FutureMember:
     """A future for a thread that does not block."""
 
     __slots__ = ("batch", "future")
@@ -177,12 +177,12 @@ class _Signal:
 class _Returning:
     """Decides how many threads a group waits for. The group's lock guards `_wanted`; the sync thread owns the rest."""
 
-    __slots__ = ("_complete", "_limit_s", "_missed", "_skips", "_told", "_wanted")
+    __slots__ = ("_complete", "_limit_s", "_missed", "_notified", "_skips", "_wanted")
 
     def __init__(self) -> None:
         self._complete = _Signal()
         self._wanted = 0
-        self._told = 0
+        self._notified = 0
         self._limit_s = 0.0
         self._missed = 0
         self._skips = 0
@@ -192,21 +192,21 @@ class _Returning:
             self._wanted = 0
             self._complete.give()
 
-    def told(self, threads: int, took_s: float) -> None:
-        self._told = threads
+    def notified(self, threads: int, took_s: float) -> None:
+        self._notified = threads
         self._limit_s = min(took_s, RETURN_WAIT_S_MAX)
 
     def wait(self, lock: threading.Lock, group: Group) -> None:
         """Wait for the threads notified last to join again, for at most the duration of the last sync."""
-        if self._told < 2:
+        if self._notified < 2:
             return
         if self._skips:
             self._skips -= 1
             return
         with lock:
-            if group.threads >= self._told or not group.threads:
+            if group.threads >= self._notified or not group.threads:
                 return
-            self._wanted = self._told
+            self._wanted = self._notified
         if self._complete.wait(self._limit_s):
             self._missed = 0
             return
@@ -215,7 +215,7 @@ class _Returning:
                 # The last thread joined after the timeout and has given the signal.
                 self._complete.wait()
             self._wanted = 0
-            if group.threads * 2 < self._told:
+            if group.threads * 2 < self._notified:
                 self._missed += 1
                 self._skips = min(1 << self._missed, RETURN_WAITS_SKIPPED_MAX)
 
@@ -310,14 +310,14 @@ class GroupSync:
                 group, self._group = self._group, Group()
             started = time.monotonic()
             self._serve(group)
-            self._returning.told(group.threads, time.monotonic() - started)
-            self._tidy_up()
+            self._returning.notified(group.threads, time.monotonic() - started)
+            self._finish_sync()
 
     def _hand_over(self) -> bool:
         """Whether another thread serves the pending group. The lock is held."""
         return False
 
-    def _tidy_up(self) -> None:
+    def _finish_sync(self) -> None:
         """Work after a sync that nobody waits for."""
 
     def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
@@ -339,9 +339,9 @@ class GroupSync:
         for member in members:
             member.settle(error)
         for loop, callbacks in group.callbacks.items():
-            self._tell(loop, callbacks, error)
+            self._notify(loop, callbacks, error)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
+    def _notify(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
         """Call back on a loop, in its own thread."""
         try:
             loop.call_soon_threadsafe(call_all, callbacks, error)
@@ -369,7 +369,7 @@ class GroupCommit(GroupSync):
 
         Raises StoreStalledError, without taking the batch, when too many bytes wait already.
         """
-        member = _Promise(batch)
+        member = _FutureMember(batch)
         size_bytes = batch.size_bytes()
         with self._lock:
             self._require_open()

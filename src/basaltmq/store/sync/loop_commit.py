@@ -100,8 +100,8 @@ class LoopCommit(GroupCommit):
             self._time.was_away()
         super()._serve(group)
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
+    def _notify(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
         if loop is self._here:
             loop.call_soon(call_all, callbacks, error)
         else:
-            super()._tell(loop, callbacks, error)
+            super()._notify(loop, callbacks, error)

@@ -37,7 +37,7 @@ from basaltmq.streams.adapter import (
     Append,
     Budget,
     Clock,
-    Otherwise,
+    IfAllOlder,
     Records,
     RecordsRead,
     ShardInfo,
@@ -359,14 +359,14 @@ class MemoryEngine(EngineBase):
             self._remove_before(kept, min(offset, kept.next_offset))
             return kept.start_offset
 
-    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         self._own(shard)
         kept = self._of(shard)
         with kept.lock:
             found = kept.first_at_time(timestamp_ms, self._clock_ms())
             if found is not None:
                 return found
-            return kept.start_offset if otherwise is Otherwise.EARLIEST else kept.next_offset
+            return kept.start_offset if otherwise is IfAllOlder.EARLIEST else kept.next_offset
 
     def retain(self, now_ms: int) -> int:
         gone = 0

@@ -3,7 +3,7 @@
     schema of `stage`, with metadata  basalt.chunks  ->  JSON: [[topic, partition, records], ...]
     a record batch per chunk
 
-The content is untrusted. `open_parcel` and `Parcel.check` validate every count and every array before use.
+The content is untrusted. `open_upload` and `Upload.check` validate every count and every array before use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pack(chunks: Sequence[tuple[str, int, pa.RecordBatch]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-class Parcel:
+class Upload:
     """A received file, opened."""
 
     def __init__(self, file: pa.ipc.RecordBatchFileReader, chunks: list[Chunk]) -> None:
@@ -68,8 +68,8 @@ class Parcel:
                 )
 
 
-def open_parcel(path: Path) -> Parcel:
-    """Open a parcel and validate its schema and chunk list."""
+def open_upload(path: Path) -> Upload:
+    """Open an uploaded part and validate its schema and chunk list."""
     try:
         mapped = pa.memory_map(str(path))
         file = pa.ipc.open_file(mapped)
@@ -89,4 +89,4 @@ def open_parcel(path: Path) -> Parcel:
         raise InvalidArgumentError(f"the part has {batches} record batches, but lists {len(declared)} chunks")
     if any(partition < 0 or records < 1 for _, partition, records in declared):
         raise InvalidArgumentError("a chunk needs a partition of at least 0 and at least one record")
-    return Parcel(file, [Chunk(topic, partition, records) for topic, partition, records in declared])
+    return Upload(file, [Chunk(topic, partition, records) for topic, partition, records in declared])

@@ -63,7 +63,11 @@ class Client:
             }
             for name, at, mark, records, code in partitions
         ]
-        return [(topic["topic"], each["partition"]) for topic in session.news(topics) for each in topic["partitions"]]
+        return [
+            (topic["topic"], each["partition"])
+            for topic in session.changed_partitions(topics)
+            for each in topic["partitions"]
+        ]
 
 
 def test_partitions_are_added_changed_and_forgotten() -> None:

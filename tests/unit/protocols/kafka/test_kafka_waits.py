@@ -14,7 +14,7 @@ from tests.fuzz.kafka import answers
 from tests.unit.protocols.kafka.test_kafka_context import Anybody, World, batch_of
 
 from basaltmq.protocols.kafka import connection as connection_module
-from basaltmq.protocols.kafka.context import Client, Held, Later, Tell
+from basaltmq.protocols.kafka.context import BlockingAnswer, Client, PipelinedAnswer, Respond
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch import fetch
 from basaltmq.protocols.kafka.wire import api as k
@@ -31,7 +31,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     made.close()
 
 
-def asked(world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000) -> Held:
+def asked(
+    world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000
+) -> BlockingAnswer:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
     body = {
         "session_id": 0,
@@ -45,7 +47,7 @@ def asked(world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max
     }
     answer: Any = fetch(world.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
     assert not isinstance(answer, dict), "there is something to wait for"
-    return cast(Held, answer)
+    return cast(BlockingAnswer, answer)
 
 
 def records_of(body: Fields | None) -> list[bytes]:
@@ -81,7 +83,7 @@ def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_tu
         for _ in range(2):
             assert not told.answers
             engine.append_kafka(shard, one)
-            world.context.arrivals.came(shard, len(one))
+            world.context.arrivals.notify_appended(shard, len(one))
         assert not told.answers, "who appends is not held up"
         found = records_of(await told.one())
         assert len(found) == 2
@@ -117,7 +119,7 @@ def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(world: Wor
             waiting.start(told)
             if has_come:
                 engine.append_kafka(shard, batch_of(b"one"))
-                world.context.arrivals.came(shard, 100)
+                world.context.arrivals.notify_appended(shard, 100)
             waiting.cancel()
             assert len(world.context.arrivals) == 0
         await asyncio.sleep(0)
@@ -141,7 +143,7 @@ def test_what_goes_wrong_in_a_fetch_that_waited_is_told(world: World, monkeypatc
             raise failure
 
         monkeypatch.setattr("basaltmq.protocols.kafka.fetch._look", fails)
-        world.context.arrivals.came(world.context.topic("t").shards[0], 1)
+        world.context.arrivals.notify_appended(world.context.topic("t").shards[0], 1)
         await asyncio.wait_for(told.came.wait(), WAIT_S)
         assert told.answers == [(None, failure)]
         client.deadline.close()
@@ -190,8 +192,8 @@ def test_answers_behind_a_write_that_waits_are_bounded_and_come_in_order(
     async def run() -> None:
         served = Served(tmp_path / "served")
         connection, transport = served.connect()
-        starts: list[Tell] = []
-        monkeypatch.setitem(served.server.handlers, k.PRODUCE, lambda *_: Later(starts.append))
+        starts: list[Respond] = []
+        monkeypatch.setitem(served.server.handlers, k.PRODUCE, lambda *_: PipelinedAnswer(starts.append))
         monkeypatch.setattr(connection_module, "UNDER_WAY_BYTES_MAX", 1000)
         others = 50
         asked = [k.encode_request(k.PRODUCE, 9, 0, "good", {"acks": -1, "timeout_ms": 1, "topics": []})]

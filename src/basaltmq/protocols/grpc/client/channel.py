@@ -157,7 +157,7 @@ class Channel:
                     ssl=self._tls,
                     server_hostname=self.host if self._tls else None,
                 )
-                await made.begun()
+                await made.wait_established()
         except TimeoutError:
             raise self._unreachable("no answer") from None
         except OSError as error:

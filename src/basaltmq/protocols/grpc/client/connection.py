@@ -47,7 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._is_receiving = False
         self._is_scheduled = False
-        self._begun: asyncio.Future[None] = loop.create_future()
+        self._established: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
         self._room: list[asyncio.Future[None]] = []
         self._received_s = loop.time()
@@ -59,9 +59,9 @@ class ClientConnection(asyncio.Protocol):
         """Whether another call may start now."""
         return self.is_usable and len(self.core) < self.core.peer_streams_max
 
-    async def begun(self) -> None:
+    async def wait_established(self) -> None:
         """Wait for the server's SETTINGS frame. Raise OSError if the connection fails before."""
-        await self._begun
+        await self._established
 
     async def gone(self) -> None:
         await self._gone
@@ -76,8 +76,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport = None
         self._keeper.cancel()
         why = str(error) if error is not None else self._why
-        if not self._begun.done():
-            self._begun.set_exception(ConnectionError(why))
+        if not self._established.done():
+            self._established.set_exception(ConnectionError(why))
         self._retire()
         for stream in self.core.streams():
             if isinstance(stream.owner, ClientCall):
@@ -132,8 +132,8 @@ class ClientConnection(asyncio.Protocol):
                     self._on_failed(event)  # type: ignore[arg-type]
         finally:
             self._is_receiving = False
-        if self.core.is_established and not self._begun.done():
-            self._begun.set_result(None)
+        if self.core.is_established and not self._established.done():
+            self._established.set_result(None)
         self._flush()
 
     def _on_data(self, event: Data) -> None:

@@ -40,7 +40,7 @@ from basaltmq.streams.adapter import (
     Append,
     Budget,
     Clock,
-    Otherwise,
+    IfAllOlder,
     Records,
     RecordsRead,
     ShardInfo,
@@ -419,7 +419,7 @@ class RocksdbEngine(EngineBase):
         tail.records = records
         tail.size_bytes = size_bytes
 
-    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         config = self._own(shard).config
         tail = self._tails.get(shard)
         with tail.lock:
@@ -428,7 +428,7 @@ class RocksdbEngine(EngineBase):
             found = self._first_at_time(shard, timestamp_ms, start, end, config)
             if found is not None:
                 return found
-        return start if otherwise is Otherwise.EARLIEST else end
+        return start if otherwise is IfAllOlder.EARLIEST else end
 
     def _first_at_time(self, shard: int, timestamp_ms: int, start: int, end: int, config: ShardConfig) -> int | None:
         now_ms = self._clock_ms()

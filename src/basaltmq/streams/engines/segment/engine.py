@@ -358,7 +358,7 @@ class SegmentEngine(SegmentReader):
             return self._lane_of(append.shard).tick.durable()
         return done()
 
-    def tell_confirmed(self, append: Append, callback: Callable[[BaseException | None], None]) -> None:
+    def call_when_confirmed(self, append: Append, callback: Callable[[BaseException | None], None]) -> None:
         """As `confirmed` for a `synced` append, but with a callback (see `TickSync.call_when_durable`)."""
         self._lane_of(append.shard).tick.call_when_durable(callback)
 
@@ -524,7 +524,7 @@ class SegmentEngine(SegmentReader):
         with self._marker_lock:
             for lane in self.lanes:
                 lane.log.sync()
-            self.index.harden()
+            self.index.flush_to_disk()
             if self._markers:
                 batch = Batch()
                 for marker in self._markers:

@@ -42,7 +42,7 @@ from basaltmq.streams.adapter import (
     READ_RECORDS,
     Budget,
     Clock,
-    Otherwise,
+    IfAllOlder,
     check_offset,
     hash64,
 )
@@ -105,8 +105,8 @@ class LogLane:
         self.log = log
         self.lock = lock
         """The index's lock. An append needs both, and a second lock would cost as much as the index entry."""
-        group = partial(LaneSync, log=log, tidy=log.tidy) if in_loop else None
-        self.watermarks = Watermarks(log, log.secure, log.tidy, group)
+        group = partial(LaneSync, log=log, after_sync=log.move_ring_frames) if in_loop else None
+        self.watermarks = Watermarks(log, log.sync_through_ring, log.move_ring_frames, group)
         self.tick = TickSync(self.watermarks.group)
         self.index_write_due_ms = 0
 
@@ -484,10 +484,10 @@ class SegmentReader(EngineBase):
         check_body(header, body)
         return header, body
 
-    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         return self._retried(lambda: self._offset_by_timestamp(shard, timestamp_ms, otherwise))
 
-    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         config = self._own(shard).config
         state = self._states.get(shard)
         with state.lock:
@@ -515,7 +515,7 @@ class SegmentReader(EngineBase):
                     return max(start, entry.base_offset)
                 if collector.parts:
                     return collector.parts[0].records()[0].offset
-        return start if otherwise is Otherwise.EARLIEST else end
+        return start if otherwise is IfAllOlder.EARLIEST else end
 
 
 def wanted_records(tag: bytes | None, key: bytes | None) -> Wanted | None:

@@ -85,7 +85,7 @@ def recover(
         repaired = repair(log, start, quarantine, replay.apply, replay.take)
         done_before += log.end - start
         engine.damages += repaired.damages
-        lost.add_damages(repaired.damages, log.end, log.promised_position)
+        lost.add_damages(repaired.damages, log.end, log.durable_before_open)
         is_short = is_short or repaired.cut is not None
         engine.losses += replay.lost()
         # A damaged frame that was the last of its shard leaves no offset gap, so report damages separately.
@@ -102,7 +102,7 @@ def recover(
     engine.faults += [str(loss) for loss in engine.losses]
     if is_stale or is_rolled_back:
         # The old index must not return after another crash, because its positions will then point to other frames.
-        index.harden()
+        index.flush_to_disk()
     else:
         index.settle()
     if progress is not None:
@@ -112,7 +112,7 @@ def recover(
 
 def _is_short(index: StreamIndex, number: int, log: Lane) -> bool:
     """Whether synced bytes are lost. Still true after a crash during recovery, until the index is replaced."""
-    return log.end < max(log.promised_position, index.unsynced.synced(number))
+    return log.end < max(log.durable_before_open, index.unsynced.synced(number))
 
 
 def _watch(index: StreamIndex, logs: list[Lane]) -> None:
@@ -134,7 +134,7 @@ def _starts(engine: SegmentEngine, logs: list[Lane], lost: LostOffsets) -> list[
         reached = _intact_until(engine, log, index.unsynced.synced(number), begin)
         if reached is None:
             return None
-        if reached < min(begin, log.promised_position):
+        if reached < min(begin, log.durable_before_open):
             lost.add_index()
         if reached < begin and not _roll_back(engine, number, log, reached):
             return None

@@ -30,7 +30,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.overlay import OverlayStore
-from basaltmq.streams.adapter import Budget, Clock, Otherwise
+from basaltmq.streams.adapter import Budget, Clock, IfAllOlder
 from basaltmq.streams.engines.segment.engine import SHARDS_LOADED_MAX, SegmentEngine
 from basaltmq.streams.engines.segment.index.rows import IS_AWAITED, IS_REWRITTEN, Entry
 from basaltmq.streams.engines.segment.read import FramesRead
@@ -227,7 +227,7 @@ class SegmentView(SegmentEngine):
         self._require_log(shard)
         return super()._read_once(shard, offset, budget, tag, key)
 
-    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: Otherwise) -> int:
+    def _offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         self._require_log(shard)
         return super()._offset_by_timestamp(shard, timestamp_ms, otherwise)
 

@@ -491,7 +491,7 @@ class StreamIndex:
             batch.delete(FAMILY, keys.log_segment_key(lane, segment))
             self._store.write(batch, wal=False)
 
-    def harden(self) -> None:
+    def flush_to_disk(self) -> None:
         """Flush the index to disk, so that it can be restored without the log before its checkpoint."""
         self.settle()
         self._store.flush(FAMILY)
