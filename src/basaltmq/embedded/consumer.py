@@ -98,7 +98,7 @@ class Consumer:
             self._committed = self._positions()
         else:
             owned = self._member.assignment
-            self._member.commit({place: offset for place, offset in self._taken.items() if place in owned})
+            self._member.commit({tp: offset for tp, offset in self._taken.items() if tp in owned})
             self._committed = {}
         self._taken.clear()
 
@@ -145,7 +145,7 @@ class Consumer:
         self.close(commit=error is None)
 
     def _positions(self) -> dict[tuple[str, int], int]:
-        return {place: self._member.position(place) for place in self._member.assignment}
+        return {tp: self._member.position(tp) for tp in self._member.assignment}
 
     def _follow(self) -> None:
         """Check whether the topic was deleted, and rebalance if it has more partitions."""

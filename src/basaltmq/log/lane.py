@@ -267,7 +267,7 @@ class Lane:
             self._publish()
 
     def sync_through_ring(self) -> None:
-        """Like `sync`, but uses the ring if possible. Call `move_ring_frames` afterwards, even after the waiters woke."""
+        """Like `sync`, but through the ring if possible. Call `move_ring_frames` after the waiters are notified."""
         with self._sync_lock:
             is_durable = self._sync_to_ring()
         if not is_durable:

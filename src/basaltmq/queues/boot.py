@@ -1,15 +1,15 @@
-"""State that survives a restart of the queue plane: the last place assigned, and whether the last shutdown was clean.
+"""State that survives a restart of the queue plane: the last enqueue time, and whether the last shutdown was clean.
 
-    place row   | place ns u64 |     upper bound of all places assigned so far
-    clean row   | crash ns u64 |     exists from a clean close until the next open; an empty row means 0
+    queue_place   | enqueued ns u64 |  upper bound of all enqueue times assigned so far
+    queue_clean   | crash ns u64 |     exists from a clean close until the next open; an empty row means 0
 
-A place is a message's enqueue time in nanoseconds. Together with the message id it orders the messages of a sub-queue.
-No place is assigned twice, even if the clock jumps back or the broker restarts. The place row stays up to `RESERVE_NS`
-ahead of the assigned places, so about one batch per second writes it. Each boot starts above the row.
+The enqueue time in nanoseconds and the message id order the messages of a sub-queue. No enqueue time is assigned twice,
+even if the clock jumps back or the broker restarts. The row `queue_place` stays up to `RESERVE_NS` ahead of the
+assigned times, so about one batch per second writes it. Each boot starts above the row.
 
-Places of a boot are therefore above those of all earlier boots. This separates messages that may have been delivered
-before a crash from later ones, and the rows of a deleted queue from those of its successor. The clean row carries
-`crash ns` forward, so later clean shutdowns do not lose this information.
+Enqueue times of a boot are therefore above those of all earlier boots. This separates messages that may have been
+delivered before a crash from later ones, and the rows of a deleted queue from those of its successor. `queue_clean`
+carries `crash ns` forward, so later clean shutdowns do not lose this information.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.LEASE_EXPIRY, Family.Q
 """A store without rows in these families has no queue storage yet."""
 
 RESERVE_NS: Final = 1_000_000_000
-"""One second: costs one extra row per second while messages arrive. After a crash, places are at most this far ahead.
-"""
+"""One second: costs one extra row per second while messages arrive. After a crash, enqueue times are at most
+this far ahead."""
 
-PLACE_ROW: Final = b"queue_place"
+LAST_ENQUEUED_ROW: Final = b"queue_place"
 _CLEAN_ROW: Final = b"queue_clean"
-_PLACE: Final = Struct(">Q")
-_PLACE_BITS: Final = 63
-"""Places are nanoseconds in 63 bits, which last until the year 2262."""
+_ENQUEUED: Final = Struct(">Q")
+_ENQUEUED_BITS: Final = 63
+"""Enqueue times are nanoseconds in 63 bits, which last until the year 2262."""
 
-_PLACE_AND_ID_BYTES: Final = 24
-"""Size of the place and message id at the end of a message's key."""
+_TIME_AND_ID_BYTES: Final = 24
+"""Size of the enqueue time and message id at the end of a message's key."""
 
 
-def encode_place(place_ns: int) -> bytes:
-    return _PLACE.pack(place_ns)
+def encode_enqueued(enqueued_ns: int) -> bytes:
+    return _ENQUEUED.pack(enqueued_ns)
 
 
 def check_version(store: Store) -> None:
@@ -52,8 +52,8 @@ def check_version(store: Store) -> None:
     bring_up_to_date(store, CONTENT, VERSION, {}, FAMILIES)
 
 
-class Places:
-    """Assigns places to messages."""
+class EnqueueClock:
+    """Assigns increasing enqueue times to messages."""
 
     __slots__ = ("_reserved_ns", "crash_ns", "last_ns")
 
@@ -61,67 +61,69 @@ class Places:
         self.last_ns = last_ns
         self._reserved_ns = last_ns
         self.crash_ns = crash_ns
-        """Messages up to this place may have been delivered before a crash. 0 if there was no crash."""
+        """Messages up to this enqueue time may have been delivered before a crash. 0 if there was no crash."""
 
     @classmethod
-    def open(cls, store: Store, suspects: Suspects, now_ns: int) -> Places:
-        """Continue after the last boot's places, and delete the clean row because the store is now in use.
+    def open(cls, store: Store, suspects: Suspects, now_ns: int) -> EnqueueClock:
+        """Continue after the last boot's times, and delete the row `queue_clean` because the store is now in use.
 
-        If the place row is damaged or ahead of any clock, the last place is recovered from the message keys. A damaged
-        clean row counts as a crash.
+        If the last time is damaged or ahead of any clock, it is recovered from the message keys. A damaged
+        `queue_clean` counts as a crash.
         """
-        row = store.get(Family.VERSION, PLACE_ROW)
-        last_ns: int = _PLACE.unpack(row)[0] if row is not None and len(row) == _PLACE.size else 0
-        if row is not None and (len(row) != _PLACE.size or last_ns >> _PLACE_BITS):
-            last_ns = max(now_ns, last_place_ns(store))
-            suspects.note(Family.VERSION, PLACE_ROW, row, f"the last place is damaged; places continue at {last_ns}")
+        row = store.get(Family.VERSION, LAST_ENQUEUED_ROW)
+        last_ns: int = _ENQUEUED.unpack(row)[0] if row is not None and len(row) == _ENQUEUED.size else 0
+        if row is not None and (len(row) != _ENQUEUED.size or last_ns >> _ENQUEUED_BITS):
+            last_ns = max(now_ns, last_enqueued_ns(store))
+            suspects.note(
+                Family.VERSION, LAST_ENQUEUED_ROW, row, f"the last enqueue time is damaged; continuing at {last_ns}"
+            )
             return cls(last_ns, last_ns)
         clean = store.get(Family.VERSION, _CLEAN_ROW)
         if clean is None:
             return cls(last_ns, last_ns)
-        if len(clean) not in (0, _PLACE.size):
+        if len(clean) not in (0, _ENQUEUED.size):
             suspects.note(
                 Family.VERSION,
                 _CLEAN_ROW,
                 clean,
-                f"the clean-shutdown row has {len(clean)} bytes, not 0 or {_PLACE.size}",
+                f"the clean-shutdown row has {len(clean)} bytes, not 0 or {_ENQUEUED.size}",
             )
             return cls(last_ns, last_ns)
         batch = Batch()
         batch.delete(Family.VERSION, _CLEAN_ROW)
         store.write(batch)
-        return cls(last_ns, _PLACE.unpack(clean)[0] if clean else 0)
+        return cls(last_ns, _ENQUEUED.unpack(clean)[0] if clean else 0)
 
     def next(self, change: Change) -> int:
-        """Return the place of an operation: the current time, or the next free place if the clock is behind."""
-        place_ns = self.last_ns = max(change.now_ns, self.last_ns + 1)
-        if place_ns > self._reserved_ns:
-            self._reserve(change, place_ns + RESERVE_NS)
-        return place_ns
+        """Return the enqueue time of an operation: the current time, or the next free one if the clock is behind."""
+        enqueued_ns = self.last_ns = max(change.now_ns, self.last_ns + 1)
+        if enqueued_ns > self._reserved_ns:
+            self._reserve(change, enqueued_ns + RESERVE_NS)
+        return enqueued_ns
 
     def _reserve(self, change: Change, until_ns: int) -> None:
         before_ns, self._reserved_ns = self._reserved_ns, until_ns
         change.undo(lambda: self._unreserve(before_ns))
-        change.batch.put(Family.VERSION, PLACE_ROW, _PLACE.pack(until_ns))
+        change.batch.put(Family.VERSION, LAST_ENQUEUED_ROW, _ENQUEUED.pack(until_ns))
 
     def _unreserve(self, before_ns: int) -> None:
         self._reserved_ns = before_ns
 
     def close(self, batch: Batch) -> None:
         """Add the rows of a clean shutdown to the last batch."""
-        batch.put(Family.VERSION, PLACE_ROW, _PLACE.pack(self.last_ns))
-        batch.put(Family.VERSION, _CLEAN_ROW, _PLACE.pack(self.crash_ns))
+        batch.put(Family.VERSION, LAST_ENQUEUED_ROW, _ENQUEUED.pack(self.last_ns))
+        batch.put(Family.VERSION, _CLEAN_ROW, _ENQUEUED.pack(self.crash_ns))
 
 
-def last_place_ns(store: Store) -> int:
-    """Return the highest place of any message: one seek per sub-queue, and a scan of the delayed messages."""
+def last_enqueued_ns(store: Store) -> int:
+    """Return the highest enqueue time of any message: one seek per sub-queue, and a scan of the delayed messages."""
     found = [key for key, _ in store.scan(Family.DELAYED)]
     end: bytes | None = None
     while (last := next(iter(store.scan(Family.MESSAGES, b"", end, reverse=True)), None)) is not None:
         found.append(last[0])
-        end = last[0][:-_PLACE_AND_ID_BYTES] or last[0]
-    places = [int.from_bytes(key[-_PLACE_AND_ID_BYTES:-16], "big") for key in found]
-    return max((place_ns for place_ns in places if not place_ns >> _PLACE_BITS), default=0)
+        end = last[0][:-_TIME_AND_ID_BYTES] or last[0]
+    times = [int.from_bytes(key[-_TIME_AND_ID_BYTES:-16], "big") for key in found]
+    return max((enqueued_ns for enqueued_ns in times if not enqueued_ns >> _ENQUEUED_BITS), default=0)
 
 
 def wipe_transient(store: Store) -> None:

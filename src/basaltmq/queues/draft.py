@@ -1,4 +1,4 @@
-"""A message as the publisher passes it, before the queue adds its id, place and expiry."""
+"""A message as the publisher passes it, before the queue adds its id, enqueue time and expiry."""
 
 from __future__ import annotations
 

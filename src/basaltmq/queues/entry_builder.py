@@ -1,4 +1,4 @@
-"""Builds the entries of published messages: ids, places, message rows and the rows beside them.
+"""Builds the entries of published messages: ids, enqueue times, message rows and their index rows.
 
 Small payloads, with or without protocol properties, are built in bulk. Drafts with other fields are built one by one.
 Callers apply limits, scripts and deduplication before or after.
@@ -60,12 +60,12 @@ def build(
     """Build the entries of drafts and all their rows except the message rows. `memory` makes all of them transient."""
     check_count(drafts)
     ids = queue.shared.ids.many(len(drafts))
-    place_ns = queue.shared.places.next(change)
+    enqueued_ns = queue.shared.enqueue_clock.next(change)
     if not queue.config.priorities_max and shared_body == rows.NO_BODY:
-        plain = _build_plain(queue, change, drafts, ids, place_ns, memory)
+        plain = _build_plain(queue, change, drafts, ids, enqueued_ns, memory)
         if plain is not None:
             return NewEntries(ids, plain, [], FAIRNESS_KEY_DEFAULT)
-        keyed = _build_keyed(queue, drafts, ids, place_ns, memory)
+        keyed = _build_keyed(queue, drafts, ids, enqueued_ns, memory)
         if keyed is not None:
             return NewEntries(ids, keyed, [], None)
     entries: list[Entry] = []
@@ -75,7 +75,7 @@ def build(
             draft = Draft(payload=draft)
         elif not isinstance(draft, Draft):
             raise _no_draft(draft)
-        entry = _build_one(queue, change, draft, message_id, place_ns, shared_body, memory)
+        entry = _build_one(queue, change, draft, message_id, enqueued_ns, shared_body, memory)
         if draft.delay_ms:
             delayed.append((entry, change.now_ns + draft.delay_ms * MS))
         else:
@@ -109,7 +109,7 @@ def _no_draft(given: object) -> InvalidArgumentError:
 
 
 def _build_plain(
-    queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
+    queue: Queue, change: Change, drafts: Sequence[Draft | bytes], ids: list[bytes], enqueued_ns: int, memory: bool
 ) -> Sequence[Entry] | None:
     """Build entries of drafts that have only a small payload and properties, in bulk. None if some have more."""
     payloads: list[bytes] = drafts  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def _build_plain(
     if queue.config.ttl_ms is not None:
         expires_ns = change.now_ns + queue.config.ttl_ms * MS
         watch(queue, change, expires_ns)
-    head = queue.default_prefix + place_ns.to_bytes(8, "big")
+    head = queue.default_prefix + enqueued_ns.to_bytes(8, "big")
     made = rows.plain_rows(payloads, expires_ns, properties, sizes)
     message_keys = [head + message_id for message_id in ids]
     if len(flags) == 1:
@@ -170,7 +170,7 @@ def build_for_many(
     shared = queues[0].shared
     count = len(drafts)
     ids = shared.ids.many(count * len(queues))
-    place = shared.places.next(change).to_bytes(8, "big")
+    enqueued = shared.enqueue_clock.next(change).to_bytes(8, "big")
     if body_ids:
         shared.content.refer_many(change, body_ids, ids)
     flags = APART | SHARED if body_ids else 0
@@ -186,7 +186,7 @@ def build_for_many(
         if found is None:
             same = _rows_for_many(drafts, body_ids, expires_ns)
             found = rows_by_expiry[expires_ns] = same, sum(map(len, same))
-        head = queue.default_prefix + place
+        head = queue.default_prefix + enqueued
         own_ids = ids[at * count : (at + 1) * count]
         entries = Plain([head + each for each in own_ids], found[0], sizes, flags, expires_ns, row_bytes=found[1])
         entries.ids = own_ids
@@ -208,7 +208,7 @@ def _rows_for_many(drafts: Sequence[Draft], body_ids: Sequence[bytes], expires_n
 
 
 def _build_keyed(
-    queue: Queue, drafts: Sequence[Draft | bytes], ids: list[bytes], place_ns: int, memory: bool
+    queue: Queue, drafts: Sequence[Draft | bytes], ids: list[bytes], enqueued_ns: int, memory: bool
 ) -> list[Entry] | None:
     """Build entries of drafts that also have fairness keys and weights, in bulk. None if some have more."""
     whole = [draft for draft in drafts if type(draft) is Draft]
@@ -225,13 +225,13 @@ def _build_keyed(
         return None
     if min(weights) < 1 or max(weights) > WEIGHT_MAX or {*map(type, fairness_keys)} != {str}:
         return None
-    place = place_ns.to_bytes(8, "big")
+    enqueued = enqueued_ns.to_bytes(8, "big")
     heads: dict[str, bytes] = {}
     for key in set(fairness_keys):
         # Leave keys that may be invalid to the one-by-one path, which reports errors per message.
         if not key.isascii() or len(key) > FAIRNESS_KEY_BYTES_MAX:
             return None
-        heads[key] = rows.prefix_of(queue.name, key) + place
+        heads[key] = rows.prefix_of(queue.name, key) + enqueued
     made = rows.weighted_rows(payloads, 0, properties, weights)
     return [
         Entry(heads[key] + message_id, row, len(payload), TRANSIENT if draft.transient or memory else 0)
@@ -244,13 +244,13 @@ def _build_one(
     change: Change,
     draft: Draft,
     message_id: bytes,
-    place_ns: int,
+    enqueued_ns: int,
     shared_body: bytes,
     memory: bool,
 ) -> Entry:
     ttl_ms = _ttl_ms(queue, draft.ttl_ms)
     expires_ns = 0 if ttl_ms is None else change.now_ns + (ttl_ms + draft.delay_ms) * MS
-    message = to_message(draft, queue.name, message_id, place_ns, expires_ns)
+    message = to_message(draft, queue.name, message_id, enqueued_ns, expires_ns)
     # Delayed messages wait on disk.
     transient = (draft.transient or memory) and not draft.delay_ms
     body_id = shared_body

@@ -137,7 +137,7 @@ class LoadedQueues:
         counts = self._store.get(Family.TRANSIENT, transient_counts_key(name)) if self._has_paged_out else None
         if counts is not None:
             stats.restore_transient(name, counts)
-        last_ns = shared.places.last_ns
+        last_ns = shared.enqueue_clock.last_ns
         leases = Leases.load(
             self._store, name, shared.quarantine, stats.returned_ns, last_ns, is_orphan=shared.is_orphan
         )
@@ -162,7 +162,7 @@ class LoadedQueues:
         quarantine = self._shared.quarantine
         stats = counted(self._store, name, quarantine)
         # Which messages were delivered before is unknown.
-        stats.returned_ns = self._shared.places.last_ns
+        stats.returned_ns = self._shared.enqueue_clock.last_ns
         quarantine.note(Family.QUEUE_STATS, key, row, reason, replacement=stats.encode())
         return stats
 
@@ -188,7 +188,7 @@ class LoadedQueues:
         with suppress(BasaltError):
             if self.config(name) is not None:
                 stats = self._stats(name)
-                stats.returned_ns = self._shared.places.last_ns
+                stats.returned_ns = self._shared.enqueue_clock.last_ns
                 batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
             self._store.write(batch)
 
@@ -201,7 +201,7 @@ class LoadedQueues:
 
     def bring_up(self, change: Change, name: str, stats: QueueStats) -> None:
         """Serve a queue again after `take_down` or a failure."""
-        stats.returned_ns = self._shared.places.last_ns
+        stats.returned_ns = self._shared.enqueue_clock.last_ns
         change.batch.put(Family.QUEUE_STATS, queue_stats_key(name), stats.encode())
         change.ready[name] = None
         self.failures.forget(name)

@@ -73,7 +73,7 @@ class LongOperations:
         """Like `purge`, one page per step. Yields the number of messages of each page."""
         with self._changes.lock:
             self._changes.require_alone("purge")
-            until_ns = self._loaded.require(name).shared.places.last_ns
+            until_ns = self._loaded.require(name).shared.enqueue_clock.last_ns
             count, is_done = self._purge_page(name, None)
         yield count
         while not is_done:
@@ -134,7 +134,7 @@ class LongOperations:
             self._changes.require_alone("redrive")
             if to is not None:
                 self._loaded.require(to)
-            until_ns = self._loaded.require(name).shared.places.last_ns
+            until_ns = self._loaded.require(name).shared.enqueue_clock.last_ns
         return self._move_page(name, after, PAGE, until_ns, partial(self._target, to), wanted, due_ns, stamp)
 
     def _target(self, to: str | None, message: Message) -> Queue | None:
@@ -155,7 +155,7 @@ class LongOperations:
         after: bytes | None = b""
         begin_ns = self._changes.clock_ns()
         with self._changes.lock:
-            until_ns = self._loaded.require(source).shared.places.last_ns
+            until_ns = self._loaded.require(source).shared.enqueue_clock.last_ns
         while after is not None and (count is None or moved < count):
             left = PAGE if count is None else count - moved
             turns = turns_of(begin_ns, moved, rate_per_s)

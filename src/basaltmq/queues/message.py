@@ -1,6 +1,6 @@
 """A message in a queue, and its row (SPEC C4).
 
-The key holds queue, fairness key, place and id. The value holds the rest:
+The key holds queue, fairness key, enqueue time and id. The value holds the rest:
 
     | layout u8 | priority u8 | attempts u32 | weight u32 | leased ns u64 | expires ns u64
     | labels bytes u32 | properties bytes u32 | payload bytes u32 | labels | properties | payload |

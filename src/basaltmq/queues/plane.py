@@ -26,7 +26,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigError, QueueExistsError
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
-from basaltmq.queues.boot import Places, check_version, wipe_transient
+from basaltmq.queues.boot import EnqueueClock, check_version, wipe_transient
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.config import QueueConfig, encode_config
@@ -102,9 +102,9 @@ class QueuePlane:
             ids=ids or Ids(clock_ns),
             content=content,
             quarantine=quarantine,
-            reclaim=Reclaim(store, content, quarantine, lambda: self._shared.places.last_ns),
+            reclaim=Reclaim(store, content, quarantine, lambda: self._shared.enqueue_clock.last_ns),
             tokens=tokens,
-            places=Places.open(store, quarantine, clock_ns()),
+            enqueue_clock=EnqueueClock.open(store, quarantine, clock_ns()),
             lease_expiry=LeaseExpiry(store, tokens, quarantine),
             timers=Timers(store, quarantine),
             find=lambda change, name: self._loaded.find_or_create(change, name),
@@ -183,7 +183,7 @@ class QueuePlane:
         def change_it(change: Change) -> None:
             queue = self._queue(config.name)
             hooks = self._loaded.hooks(config)
-            # Delayed messages have places too, and return to them.
+            # Delayed messages keep their enqueue times, and return to their old positions.
             has_messages = bool(queue.stats.depth() or queue.stats.delayed)
             if bool(queue.config.priorities_max) != bool(config.priorities_max) and has_messages:
                 raise InvalidConfigError(
@@ -544,7 +544,7 @@ class QueuePlane:
         """Record a clean shutdown. If the store cannot be written, the next open recovers as after a crash."""
         batch = Batch()
         self._loaded.save_all(batch)
-        self._shared.places.close(batch)
+        self._shared.enqueue_clock.close(batch)
         with suppress(BasaltError):
             self._store.write(batch)
 

@@ -1,4 +1,4 @@
-"""Context of a queue plane that its queues share: store, id, place and token generators, timers, memory budgets."""
+"""What the queues of a plane share: store, generators of ids, enqueue times and tokens, timers, memory budgets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from basaltmq.ids import Ids
-from basaltmq.queues.boot import Places
+from basaltmq.queues.boot import EnqueueClock
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
 from basaltmq.queues.events.recorder import Listener, NoListener
@@ -34,7 +34,7 @@ class PlaneContext:
     ids: Ids
     content: Content
     tokens: Tokens
-    places: Places
+    enqueue_clock: EnqueueClock
     quarantine: Quarantine
     reclaim: Reclaim
     lease_expiry: LeaseExpiry

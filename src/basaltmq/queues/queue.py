@@ -245,7 +245,7 @@ class Queue:
         """Admit complete entries: published, returned from a delay, dead-lettered or moved."""
         self.count(entries, 1)
         if sub is None and self.stats.floor_ns and entries:
-            # A delayed message returns to its old place, which may be below the floor.
+            # A delayed message returns to its old position, which may be below the floor.
             lowest_ns = int.from_bytes(min([e.key[-24:-16] for e in entries]), "big")
             self.stats.floor_ns = min(self.stats.floor_ns, lowest_ns)
         self.backing.publish(change, entries, sub)
@@ -407,13 +407,13 @@ class Queue:
         return len(entries)
 
     def raise_floor(self) -> None:
-        """Record the lowest place with a message, so that loading the queue skips the tombstones below it."""
+        """Record the lowest enqueue time of a message, so that loading the queue skips the tombstones below it."""
         self._raise_floor_at = self.stats.acked + FLOOR_EVERY
         if len(self.leases) > FLOOR_EVERY or (self.throttling is not None and len(self.throttling)):
             return
         low = self.backing.floor()
         if low is None:
-            low = (self.shared.places.last_ns + 1).to_bytes(8, "big")
+            low = (self.shared.enqueue_clock.last_ns + 1).to_bytes(8, "big")
         low = min([low, *[key[-24:-16] for key in self.leases.all_keys()]])
         self.stats.floor_ns = max(self.stats.floor_ns, int.from_bytes(low, "big"))
 

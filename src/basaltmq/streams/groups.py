@@ -35,7 +35,7 @@ from basaltmq.streams.topics import Topics
 GROUPS_LISTED_MAX: Final = 1_000
 """Maximum groups per page."""
 
-Place = tuple[str, int]
+NamedPartition = tuple[str, int]
 """(topic name, partition)."""
 
 
@@ -151,12 +151,12 @@ class Groups:
 
 def assign_partitions(
     partitions: Mapping[str, int], subscriptions: Mapping[int, frozenset[str]]
-) -> dict[int, list[Place]]:
+) -> dict[int, list[NamedPartition]]:
     """Assign each partition to the subscribed member with the fewest partitions so far.
 
     For equal subscriptions, the shares differ by at most one, also with many small topics.
     """
-    assignment: dict[int, list[Place]] = {member: [] for member in subscriptions}
+    assignment: dict[int, list[NamedPartition]] = {member: [] for member in subscriptions}
     for topic in sorted(partitions):
         subscribers = [member for member in sorted(subscriptions) if topic in subscriptions[member]]
         for partition in range(partitions[topic]):
@@ -206,14 +206,14 @@ class GroupMembers:
                 topic = self._topics.find(name)
                 if topic is not None:
                     partitions[name] = topic.config.partitions
-            for number, places in assign_partitions(partitions, subscriptions).items():
-                self._members[number].assign(places)
+            for number, tps in assign_partitions(partitions, subscriptions).items():
+                self._members[number].assign(tps)
 
-    def commit(self, member: int, places: Mapping[Place, int]) -> None:
+    def commit(self, member: int, offsets: Mapping[NamedPartition, int]) -> None:
         """Commit for a member that owns the partitions. The lock excludes a concurrent rebalance."""
         with self._lock:
             consumer = self._members.get(member)
-            stale = [place for place in places if consumer is None or place not in consumer.assignment]
+            stale = [tp for tp in offsets if consumer is None or tp not in consumer.assignment]
             if stale:
                 topic, partition = stale[0]
                 raise StaleMemberError(
@@ -221,13 +221,13 @@ class GroupMembers:
                     "its owner will read the uncommitted records again"
                 )
             commits: dict[TopicPartition, int | Commit] = {
-                (self._topics.get(topic).id, partition): offset for (topic, partition), offset in places.items()
+                (self._topics.get(topic).id, partition): offset for (topic, partition), offset in offsets.items()
             }
             self._offsets.commit(self.group, commits)
 
-    def committed(self, place: Place) -> int | None:
-        topic = self._topics.get(place[0])
-        at = (topic.id, place[1])
+    def committed(self, tp: NamedPartition) -> int | None:
+        topic = self._topics.get(tp[0])
+        at = (topic.id, tp[1])
         found = self._offsets.committed(self.group, [at]).get(at)
         return None if found is None else found.offset
 
@@ -244,31 +244,31 @@ class GroupConsumer:
         self._reset = reset
         self._drivers = drivers
         self._lock = threading.Lock()
-        self._positions: dict[Place, int | None] = {}
-        self._read: dict[Place, int] = {}
+        self._positions: dict[NamedPartition, int | None] = {}
+        self._read: dict[NamedPartition, int] = {}
         self._turn = 0
         self._closed = False
 
     @property
-    def assignment(self) -> frozenset[Place]:
+    def assignment(self) -> frozenset[NamedPartition]:
         return frozenset(self._positions)
 
-    def assign(self, places: Sequence[Place]) -> None:
+    def assign(self, tps: Sequence[NamedPartition]) -> None:
         """Apply a new assignment. Partitions that stay keep their positions."""
         with self._lock:
-            self._positions = {place: self._positions.get(place) for place in places}
-            self._read = {place: offset for place, offset in self._read.items() if place in self._positions}
+            self._positions = {tp: self._positions.get(tp) for tp in tps}
+            self._read = {tp: offset for tp, offset in self._read.items() if tp in self._positions}
 
     def poll(self, max_records: int = 500, max_bytes: int = READ_BYTES) -> list[Delivered]:
         """Return the next records of this consumer's partitions, round robin. Empty if there are none now."""
         self._require_open()
         found: list[Delivered] = []
-        places = sorted(self.assignment)
+        tps = sorted(self.assignment)
         self._turn += 1
-        for at in range(len(places)):
-            place = places[(at + self._turn) % len(places)]
+        for at in range(len(tps)):
+            tp = tps[(at + self._turn) % len(tps)]
             try:
-                found += self._poll_one(place, max_records - len(found), max_bytes)
+                found += self._poll_one(tp, max_records - len(found), max_bytes)
             except TopicNotFoundError:
                 # The topic was deleted while it was read.
                 self._members.rebalance()
@@ -276,9 +276,9 @@ class GroupConsumer:
                 break
         return found
 
-    def _poll_one(self, place: Place, max_records: int, max_bytes: int) -> list[Delivered]:
-        position = self.position(place)
-        topic, partition = place
+    def _poll_one(self, tp: NamedPartition, max_records: int, max_bytes: int) -> list[Delivered]:
+        position = self.position(tp)
+        topic, partition = tp
         try:
             batch = self._drivers.read(topic, partition, position, max_records, max_bytes)
         except OffsetOutOfRangeError as error:
@@ -287,23 +287,23 @@ class GroupConsumer:
             position = error.earliest if self._reset is Reset.EARLIEST else error.latest
             batch = self._drivers.read(topic, partition, position, max_records, max_bytes)
         with self._lock:
-            if place not in self._positions:
+            if tp not in self._positions:
                 return []
-            self._positions[place] = self._read[place] = batch.next_offset
+            self._positions[tp] = self._read[tp] = batch.next_offset
         return [Delivered(topic, partition, record) for record in batch.records()]
 
-    def position(self, place: Place) -> int:
+    def position(self, tp: NamedPartition) -> int:
         """Return the offset to read next."""
-        known = self._positions.get(place)
+        known = self._positions.get(tp)
         if known is not None:
             return known
-        committed = self._members.committed(place)
+        committed = self._members.committed(tp)
         if committed is not None:
             return committed
-        info = self._drivers.info(*place)
+        info = self._drivers.info(*tp)
         if self._reset is Reset.NONE:
             raise InvalidArgumentError(
-                f"group {self._members.group!r} has no offset in partition {place[1]} of topic {place[0]!r}; "
+                f"group {self._members.group!r} has no offset in partition {tp[1]} of topic {tp[0]!r}; "
                 "reset the group, or join with earliest or latest"
             )
         return info.start_offset if self._reset is Reset.EARLIEST else info.high_watermark
@@ -315,17 +315,17 @@ class GroupConsumer:
                 raise StaleMemberError(f"partition {partition} of topic {topic!r} is not assigned to this consumer")
             self._positions[topic, partition] = self._read[topic, partition] = offset
 
-    def commit(self, places: Mapping[Place, int] | None = None) -> None:
+    def commit(self, offsets: Mapping[NamedPartition, int] | None = None) -> None:
         """Commit the positions read so far, or the given next offsets to read."""
         self._require_open()
         with self._lock:
-            chosen = dict(self._read) if places is None else dict(places)
+            chosen = dict(self._read) if offsets is None else dict(offsets)
         if chosen:
             self._members.commit(self._number, chosen)
             with self._lock:
-                for place, offset in chosen.items():
-                    if self._read.get(place) == offset:
-                        del self._read[place]
+                for tp, offset in chosen.items():
+                    if self._read.get(tp) == offset:
+                        del self._read[tp]
 
     def close(self, *, commit: bool = False) -> None:
         """Leave the group. Idempotent."""

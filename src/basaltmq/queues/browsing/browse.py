@@ -105,7 +105,7 @@ def times_of(seen: Reader, queue: str) -> tuple[int, int]:
 
 
 def _floor_ns(seen: Reader, queue: str) -> int:
-    """Return the lowest valid place. Rows below it belong to a deleted queue with the same name."""
+    """Return the lowest valid enqueue time. Rows below it belong to a deleted queue with the same name."""
     return int.from_bytes(seen.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or b"\0", "big")
 
 

@@ -62,7 +62,7 @@ _HEAD: Final = Struct(">BBBQIH")
 _WHOLE_HEAD: Final = Struct(">IBBBQIH")
 _AT_NS: Final = Struct(">IBBB").size
 """Offset of the time in a block."""
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 _ID_BYTES: Final = 16
 
 
@@ -197,7 +197,7 @@ def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     """Return the keys of a block's messages, and where they end."""
     keys: list[bytes] = []
     for _ in range(count):
-        end = take_lp(value, take_lp(value, at)[1])[1] + _PLACE_BYTES
+        end = take_lp(value, take_lp(value, at)[1])[1] + _TIME_AND_ID_BYTES
         keys.append(value[at:end])
         at = end
     return keys, at

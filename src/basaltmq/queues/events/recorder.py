@@ -47,7 +47,7 @@ _ID_BYTES: Final = 16
 _SAMPLE_STEPS: Final = 1 << 16
 
 
-class Placed(Protocol):
+class KeyedMessage(Protocol):
     """A message with a key and a row: a queue entry or a delivery."""
 
     @property
@@ -65,7 +65,7 @@ class Listener(Protocol):
         change: Change,
         kind: Kind,
         queue: Queue,
-        messages: Sequence[Placed],
+        messages: Sequence[KeyedMessage],
         consumer: str = "",
         *,
         keys: list[bytes] | None = None,
@@ -84,7 +84,7 @@ class NoListener:
         change: Change,
         kind: Kind,
         queue: Queue,
-        messages: Sequence[Placed],
+        messages: Sequence[KeyedMessage],
         consumer: str = "",
         *,
         keys: list[bytes] | None = None,
@@ -131,7 +131,7 @@ class Recorder:
         change: Change,
         kind: Kind,
         queue: Queue,
-        messages: Sequence[Placed],
+        messages: Sequence[KeyedMessage],
         consumer: str = "",
         *,
         keys: list[bytes] | None = None,
@@ -231,7 +231,7 @@ def _events_of(kind: int, at_ns: int, ids: bytes) -> int:
     return at_ns if kind == 0 else len(ids) // _ID_BYTES or 1
 
 
-def _attempts(messages: Sequence[Placed]) -> bytes:
+def _attempts(messages: Sequence[KeyedMessage]) -> bytes:
     """Return the column of attempts; empty if there are none."""
     heads = b"".join([each.row[:_HEAD_BYTES] for each in messages])
     if heads[::_HEAD_BYTES].count(LAYOUT) == len(messages):

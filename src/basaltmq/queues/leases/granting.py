@@ -95,7 +95,7 @@ def _add_expiry(queue: Queue, call: LeaseCall) -> None:
 
 def _maybe_redelivered_to(queue: Queue) -> bytes:
     """Return the enqueue time up to which messages may have been delivered before."""
-    return max(queue.leases.returned_ns, queue.shared.places.crash_ns).to_bytes(8, "big")
+    return max(queue.leases.returned_ns, queue.shared.enqueue_clock.crash_ns).to_bytes(8, "big")
 
 
 def _are_plain(queue: Queue, entries: list[Entry], message_keys: list[bytes]) -> bool:

@@ -66,7 +66,7 @@ TOKEN_COUNT_BITS: Final = 40
 BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 _ID_BYTES: Final = 16
 
 
@@ -217,7 +217,7 @@ def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, li
 def _decode_keys(prefix: bytes, row: bytes, at: int) -> list[bytes]:
     message_keys: list[bytes] = []
     while at < len(row):
-        end = take_lp(row, at)[1] + _PLACE_BYTES
+        end = take_lp(row, at)[1] + _TIME_AND_ID_BYTES
         if end > len(row):
             raise ValueError
         message_keys.append(prefix + row[at:end])
@@ -226,7 +226,7 @@ def _decode_keys(prefix: bytes, row: bytes, at: int) -> list[bytes]:
 
 
 def _decode_keys_of_place(prefix: bytes, row: bytes, at: int) -> list[bytes]:
-    begin = take_lp(row, at)[1] + _PLACE_BYTES - _ID_BYTES
+    begin = take_lp(row, at)[1] + _TIME_AND_ID_BYTES - _ID_BYTES
     if begin >= len(row) or (len(row) - begin) % _ID_BYTES:
         raise ValueError
     head = prefix + row[at:begin]

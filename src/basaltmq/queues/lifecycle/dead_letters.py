@@ -244,7 +244,7 @@ def relocate(target: Queue, change: Change, moving: Sequence[tuple[Entry, Messag
     entries: list[Entry] = []
     for entry, message in moving:
         message.queue = target.name
-        message.enqueued_ns = target.shared.places.next(change)
+        message.enqueued_ns = target.shared.enqueue_clock.next(change)
         message.attempts = 0
         message.leased_ns = 0
         message.expires_ns = 0 if ttl_ms is None else change.now_ns + ttl_ms * _MS

@@ -32,7 +32,7 @@ PAGE: Final = 500
 """Rows deleted per batch: a few milliseconds of work."""
 
 _FLOOR: Final = Struct(">Q")
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 
 
 class Reclaim:
@@ -112,14 +112,14 @@ class Reclaim:
         keys: list[bytes] = []
         after = page[-1][0] + b"\0"
         for key, row in page:
-            if key[-_PLACE_BYTES:-16] < floor:
+            if key[-_TIME_AND_ID_BYTES:-16] < floor:
                 entry = self._read(family, key, row)
                 if entry is not None:
                     keys.append(key)
                     dead.append(entry)
             elif family is Family.MESSAGES:
                 # Within a sub-queue, live rows follow dead rows: skip to the next sub-queue.
-                following = prefix_range(key[:-_PLACE_BYTES])[1]
+                following = prefix_range(key[:-_TIME_AND_ID_BYTES])[1]
                 assert following is not None, "a length-prefixed name is never all 0xff"
                 after = following
                 break

@@ -52,7 +52,7 @@ def purge(queue: Queue, change: Change, until_ns: int | None) -> tuple[int, bool
         count = len(queue)
         _purge_ranges(queue, change)
         return count, True
-    until = (queue.shared.places.last_ns if until_ns is None else until_ns).to_bytes(8, "big")
+    until = (queue.shared.enqueue_clock.last_ns if until_ns is None else until_ns).to_bytes(8, "big")
     taken = queue.backing.fetchwhile(lambda entry: entry.key[-24:-16] <= until, PAGE)
     change.undo(lambda: queue.backing.put_back(taken))
     queue.delete(change, taken)
@@ -85,7 +85,7 @@ def delete_queue(queue: Queue, change: Change) -> None:
     change.after(lambda: _forget_leases(queue, calls))
     by_row = (Family.MESSAGES, Family.DELAYED) if queue.stats.apart else ()
     if by_row:
-        queue.shared.reclaim.mark_deleted(change, queue.name, queue.shared.places.next(change))
+        queue.shared.reclaim.mark_deleted(change, queue.name, queue.shared.enqueue_clock.next(change))
     # A queue without messages has no rows here, and empty range deletes would still slow down reads.
     for family in BY_QUEUE if queue.stats.enqueued or calls else ():
         if family not in by_row:

@@ -24,8 +24,8 @@ A message is in one of four states:
 
 Invariants
 ----------
-- The key (enqueue time, id) is the message's place. It never changes while the message is in the queue, so requeue puts
-  the entry back by key. Returning a message with an unchanged row writes nothing.
+- The key (enqueue time, id) is the message's position. It never changes while the message is in the queue, so requeue
+  puts the entry back by key. Returning a message with an unchanged row writes nothing.
 - Delta is everything on disk at or above the cursor that is not leased. So closing and reopening the window and
   returning messages need no bookkeeping on disk. The range below the cursor is full of tombstones and is never read
   again.

@@ -34,7 +34,7 @@ from basaltmq.store.keys.parts import lp, prefix_range, take_lp
 from basaltmq.store.keys.queues import message_prefix
 from basaltmq.store.ranges import Piece, Range, Row, read_ranges
 
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 """Enqueue time and id: the end of a message's key."""
 
 _STRIDE: Final = 8
@@ -105,7 +105,7 @@ def _sub_queues(
         found = False
         for key, row in store.scan(family, start, end):
             if current and key.startswith(current):
-                if not found and key[-_PLACE_BYTES:-16] >= floor:
+                if not found and key[-_TIME_AND_ID_BYTES:-16] >= floor:
                     found = True
                     yield current[head + 2 :].decode(), row
                 stepped += 1
@@ -117,8 +117,8 @@ def _sub_queues(
             except (CorruptionError, UnicodeDecodeError):
                 suspects.note(family, key, row, f"the key of {len(key)} bytes has no valid sub-queue")
                 continue
-            current, stepped = key[:-_PLACE_BYTES], 0
-            found = key[-_PLACE_BYTES:-16] >= floor
+            current, stepped = key[:-_TIME_AND_ID_BYTES], 0
+            found = key[-_TIME_AND_ID_BYTES:-16] >= floor
             if found:
                 yield sub, row
         else:
@@ -130,8 +130,8 @@ def _sub_queues(
 def _sub_of(key: bytes, head: int) -> str:
     """Return the sub-queue in a key. `head` is its offset."""
     sub, at = take_lp(key, head)
-    if at + _PLACE_BYTES != len(key):
-        raise CorruptionError(f"a message key has {len(key)} bytes, not {at + _PLACE_BYTES}")
+    if at + _TIME_AND_ID_BYTES != len(key):
+        raise CorruptionError(f"a message key has {len(key)} bytes, not {at + _TIME_AND_ID_BYTES}")
     return sub.decode()
 
 
@@ -214,13 +214,13 @@ class FairQueue(BackingQueueBase):
     def _by_sub(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Sequence[Entry]]]:
         if not entries:
             return []
-        prefix = entries[0].key[:-_PLACE_BYTES]
+        prefix = entries[0].key[:-_TIME_AND_ID_BYTES]
         if not [e for e in entries if not e.key.startswith(prefix)]:
             return [(prefix[self._name_at :].decode(), entries)]
         ordered = sorted(entries, key=attrgetter("key"))
         return [
             (prefix[self._name_at :].decode(), list(group))
-            for prefix, group in groupby(ordered, lambda e: e.key[:-_PLACE_BYTES])
+            for prefix, group in groupby(ordered, lambda e: e.key[:-_TIME_AND_ID_BYTES])
         ]
 
     def _sub_queue(self, sub: str) -> PagingQueue:
@@ -347,7 +347,7 @@ class FairQueue(BackingQueueBase):
         at = 0
         for sub, each in zip(subs, found, strict=False):
             begin, at = at, at + len(each or ())
-            key_bytes = self._name_at + len(sub.encode()) + _PLACE_BYTES
+            key_bytes = self._name_at + len(sub.encode()) + _TIME_AND_ID_BYTES
             if each is None:
                 read.append([])
             elif entries is None or [key for key, _ in each if len(key) != key_bytes]:
@@ -432,7 +432,7 @@ class FairQueue(BackingQueueBase):
 
     def is_duplicate(self, key: bytes) -> bool:
         self._ensure_discovered()
-        queue = self._subs.get(key[self._name_at : -_PLACE_BYTES].decode())
+        queue = self._subs.get(key[self._name_at : -_TIME_AND_ID_BYTES].decode())
         return queue is not None and queue.is_duplicate(key)
 
     def browse(self, after: bytes, count: int) -> list[Entry]:

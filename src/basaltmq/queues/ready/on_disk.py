@@ -23,7 +23,7 @@ from basaltmq.store.ranges import Piece, Row, read_pieces
 READ_CHUNK: Final = 32
 """Rows read between two checks of their size. A row has at most 2 MiB (headers and properties)."""
 
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 """Enqueue time and id: the end of a message's key."""
 
 
@@ -63,7 +63,7 @@ def read(
     """Return the messages of a piece that are not leased, as columns if requested and possible."""
     keys, rows, sizes = piece
     left_out = set(leased.leased_among(keys))
-    key_bytes = len(prefix) + _PLACE_BYTES
+    key_bytes = len(prefix) + _TIME_AND_ID_BYTES
     if {*map(len, keys)} != {key_bytes}:
         left_out |= {number for number, key in enumerate(keys) if len(key) != key_bytes}
         for key, row in zip(keys, rows, strict=True):

@@ -20,7 +20,7 @@ from basaltmq.queues.ready.row_changes import put_rows
 from basaltmq.queues.ready.rows import split_sub_queue, weight_of
 from basaltmq.store.keys.parts import lp
 
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 
 
 class PriorityQueue(BackingQueueBase):
@@ -60,7 +60,7 @@ class PriorityQueue(BackingQueueBase):
         ]
 
     def _priority(self, entry: Entry) -> int:
-        return split_sub_queue(entry.key[self._name_at : -_PLACE_BYTES].decode())[0]
+        return split_sub_queue(entry.key[self._name_at : -_TIME_AND_ID_BYTES].decode())[0]
 
     def _level(self, priority: int) -> FairQueue:
         level = self._levels.get(priority)

@@ -6,7 +6,7 @@
     leases, branches       what cannot be read goes; expiry rows are made again
     expiry, timers, dedup  index rows are made again from what they index
     queue_stats            counted; totals stay as they were
-    version rows           the last place, the boot number of lease tokens
+    version rows           the last enqueue time, the boot number of lease tokens
 
 A message without a row that another row names is reported by its id. Everything removed here is still in the damaged
 database, in quarantine. Memory is a few dozen bytes per body that is kept apart. Nothing else may use the store.
@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import DecodeError
 
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.queues.boot import CONTENT, FAMILIES, PLACE_ROW, VERSION, encode_place
+from basaltmq.queues.boot import CONTENT, FAMILIES, LAST_ENQUEUED_ROW, VERSION, encode_enqueued
 from basaltmq.queues.config import QueueConfig, decode_config, encode_config
 from basaltmq.queues.leases.prepared import HELD
 from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, decode_lease_call, encode_boot
@@ -47,7 +47,7 @@ BOOTS_SKIPPED: Final = 1 << 16
 more must stay below. There are 2^24."""
 
 _U64: Final = Struct(">Q")
-_PLACE_BYTES: Final = 24
+_TIME_AND_ID_BYTES: Final = 24
 _ANY_SIZE: Final = -1
 
 
@@ -76,7 +76,7 @@ class _Reconciliation:
         self._wanted: set[bytes] = set()
         """Bodies that a message or a draft has."""
         self._references: set[bytes] = set()
-        self._last_place_ns = 0
+        self._last_enqueued_ns = 0
         self._last_token = 0
         self._bodiless: dict[str, list[str]] = {}
         self._gone: Counter[str] = Counter()
@@ -137,14 +137,14 @@ class _Reconciliation:
         for key, row in self._store.scan(family):
             try:
                 message_key, due_ns = queue_keys.message_of(key) if is_delayed else (key, 0)
-                queue, _, place_ns, message_id = queue_keys.decode_message_key(message_key)
+                queue, _, enqueued_ns, message_id = queue_keys.decode_message_key(message_key)
                 entry = rows.read_entry(message_key, row)
             except (BasaltError, UnicodeDecodeError):
                 # A row that is damaged in a block that is not: the queues themselves put it aside.
                 continue
-            self._last_place_ns = max(self._last_place_ns, place_ns)
-            if not self._is_of_queue(queue, place_ns):
-                if place_ns >= self._floors.get(queue, 0):
+            self._last_enqueued_ns = max(self._last_enqueued_ns, enqueued_ns)
+            if not self._is_of_queue(queue, enqueued_ns):
+                if enqueued_ns >= self._floors.get(queue, 0):
                     self._gone[queue] += 1
                     self._delete(family, key)
                 elif entry.flags & APART:
@@ -163,16 +163,16 @@ class _Reconciliation:
             if timing and is_delayed:
                 self._timer(due_ns, timers.DELAYED, queue)
 
-    def _is_of_queue(self, queue: str, place_ns: int) -> bool:
+    def _is_of_queue(self, queue: str, enqueued_ns: int) -> bool:
         """Whether a row belongs to a queue that is there. The configuration of one that was lost is made again."""
         if queue not in self._configs:
-            if place_ns < self._floors.get(queue, 0):
+            if enqueued_ns < self._floors.get(queue, 0):
                 return False
             if not self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(queue)):
                 return False
             self._restore_config(queue, "its configuration is lost")
         old = self._old.get(queue)
-        return place_ns >= max(self._floors.get(queue, 0), 0 if old is None else old.floor_ns)
+        return enqueued_ns >= max(self._floors.get(queue, 0), 0 if old is None else old.floor_ns)
 
     def _want(self, entry: Entry) -> None:
         if entry.flags & APART:
@@ -355,10 +355,10 @@ class _Reconciliation:
         is_used = any(next(iter(self._store.scan(family)), None) is not None for family in FAMILIES)
         if is_used and self._losses.hit(Family.VERSION) and read_version(self._store, CONTENT) is None:
             put_version(self._batch, CONTENT, VERSION)
-        row = self._store.get(Family.VERSION, PLACE_ROW)
-        place_ns = int.from_bytes(row, "big") if row is not None else 0
-        if self._last_place_ns > place_ns or (row is None and is_used and self._losses.hit(Family.VERSION)):
-            self._put(Family.VERSION, PLACE_ROW, encode_place(max(self._now_ns, self._last_place_ns)))
+        row = self._store.get(Family.VERSION, LAST_ENQUEUED_ROW)
+        enqueued_ns = int.from_bytes(row, "big") if row is not None else 0
+        if self._last_enqueued_ns > enqueued_ns or (row is None and is_used and self._losses.hit(Family.VERSION)):
+            self._put(Family.VERSION, LAST_ENQUEUED_ROW, encode_enqueued(max(self._now_ns, self._last_enqueued_ns)))
         boot = self._store.get(Family.VERSION, BOOT_ROW)
         used_boot = self._last_token >> TOKEN_COUNT_BITS
         if boot is None and is_used and self._losses.hit(Family.VERSION):

@@ -88,7 +88,7 @@ def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
     return lp(queue) if fairness_key is None else lp(queue) + lp(fairness_key)
 
 
-class Placed(Protocol):
+class KeyedMessage(Protocol):
     """What a message's key is made of."""
 
     @property
@@ -104,7 +104,7 @@ class Placed(Protocol):
     def id(self) -> bytes: ...
 
 
-def message_keys(messages: Iterable[Placed]) -> list[bytes]:
+def message_keys(messages: Iterable[KeyedMessage]) -> list[bytes]:
     """The keys of many messages, mostly of one queue, at less than the cost of one each."""
     made: list[bytes] = []
     append = made.append

@@ -21,7 +21,7 @@ from basaltmq.log.batches.kafka_run import TakenBatches, take_batches
 from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, Header, records_of
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, Entry
-from basaltmq.streams.engines.segment.read import Place
+from basaltmq.streams.engines.segment.read import FramePosition
 from basaltmq.streams.engines.segment.state import SegmentShard
 
 if TYPE_CHECKING:
@@ -43,13 +43,15 @@ class KafkaRead(NamedTuple):
 class Ahead(NamedTuple):
     """The prefetched result of a read that continues at a bookmark."""
 
-    place: Place
+    frame_position: FramePosition
     bytes_max: int
     taken: TakenBatches
 
     def fits(self, offset: int, end: int, bytes_max: int) -> bool:
         """Whether a read with these arguments gives this result. It is full, so it only needs to end below `end`."""
-        return self.place.base_offset == offset and self.bytes_max == bytes_max and self.taken.next_offset < end
+        return (
+            self.frame_position.base_offset == offset and self.bytes_max == bytes_max and self.taken.next_offset < end
+        )
 
 
 def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -> Ahead | None:
@@ -58,17 +60,24 @@ def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -
     with state.lock:
         end = state.high_watermark
         is_plain = not state.deleted and not state.rewritten
-    place = reader.bookmarks.take(shard, offset) if is_plain else None
-    if place is None:
+    frame_position = reader.bookmarks.take(shard, offset) if is_plain else None
+    if frame_position is None:
         return None
-    reader.bookmarks.leave(shard, place)
+    reader.bookmarks.leave(shard, frame_position)
     bytes_max = min(max_bytes, READ_BYTES_MAX)
     log = reader.lanes[state.lane].log
     # Leave an oversized first batch to the read itself, because it may have any size.
     taken = take_batches(
-        log, shard, offset, end, place.position, bytes_max, likely_bytes=place.size_bytes, is_first=False
+        log,
+        shard,
+        offset,
+        end,
+        frame_position.position,
+        bytes_max,
+        likely_bytes=frame_position.size_bytes,
+        is_first=False,
     )
-    return Ahead(place, bytes_max, taken) if taken.is_next and taken.batches else None
+    return Ahead(frame_position, bytes_max, taken) if taken.is_next and taken.batches else None
 
 
 def read_batches(
@@ -140,11 +149,11 @@ class _Reading:
         self.at = offset
         state, end = self._state, self._end
         if is_plain and offset < end:
-            place = self._reader.bookmarks.take(state.number, offset)
+            frame_position = self._reader.bookmarks.take(state.number, offset)
             if ahead is not None and ahead.fits(offset, end, self._left):
-                self._took(ahead.place, ahead.taken)
+                self._took(ahead.frame_position, ahead.taken)
                 return self.at
-            if place is not None and self._walk(place):
+            if frame_position is not None and self._walk(frame_position):
                 return self.at
         while self.at < end:
             before = self.at
@@ -152,10 +161,10 @@ class _Reading:
                 if entry.base_offset >= end:
                     return max(self.at, end)
                 if self._frames >= FRAMES_MAX or (self.batches and _body_bytes_min(entry) > self._left):
-                    self._leave(Place(entry.base_offset, entry.position, entry.size_bytes, entry.records))
+                    self._leave(FramePosition(entry.base_offset, entry.position, entry.size_bytes, entry.records))
                     return self.at
                 if is_plain:
-                    if self._walk(Place(entry.base_offset, entry.position, entry.size_bytes, entry.records)):
+                    if self._walk(FramePosition(entry.base_offset, entry.position, entry.size_bytes, entry.records)):
                         return self.at
                     if self.at > entry.last_offset + 1:
                         # Adjacent batches beyond this index iterator were read.
@@ -170,33 +179,35 @@ class _Reading:
                 return max(self.at, end)
         return max(self.at, end)
 
-    def _walk(self, place: Place) -> bool:
+    def _walk(self, frame_position: FramePosition) -> bool:
         """Read adjacent batches. Return whether the size limit is reached."""
         taken = take_batches(
             self._log,
             self._state.number,
-            place.base_offset,
+            frame_position.base_offset,
             self._end,
-            place.position,
+            frame_position.position,
             self._left,
-            likely_bytes=place.size_bytes,
+            likely_bytes=frame_position.size_bytes,
             is_first=not self.batches,
         )
-        self._took(place, taken)
+        self._took(frame_position, taken)
         return taken.is_next
 
-    def _took(self, place: Place, taken: TakenBatches) -> None:
+    def _took(self, frame_position: FramePosition, taken: TakenBatches) -> None:
         if taken.batches:
             self.batches += taken.batches
             self._frames += len(taken.batches)
             self._left -= taken.size_bytes
             self.at = taken.next_offset
         if taken.is_next:
-            self._leave(Place(taken.next_offset, taken.position, place.size_bytes, place.records))
+            self._leave(
+                FramePosition(taken.next_offset, taken.position, frame_position.size_bytes, frame_position.records)
+            )
 
-    def _leave(self, place: Place) -> None:
-        if place.base_offset == self.at:
-            self._reader.bookmarks.leave(self._state.number, place)
+    def _leave(self, frame_position: FramePosition) -> None:
+        if frame_position.base_offset == self.at:
+            self._reader.bookmarks.leave(self._state.number, frame_position)
 
     def _take(self, entry: Entry) -> bool:
         """Add a frame, or what is left of it. Return False if it does not fit."""

@@ -62,7 +62,7 @@ class Wanted(NamedTuple):
     is_meant: Callable[[StoredRecord], bool]
 
 
-class Place(NamedTuple):
+class FramePosition(NamedTuple):
     """The position of a frame, and the expected size of it and the next frames."""
 
     base_offset: int
@@ -82,18 +82,18 @@ class Bookmarks:
 
     def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
         self._limit = limit
-        self._places: dict[tuple[int, int], Place] = {}
+        self._positions: dict[tuple[int, int], FramePosition] = {}
         self._lock = threading.Lock()
 
-    def take(self, shard: int, offset: int) -> Place | None:
-        return self._places.pop((shard, offset), None)
+    def take(self, shard: int, offset: int) -> FramePosition | None:
+        return self._positions.pop((shard, offset), None)
 
-    def leave(self, shard: int, place: Place) -> None:
+    def leave(self, shard: int, frame_position: FramePosition) -> None:
         with self._lock:
-            self._places[shard, place.base_offset] = place
-            if len(self._places) > self._limit:
-                for oldest in list(self._places)[: self._limit // 2]:
-                    self._places.pop(oldest, None)
+            self._positions[shard, frame_position.base_offset] = frame_position
+            if len(self._positions) > self._limit:
+                for oldest in list(self._positions)[: self._limit // 2]:
+                    self._positions.pop(oldest, None)
 
 
 class Part:
@@ -218,13 +218,13 @@ def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
     return base_offset + (at if deltas is None else deltas[at])
 
 
-def _likely(place: Place, taken: Taken) -> Place:
+def _likely(frame_position: FramePosition, taken: Taken) -> FramePosition:
     """Return the place with the average sizes of the frames just taken."""
     frames = sum([len(run.begins) for run in taken.runs])
     if not frames:
-        return place
+        return frame_position
     sizes = -(-taken.size_bytes // frames), max(1, taken.records // frames), max(1, taken.data_bytes // frames)
-    return Place(place.base_offset, place.position, *sizes)
+    return FramePosition(frame_position.base_offset, frame_position.position, *sizes)
 
 
 def _read_some(log: Lane, position: int, size_bytes: int) -> bytes:
@@ -251,7 +251,7 @@ class Collector:
         self.is_full = False
         self.is_over = False
         """The budget had no room for the next picked frame."""
-        self.reached: Place | None = None
+        self.reached: FramePosition | None = None
         """Where the last walk stopped at a valid frame because of the budget."""
         self._cutter = cutter
         self._budget = budget
@@ -310,7 +310,7 @@ class Collector:
             self.parts.append(RecordsPart(found))
         return is_whole
 
-    def walk(self, log: Lane, shard: int, first: Place, end: int) -> int:
+    def walk(self, log: Lane, shard: int, first: FramePosition, end: int) -> int:
         """Take adjacent plain frames from `first` on, without index lookups. Return the offset after them.
 
         Stops at any frame that is not plain. The caller then reads that frame through the index.
@@ -334,7 +334,7 @@ class Collector:
             position += taken.size_bytes
             if not taken.runs or not taken.is_cut:
                 if taken.is_next:
-                    self.reached = _likely(Place(expected, position, first.size_bytes, first.records), taken)
+                    self.reached = _likely(FramePosition(expected, position, first.size_bytes, first.records), taken)
                 break
         return expected
 
@@ -420,7 +420,7 @@ class Collector:
         if deleted:
             gone = set(deleted)
             deltas = batch.deltas()
-            places = range(begin, stop) if deltas is None else deltas[begin:stop]
+            deltas_read = range(begin, stop) if deltas is None else deltas[begin:stop]
             marks = marks or [True] * (stop - begin)
-            marks = [mark and base_offset + place not in gone for mark, place in zip(marks, places, strict=True)]
+            marks = [mark and base_offset + delta not in gone for mark, delta in zip(marks, deltas_read, strict=True)]
         return None if marks is not None and all(marks) else marks

@@ -55,8 +55,8 @@ from basaltmq.streams.engines.segment.read import (
     READ_RUN_BYTES,
     Bookmarks,
     Collector,
+    FramePosition,
     FramesRead,
-    Place,
     Wanted,
     find_cutter,
     keep_freed_memory,
@@ -277,9 +277,9 @@ class SegmentReader(EngineBase):
     def _walk(self, state: SegmentShard, collector: Collector, offset: int, end: int) -> int:
         """Read consecutive plain frames, adjacent ones without index lookups. Return the offset reached."""
         log = self.lanes[state.lane].log
-        place = self.bookmarks.take(state.number, offset)
-        if place is not None:
-            offset = self._walk_from(place, log, state, collector, end)
+        frame_position = self.bookmarks.take(state.number, offset)
+        if frame_position is not None:
+            offset = self._walk_from(frame_position, log, state, collector, end)
         while offset < end and collector.reached is None:
             entries = self.index.entries(state.number, offset)
             first = next(entries, None)
@@ -297,8 +297,8 @@ class SegmentReader(EngineBase):
             if len(ahead) < 2:
                 break
             if all(after.position == each.position + each.size_bytes for each, after in pairwise(ahead)):
-                place = Place(offset, first.position, first.size_bytes, first.records)
-                reached = self._walk_from(place, log, state, collector, end)
+                frame_position = FramePosition(offset, first.position, first.size_bytes, first.records)
+                reached = self._walk_from(frame_position, log, state, collector, end)
             else:
                 reached = collector.pick(log, state.number, chain(ahead, entries), offset, end)
             if reached == offset or collector.is_over:
@@ -347,8 +347,10 @@ class SegmentReader(EngineBase):
             self.cursors.leave(state.number, entry.position, batch)
         return is_whole
 
-    def _walk_from(self, place: Place, log: Lane, state: SegmentShard, collector: Collector, end: int) -> int:
-        reached = collector.walk(log, state.number, place, end)
+    def _walk_from(
+        self, frame_position: FramePosition, log: Lane, state: SegmentShard, collector: Collector, end: int
+    ) -> int:
+        reached = collector.walk(log, state.number, frame_position, end)
         if collector.reached is not None:
             self.bookmarks.leave(state.number, collector.reached)
         return reached
@@ -440,11 +442,11 @@ class SegmentReader(EngineBase):
     ) -> DamagedFrameError:
         """Return the error for a frame, or its rest, that cannot be read. Logs each frame once."""
         log = self.lanes[state.lane].log
-        place = (state.lane, entry.position)
-        if place not in self._damage_logged:
+        damaged_at = (state.lane, entry.position)
+        if damaged_at not in self._damage_logged:
             if len(self._damage_logged) >= DAMAGE_LOGGED_MAX:
                 self._damage_logged.clear()
-            self._damage_logged.add(place)
+            self._damage_logged.add(damaged_at)
             _log.error(
                 "damaged frame in lane %s at position %d (%d bytes): shard %d, offsets %d to %d: %s",
                 log.path,
