@@ -96,7 +96,7 @@ class _Client:
         self._vhost = vhost
         self.confirms = self.deliveries = 0
 
-    def returned(self, *told: object) -> None:
+    def returned(self, *reported: object) -> None:
         raise AssertionError("there is a route")
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

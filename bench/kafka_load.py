@@ -42,7 +42,7 @@ def produce(kafka: Any, address: str, topic: str, count: int) -> dict[str, float
     )
     failed: list[str] = []
 
-    def told(error: Any, _message: Any) -> None:
+    def reported(error: Any, _message: Any) -> None:
         failed.append(str(error))
 
     producer.list_topics(topic, timeout=WAIT_S)
@@ -50,7 +50,7 @@ def produce(kafka: Any, address: str, topic: str, count: int) -> dict[str, float
     send = producer.produce
     begin = time.perf_counter()
     for _ in range(count):
-        send(topic, body, on_delivery=told)
+        send(topic, body, on_delivery=reported)
     left = producer.flush(WAIT_S)
     seconds = time.perf_counter() - begin
     assert not failed, failed[0]

@@ -165,16 +165,16 @@ def _start_after_crash(path: Path, size_bytes: int) -> tuple[float, int]:
 
 
 def _rebuilding(path: Path, log_bytes: int) -> list[Row]:
-    told: list[int] = []
+    reported: list[int] = []
     rows = [
-        *_rebuild_beside_read(path, log_bytes, "warm", _warm, told),
-        *_rebuild_beside_read(path, log_bytes, "cold", _drop_cache, told),
+        *_rebuild_beside_read(path, log_bytes, "warm", _warm, reported),
+        *_rebuild_beside_read(path, log_bytes, "cold", _drop_cache, reported),
     ]
-    return [*rows, Row("times progress was told", len(told), "times", ">= 1", len(told) >= 1)]
+    return [*rows, Row("times progress was told", len(reported), "times", ">= 1", len(reported) >= 1)]
 
 
 def _rebuild_beside_read(
-    path: Path, log_bytes: int, name: str, prepare: Callable[[Path], None], told: list[int]
+    path: Path, log_bytes: int, name: str, prepare: Callable[[Path], None], reported: list[int]
 ) -> list[Row]:
     lane = path / "log" / "0000"
     reads: list[float] = []
@@ -187,7 +187,7 @@ def _rebuild_beside_read(
         _wipe(path)
         prepare(lane)
         resident.append(_resident(lane))
-        rebuilt = Rig(path, lambda done, total: told.append(done))
+        rebuilt = Rig(path, lambda done, total: reported.append(done))
         rebuilds.append(log_bytes / rebuilt.engine_s)
         rebuilt.close()
     ratio = middle([ours / theirs for ours, theirs in zip(rebuilds, reads, strict=True)])

@@ -61,18 +61,18 @@ def follow(spark: SparkSession, path: Path, seconds: float) -> list[Row]:
     finally:
         writer.kill()
         writer.wait()
-    told = json.loads((path / "writer.json").read_text())
+    reported = json.loads((path / "writer.json").read_text())
     third = len(lags) // 3
     before, after = middle(lags[third : 2 * third]), middle(lags[2 * third :])
     growth = after - before
     return [
-        Row("records written while a query followed", told["rate_per_s"], "records/s"),
+        Row("records written while a query followed", reported["rate_per_s"], "records/s"),
         Row("batches of the query", batches, "batches"),
         Row("lag, the middle third of the time", before, "s"),
         Row("lag, the last third", after, "s"),
         Row("most after the first third", max(lags[third:]), "s"),
         Row("how much lag grew", growth, "s", f"<= {GROWTH_MAX_S:g}", growth <= GROWTH_MAX_S),
-        Row("  of the rate wanted", told["rate_per_s"] / RATE_PER_S, "ratio", ">= 0.98", told["is_steady"]),
+        Row("  of the rate wanted", reported["rate_per_s"] / RATE_PER_S, "ratio", ">= 0.98", reported["is_steady"]),
     ]
 
 
@@ -117,7 +117,7 @@ def _write(path: Path, seconds: float) -> None:
         batches.append(
             from_arrow(pa.RecordBatch.from_arrays([keys, values], ["key", "value"]), time.time_ns() // 1_000_000)
         )
-    told = os.open(path / "written", os.O_WRONLY | os.O_CREAT, 0o644)
+    reported = os.open(path / "written", os.O_WRONLY | os.O_CREAT, 0o644)
     with basaltmq.open(path / "data") as db:
         topic = db.topic(TOPIC)
         started = time.monotonic()
@@ -125,12 +125,12 @@ def _write(path: Path, seconds: float) -> None:
         for number in range(wanted):
             topic.append(batches[number % BATCHES], partition=number % PARTITIONS)
             written = (number + 1) * BATCH_RECORDS
-            os.pwrite(told, written.to_bytes(8, "little"), 0)
+            os.pwrite(reported, written.to_bytes(8, "little"), 0)
             early_s = started + written / RATE_PER_S - time.monotonic()
             if early_s > 0:
                 time.sleep(early_s)
         rate = wanted * BATCH_RECORDS / (time.monotonic() - started)
-    os.close(told)
+    os.close(reported)
     (path / "writer.json").write_text(json.dumps({"rate_per_s": rate, "is_steady": rate >= 0.98 * RATE_PER_S}))
 
 

@@ -63,8 +63,8 @@ def _compare(db: Basalt, call: int, fours: int, stretch_s: float) -> list[Row]:
     assert thread.ident is not None
     clock = time.pthread_getcpuclockid(thread.ident)
 
-    def stretch(calls: int, *, told: bool) -> Stretch:
-        plane.record_events(writer.recorder if told else None)
+    def stretch(calls: int, *, reported: bool) -> Stretch:
+        plane.record_events(writer.recorder if reported else None)
         before = writer.written
         db.store.flush()
         began_wall_s, began_s, began_writer_s = time.perf_counter(), time.thread_time(), time.clock_gettime(clock)
@@ -75,24 +75,26 @@ def _compare(db: Basalt, call: int, fours: int, stretch_s: float) -> list[Row]:
         wall_s, cpu_s = time.perf_counter() - began_wall_s, time.thread_time() - began_s
         cpu_s += time.clock_gettime(clock) - began_writer_s
         written = writer.written - before
-        assert written == 3 * calls * call * told, f"{written} events were written of {3 * calls * call * told}"
+        assert written == 3 * calls * call * reported, f"{written} events were written of {3 * calls * call * reported}"
         return Stretch(wall_s / (calls * call) * 1e6, cpu_s / (calls * call) * 1e6)
 
     warm = 50
-    stretch(warm, told=True)
-    calls = max(warm, round(stretch_s * 1e6 / (stretch(warm, told=False).wall_us * call)))
-    told: list[Stretch] = []
+    stretch(warm, reported=True)
+    calls = max(warm, round(stretch_s * 1e6 / (stretch(warm, reported=False).wall_us * call)))
+    reported: list[Stretch] = []
     plain: list[Stretch] = []
     for _ in range(fours):
-        first, second, third, fourth = (stretch(calls, told=is_told) for is_told in (False, True, True, False))
+        first, second, third, fourth = (
+            stretch(calls, reported=is_reported) for is_reported in (False, True, True, False)
+        )
         plain.append(Stretch(first.wall_us + fourth.wall_us, first.cpu_us + fourth.cpu_us))
-        told.append(Stretch(second.wall_us + third.wall_us, second.cpu_us + third.cpu_us))
-    lost = [1 - b.wall_us / a.wall_us for a, b in zip(told, plain, strict=True)]
-    more = [a.cpu_us / b.cpu_us - 1 for a, b in zip(told, plain, strict=True)]
+        reported.append(Stretch(second.wall_us + third.wall_us, second.cpu_us + third.cpu_us))
+    lost = [1 - b.wall_us / a.wall_us for a, b in zip(reported, plain, strict=True)]
+    more = [a.cpu_us / b.cpu_us - 1 for a, b in zip(reported, plain, strict=True)]
     what = f"calls of {call}"
     return [
         Row(f"lives without events, {what}", 2e6 / statistics.median(each.wall_us for each in plain), "msg/s"),
-        Row(f"lives with events, {what}", 2e6 / statistics.median(each.wall_us for each in told), "msg/s"),
+        Row(f"lives with events, {what}", 2e6 / statistics.median(each.wall_us for each in reported), "msg/s"),
         *_share(f"throughput lost, {what}", lost),
         *_share(f"more processor time, {what}", more),
     ]

@@ -128,9 +128,9 @@ def _spawn(load: str, side: Side, role: str, queue: str, count: int, mode: list[
 
 
 def _rate(process: subprocess.Popen[str]) -> Figure:
-    told, _ = process.communicate(timeout=LOAD_S)
-    assert process.returncode == 0, f"the load failed: {told}"
-    words = told.split()
+    reported, _ = process.communicate(timeout=LOAD_S)
+    assert process.returncode == 0, f"the load failed: {reported}"
+    words = reported.split()
     return Figure(float(words[3]), float(words[7]) if len(words) > 7 else 0.0)
 
 

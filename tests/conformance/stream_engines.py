@@ -39,7 +39,7 @@ class FakeClock:
         return self.now_ms
 
 
-class Elsewhere:
+class RemoteLeaders:
     """Another node leads the shards named."""
 
     def __init__(self) -> None:
@@ -85,14 +85,14 @@ class Rig:
         self.engine_name = Engine(name)
         self.is_durable = self.engine_name is not Engine.MEMORY
         self.clock = FakeClock()
-        self.leaders = Elsewhere()
+        self.leaders = RemoteLeaders()
         self._path = path
         self._on_disk = on_disk
         self._memory = MemoryStore()
         self.open()
 
     def open(self) -> None:
-        raw: Store = open_store(self._path / "store") if self._on_disk else _Undying(self._memory)
+        raw: Store = open_store(self._path / "store") if self._on_disk else _UnclosedStore(self._memory)
         self.store = GatedStore(raw)
         self.watermarks = Watermarks(self.store)
         self.shards = Shards(self.store, self.clock)
@@ -131,7 +131,7 @@ class Rig:
             self.store.gate.set()
 
 
-class _Undying:
+class _UnclosedStore:
     """A store in memory that outlives a close, so that a reopen finds it."""
 
     def __init__(self, store: MemoryStore) -> None:

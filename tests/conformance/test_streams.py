@@ -344,23 +344,23 @@ def test_a_synced_record_is_seen_only_after_the_sync_and_hides_those_after_it(du
         append = rig.engine.write(shard, record("synced"), Durability.SYNCED)
         later = rig.engine.write(shard, record("written"), Durability.WRITTEN)
         rig.engine.wait(later)
-        told = threading.Event()
+        reported = threading.Event()
 
         def waiting() -> None:
             rig.engine.wait(append)
-            told.set()
+            reported.set()
 
         waiter = threading.Thread(target=waiting)
         waiter.start()
         assert rig.store.arrived.wait(30)
-        assert not told.is_set()
+        assert not reported.is_set()
         info = rig.engine.shard_info(shard)
         assert (info.high_watermark, info.next_offset) == (2, 4)
         assert offsets(rig, shard) == [0, 1]
         assert rig.engine.read_by_offset(shard, 2).records() == []
         assert rig.engine.get_offset_by_timestamp(shard, START_MS + 1, IfAllOlder.LATEST) == 2
     waiter.join(30)
-    assert told.is_set()
+    assert reported.is_set()
     assert offsets(rig, shard) == [0, 1, 2, 3]
 
 

@@ -54,8 +54,8 @@ class Client:
         self.consumers: list[Consumer] = []
         self.acking: list[str] = []
 
-    def returned(self, *told: object) -> None:
-        raise AssertionError(f"every message has a route: {told}")
+    def returned(self, *reported: object) -> None:
+        raise AssertionError(f"every message has a route: {reported}")
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
         assert ok

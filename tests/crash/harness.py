@@ -170,7 +170,7 @@ def deaths(
 
 
 def listen_and_kill(
-    child: Child, hear: Callable[[str], None], rng: random.Random, *, early: bool, early_s: float, late_s: float
+    child: Child, receive_line: Callable[[str], None], rng: random.Random, *, early: bool, early_s: float, late_s: float
 ) -> None:
     """Listen to a child that says "opened" once it is, and kill it at a random moment.
 
@@ -185,7 +185,7 @@ def listen_and_kill(
             if said or line == ERROR:
                 said.append(line)
                 continue
-            hear(line)
+            receive_line(line)
             if line == "opened" and not early:
                 killer.start()
     finally:

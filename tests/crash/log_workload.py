@@ -224,7 +224,7 @@ class Expectation:
         self._shown: dict[int, dict[int, str]] = defaultdict(dict)
         self._ends: dict[int, tuple[int, int]] = {}
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         kind, *rest = line.split(" ")
         if kind == "=":
             self._shown[int(rest[0])][int(rest[1])] = rest[2]
@@ -274,7 +274,7 @@ def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
             if said or line == ERROR:
                 said.append(line)
                 continue
-            expectation.hear(line)
+            expectation.receive_line(line)
             is_open = is_open or line == "opened"
             if is_open:
                 left -= 1

@@ -12,7 +12,7 @@ import signal
 from pathlib import Path
 
 from tests.crash.harness import Emit
-from tests.unit.protocols.kafka.test_kafka_context import World, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import Harness, batch_of
 
 from basaltmq.log.batches.kafka import KafkaHeader, read_header
 from basaltmq.protocols.kafka.transactions.producers import Producers
@@ -26,20 +26,20 @@ PASSES = 5
 
 def begin(emit: Emit, path: str, is_compacted: int) -> None:
     """Make the topic and give the producer its id; all of it durable."""
-    world = World(Path(path))
-    world.topic(TOPIC, *([("cleanup.policy", "compact")] if is_compacted else []))
-    emit(f"id {world.context.producers.next_id()[0]}")
-    world.store.sync()
+    harness = Harness(Path(path))
+    harness.topic(TOPIC, *([("cleanup.policy", "compact")] if is_compacted else []))
+    emit(f"id {harness.context.producers.next_id()[0]}")
+    harness.store.sync()
     _await_the_end(emit)
 
 
 def send(emit: Emit, path: str, producer: int, synced: str) -> None:
     """Send the batches and write the row; `synced` is all that is durable then: the log, or the rows."""
-    world = World(Path(path))
-    engine, shard, producers = _sent(world, producer)
+    harness = Harness(Path(path))
+    engine, shard, producers = _sent(harness, producer)
     if synced == "rows":
         producers.settle(shard)
-        world.store.sync()
+        harness.store.sync()
     else:
         _sync_log(engine)
     _await_the_end(emit)
@@ -47,8 +47,8 @@ def send(emit: Emit, path: str, producer: int, synced: str) -> None:
 
 def compact(emit: Emit, path: str, producer: int) -> None:
     """Send, write the row, compact; the log is durable, and of the store what compaction made so."""
-    world = World(Path(path))
-    engine, shard, producers = _sent(world, producer)
+    harness = Harness(Path(path))
+    engine, shard, producers = _sent(harness, producer)
     producers.settle(shard)
     _compacted(emit, engine, shard)
     _sync_log(engine)
@@ -57,8 +57,8 @@ def compact(emit: Emit, path: str, producer: int) -> None:
 
 def compact_again(emit: Emit, path: str) -> None:
     """What a process does that finds the batches, and hears nothing of their producer."""
-    world = World(Path(path))
-    engine, shard = _topic(world)
+    harness = Harness(Path(path))
+    engine, shard = _topic(harness)
     _compacted(emit, engine, shard)
     _sync_log(engine)
     _await_the_end(emit)
@@ -66,8 +66,8 @@ def compact_again(emit: Emit, path: str) -> None:
 
 def others(emit: Emit, path: str) -> None:
     """Somebody who does not number batches is given the offsets that the producer had."""
-    world = World(Path(path))
-    engine, shard = _topic(world)
+    harness = Harness(Path(path))
+    engine, shard = _topic(harness)
     for number in range(2 * BATCHES):
         assert engine.append_kafka(shard, batch_of(b"other %d" % number)).base_offset == number
     _sync_log(engine)
@@ -76,21 +76,23 @@ def others(emit: Emit, path: str) -> None:
 
 def resend(emit: Emit, path: str, producer: int, first: int, last: int) -> None:
     """What the producer is told when it sends these again."""
-    world = World(Path(path))
-    engine, shard = _topic(world)
-    told = [world.context.producers.check(engine, shard, _header(producer, each)) for each in range(first, last + 1)]
-    emit(" ".join(["found", *("none" if each is None else str(each) for each in told)]))
-    world.close()
+    harness = Harness(Path(path))
+    engine, shard = _topic(harness)
+    reported = [
+        harness.context.producers.check(engine, shard, _header(producer, each)) for each in range(first, last + 1)
+    ]
+    emit(" ".join(["found", *("none" if each is None else str(each) for each in reported)]))
+    harness.close()
 
 
-def _topic(world: World) -> tuple[SegmentEngine, int]:
-    return world.context.engine(world.context.topic(TOPIC), 0)
+def _topic(harness: Harness) -> tuple[SegmentEngine, int]:
+    return harness.context.engine(harness.context.topic(TOPIC), 0)
 
 
-def _sent(world: World, producer: int) -> tuple[SegmentEngine, int, Producers]:
+def _sent(harness: Harness, producer: int) -> tuple[SegmentEngine, int, Producers]:
     """Send the batches."""
-    engine, shard = _topic(world)
-    producers = world.context.producers
+    engine, shard = _topic(harness)
+    producers = harness.context.producers
     for sequence in range(BATCHES):
         header = _header(producer, sequence)
         assert producers.check(engine, shard, header) is None

@@ -28,7 +28,7 @@ LABELS = 60
 LEFT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS}
 
 
-class Story:
+class Transcript:
     """What the children said."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Story:
         self.decided: set[str] = set()
         self.found: list[str] = []
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         word, *rest = line.split(" ")
         if word == "filled":
             self.filled = True
@@ -164,5 +164,5 @@ def check(emit: Emit, path: str, seed: int) -> None:
     store.close()
 
 
-def ride(child: Child, story: Story, rng: random.Random, *, early: bool) -> None:
-    listen_and_kill(child, story.hear, rng, early=early, early_s=0.5, late_s=0.5)
+def ride(child: Child, story: Transcript, rng: random.Random, *, early: bool) -> None:
+    listen_and_kill(child, story.receive_line, rng, early=early, early_s=0.5, late_s=0.5)

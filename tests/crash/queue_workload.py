@@ -38,7 +38,7 @@ class Expectation:
         self.found: list[str] = []
         self.opened = 0
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         word, *labels = line.split(" ")
         if word == "opened":
             self.opened += 1
@@ -225,4 +225,4 @@ def check(emit: Emit, path: str) -> None:
 
 def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it while it opens or works."""
-    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.5, late_s=0.5)
+    listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.5, late_s=0.5)

@@ -187,7 +187,7 @@ def repaired(path: Path) -> Repaired:
     return repair(path, reconcile=reconcile_planes)
 
 
-def told(outcome: Repaired) -> list[Loss]:
+def reported(outcome: Repaired) -> list[Loss]:
     """What the report in quarantine says, which is what the repair said."""
     if outcome.kept is None:
         return outcome.losses
@@ -197,7 +197,7 @@ def told(outcome: Repaired) -> list[Loss]:
     return losses
 
 
-def is_told(losses: list[Loss], message_id: str, held: Held) -> bool:
+def is_reported(losses: list[Loss], message_id: str, held: Held) -> bool:
     """Whether the loss of a message is named, or lies in a range that is."""
     for loss in losses:
         if message_id in loss.ids or loss.subject in ("confirmed writes", "table"):
@@ -220,7 +220,7 @@ def check(path: Path, ledger: Ledger, losses: list[Loss]) -> tuple[int, int]:
         found = messages(db.store)
         missing = {each: held for each, held in ledger.messages.items() if each not in found}
         for message_id, held in missing.items():
-            assert is_told(losses, message_id, held), f"{message_id} of {held.queue} is lost, and nothing says so"
+            assert is_reported(losses, message_id, held), f"{message_id} of {held.queue} is lost, and nothing says so"
         for message_id, held in found.items():
             known = ledger.messages.get(message_id)
             if known is None:

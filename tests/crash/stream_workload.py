@@ -164,7 +164,7 @@ class StreamExpectation:
         self._offsets: dict[int, int] = {}
         self._names: set[str] = set()
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         kind, *rest = line.split(" ")
         if kind == "record":
             self._records[int(rest[0])][int(rest[1])] = rest[2]
@@ -231,4 +231,4 @@ class StreamExpectation:
 
 def ride(child: Child, expectation: StreamExpectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it at a random moment."""
-    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.2, late_s=0.3)
+    listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.2, late_s=0.3)

@@ -25,7 +25,7 @@ def test_after_kill_9_every_confirmed_message_is_there_once_and_no_acked_one(for
         child = forge.start("tests.crash.broker_workload:run", str(path), rng.getrandbits(32))
         ride(child, expectation, rng, early=early)
     for line in forge.run("tests.crash.broker_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     expectation.check()
     assert expectation.opened > KILLS // 3
     assert len(expectation.confirmed) > KILLS
@@ -50,6 +50,6 @@ def test_after_power_loss_every_confirmed_message_is_there_with_its_queue_and_bi
         remove(tmp_path / f"disk-{number}")
         path = left
     for line in forge.run("tests.crash.broker_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     expectation.check()
     assert expectation.opened > 0

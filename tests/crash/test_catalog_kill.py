@@ -24,7 +24,7 @@ class Expected:
         self.doubtful: dict[str, tuple[int, int] | None] = {}
         self.confirmed = 0
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         sign, change, name, figure = line.split()
         after = {
             "create": (int(figure), -1),
@@ -61,7 +61,7 @@ def _ride(child: Child, expected: Expected, rng: random.Random) -> None:
     for line in heard:
         assert not line.startswith(ERROR), "\n".join(heard[-40:])
         if line != END:
-            expected.hear(line)
+            expected.receive_line(line)
 
 
 def _check(path: Path, expected: Expected) -> None:

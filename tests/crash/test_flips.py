@@ -51,7 +51,7 @@ def rows(store: RocksStore) -> int:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store_copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store closed cleanly, one cut off with its rows in the WAL, and a checkpoint."""
     base = tmp_path_factory.mktemp("homes")
     store = open_store(base / "closed")
@@ -101,9 +101,11 @@ def flip_for_good(path: Path, rng: random.Random) -> int:
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("kind", KINDS)
-def test_verify_names_the_file_a_bit_was_flipped_in(homes: Path, tmp_path: Path, rng: random.Random, kind: str) -> None:
+def test_verify_names_the_file_a_bit_was_flipped_in(
+    store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
+) -> None:
     home = tmp_path / "store"
-    shutil.copytree(homes / "closed", home)
+    shutil.copytree(store_copies / "closed", home)
     assert verify(home) == []
     for path in sorted(home.glob(kind)):
         for place in flips(path, rng, FLIPS_PER_FILE):
@@ -116,9 +118,9 @@ def test_verify_names_the_file_a_bit_was_flipped_in(homes: Path, tmp_path: Path,
 
 
 @pytest.mark.promise("P7")
-def test_verify_names_a_wal_with_a_flipped_bit(homes: Path, tmp_path: Path, rng: random.Random) -> None:
+def test_verify_names_a_wal_with_a_flipped_bit(store_copies: Path, tmp_path: Path, rng: random.Random) -> None:
     home = tmp_path / "store"
-    shutil.copytree(homes / "cut-off", home)
+    shutil.copytree(store_copies / "cut-off", home)
     assert verify(home) == []
     (log,) = (path for path in home.glob("kv/*.log") if path.stat().st_size)
     for place in flips(log, rng, 40):
@@ -130,10 +132,10 @@ def test_verify_names_a_wal_with_a_flipped_bit(homes: Path, tmp_path: Path, rng:
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
 def test_verify_and_restore_name_any_file_of_a_checkpoint_a_bit_was_flipped_in(
-    homes: Path, tmp_path: Path, rng: random.Random
+    store_copies: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     home = tmp_path / "checkpoint"
-    shutil.copytree(homes / "checkpoint", home)
+    shutil.copytree(store_copies / "checkpoint", home)
     assert verify(home) == []
     for path in sorted(each for each in home.rglob("*") if each.is_file() and each.stat().st_size):
         for place in flips(path, rng, 2):
@@ -148,9 +150,9 @@ def test_verify_and_restore_name_any_file_of_a_checkpoint_a_bit_was_flipped_in(
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("kind", [*KINDS, "kv/*.log"])
 def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
-    homes: Path, tmp_path: Path, rng: random.Random, kind: str
+    store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
 ) -> None:
-    source = homes / ("cut-off" if kind == "kv/*.log" else "closed")
+    source = store_copies / ("cut-off" if kind == "kv/*.log" else "closed")
     expected = ROWS * 2 if kind == "kv/*.log" else ROWS * 4
     for attempt in range(6):
         home = tmp_path / f"store-{attempt}"
@@ -164,10 +166,10 @@ def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
             assert path.name in str(error) or (found is None and kind in ("kv/*.sst", "kv/*.blob")), (place, error)
             assert not path.name.startswith(HARMLESS)
             continue
-        told = [line for line in reports if path.name in line]
+        reported = [line for line in reports if path.name in line]
         if kind == "kv/*.log":
             # A flip in the last record looks like a torn tail: cut, reported, and kept.
-            assert told
+            assert reported
             assert found in (expected, expected - 2)
             assert list((home / "quarantine").iterdir())
         elif passed_over:
@@ -176,7 +178,7 @@ def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
             assert (home / "quarantine" / UNREADABLE).exists()
         else:
             assert found == expected
-            assert told or kind in ("kv/*.sst", "kv/*.blob"), (path.name, place, reports)
+            assert reported or kind in ("kv/*.sst", "kv/*.blob"), (path.name, place, reports)
 
 
 def open_and_count(home: Path, reports: list[str]) -> tuple[int | None, int, CorruptionError | None]:
@@ -198,10 +200,10 @@ def open_and_count(home: Path, reports: list[str]) -> tuple[int | None, int, Cor
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("kind", ["kv/*.sst", "kv/*.blob"])
 def test_an_open_store_finds_a_flip_on_disk_that_its_cache_hides(
-    homes: Path, tmp_path: Path, rng: random.Random, kind: str
+    store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
 ) -> None:
     home = tmp_path / "store"
-    shutil.copytree(homes / "closed", home)
+    shutil.copytree(store_copies / "closed", home)
     store = open_store(home)
     try:
         assert rows(store) == ROWS * 4

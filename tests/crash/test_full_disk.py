@@ -118,10 +118,10 @@ def test_a_failed_sync_fails_exactly_those_who_waited_and_poisons(forge: Forge, 
     # Nobody is told it is durable; the first group meets the disk's error, whoever comes later the poisoned store.
     assert all(line.startswith(("waiter StorageError", "waiter StorePoisonedError")) for line in waiters), waiters
     assert any(line.startswith("waiter StorageError") for line in waiters), waiters
-    told = by_name(said)
-    assert told["after"].startswith("StorePoisonedError")
-    assert told["lost"] == "0"
-    assert told["faults"] == "[]"
+    reported = by_name(said)
+    assert reported["after"].startswith("StorePoisonedError")
+    assert reported["lost"] == "0"
+    assert reported["faults"] == "[]"
 
 
 @pytest.mark.promise("P1")

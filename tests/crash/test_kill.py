@@ -31,5 +31,5 @@ def test_after_kill_9_confirmed_stays_batches_are_whole_and_deleted_is_gone(
     checked = expectation.checks
     assert checked >= KILLS_PER_STORE // 3, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     assert expectation.checks == checked + 1

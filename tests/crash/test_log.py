@@ -88,7 +88,7 @@ def _check(forge: Forge, path: Path, expectation: Expectation) -> None:
     assert checked, "every child died before it had opened: the test shows nothing"
     said = forge.run("tests.crash.log_workload:check", str(path))
     for line in said:
-        expectation.hear(line)
+        expectation.receive_line(line)
     assert expectation.checks == checked + 1
     differences = [line for line in said if line.startswith("differs")]
     print("\n".join(differences))

@@ -37,7 +37,7 @@ def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
     checked = expectation.checks
     assert checked >= LOSSES_PER_STORE // 4, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     assert expectation.checks == checked + 1
 
 

@@ -39,7 +39,7 @@ class Machine:
         self.path = left
         return said[:-1]
 
-    def told(self, producer: int, first: int, last: int) -> list[str]:
+    def reported(self, producer: int, first: int, last: int) -> list[str]:
         """What the producer is told of batches that it sends again."""
         (line,) = self._forge.run("tests.crash.producer_workload:resend", str(self.path), producer, first, last)
         return line.split()[1:]
@@ -54,7 +54,7 @@ def test_a_batch_that_was_compacted_is_known_after_a_power_loss(forge: Forge, tm
     machine = Machine(forge, tmp_path)
     producer = machine.begun(is_compacted=True)
     assert machine.until_the_power_goes("compact", producer) == [f"values {BATCHES - 1}"]
-    assert machine.told(producer, BATCHES - 2, BATCHES) == [str(BATCHES - 2), str(BATCHES - 1), "none"]
+    assert machine.reported(producer, BATCHES - 2, BATCHES) == [str(BATCHES - 2), str(BATCHES - 1), "none"]
 
 
 @pytest.mark.promise("P1", "P2")
@@ -63,7 +63,7 @@ def test_a_batch_whose_row_was_lost_is_known_though_it_is_compacted_after_that(f
     producer = machine.begun(is_compacted=True)
     assert machine.until_the_power_goes("send", producer, "log") == []
     assert machine.until_the_power_goes("compact_again") == [f"values {BATCHES - 1}"]
-    assert machine.told(producer, BATCHES - 2, BATCHES) == [str(BATCHES - 2), str(BATCHES - 1), "none"]
+    assert machine.reported(producer, BATCHES - 2, BATCHES) == [str(BATCHES - 2), str(BATCHES - 1), "none"]
 
 
 @pytest.mark.promise("P1")
@@ -76,4 +76,4 @@ def test_a_batch_that_was_lost_is_taken_again_though_its_row_is_there_and_others
     assert machine.until_the_power_goes("send", producer, "rows") == []
     if are_others_first:
         assert machine.until_the_power_goes("others") == []
-    assert machine.told(producer, 0, 0) == ["none"]
+    assert machine.reported(producer, 0, 0) == ["none"]

@@ -24,13 +24,13 @@ def test_after_power_loss_what_was_committed_is_seen_whole_and_nothing_else_is(f
     for number, early in enumerate(deaths(rng, LOSSES, EARLY, until=lambda: len(expectation.committed) > LOSSES)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.transaction_workload:run", str(path), rng.getrandbits(32), shim=disk.shim())
-        listen_and_kill(child, expectation.hear, rng, early=early, early_s=EARLY_S, late_s=LATE_S)
+        listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=EARLY_S, late_s=LATE_S)
         left = tmp_path / f"store-{number + 1}"
         disk.play(left, rng.choice([Tails.CUT, Tails.TORN]), rng)
         remove(path)
         remove(tmp_path / f"disk-{number}")
         path = left
     for line in forge.run("tests.crash.transaction_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     print(f"{len(expectation.committed)} transactions committed, {expectation.opened} times opened")
     assert expectation.opened > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.harness import Forge, PowerLoss, Tails, deaths, remove
-from tests.crash.queue_branches import Story, ride
+from tests.crash.queue_branches import Transcript, ride
 
 KILLS = 10
 LOSSES = 5
@@ -20,12 +20,12 @@ def test_after_kill_9_every_message_is_in_one_place_and_decisions_stand(forge: F
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    path, story = tmp_path / "store", Story()
+    path, story = tmp_path / "store", Transcript()
     for early in deaths(rng, KILLS, EARLY, until=lambda: story.decided and story.moved):
         child = forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32))
         ride(child, story, rng, early=early)
     for line in forge.run("tests.crash.queue_branches:check", str(path), rng.getrandbits(32)):
-        story.hear(line)
+        story.receive_line(line)
     story.check()
     assert story.opened > KILLS // 3
     assert story.decided
@@ -39,7 +39,7 @@ def test_after_power_loss_every_message_is_in_one_place_and_decisions_stand(
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    path, story = tmp_path / "store-0", Story()
+    path, story = tmp_path / "store-0", Transcript()
     for number, early in enumerate(deaths(rng, LOSSES, EARLY)):
         disk = PowerLoss(path, tmp_path / f"disk-{number}")
         child = forge.start("tests.crash.queue_branches:run", str(path), rng.getrandbits(32), shim=disk.shim())
@@ -50,6 +50,6 @@ def test_after_power_loss_every_message_is_in_one_place_and_decisions_stand(
         remove(tmp_path / f"disk-{number}")
         path = left
     for line in forge.run("tests.crash.queue_branches:check", str(path), rng.getrandbits(32)):
-        story.hear(line)
+        story.receive_line(line)
     story.check()
     assert story.opened > 1

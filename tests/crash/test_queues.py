@@ -25,7 +25,7 @@ def test_after_kill_9_confirmed_is_delivered_once_and_counts_are_exact(forge: Fo
         child = forge.start("tests.crash.queue_workload:run", str(path), rng.getrandbits(32))
         ride(child, expectation, rng, early=early)
     for line in forge.run("tests.crash.queue_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     expectation.check()
     assert expectation.opened > KILLS // 3
     assert len(expectation.confirmed) > KILLS
@@ -51,6 +51,6 @@ def test_after_power_loss_confirmed_is_delivered_once_and_counts_are_exact(
         remove(tmp_path / f"disk-{number}")
         path = left
     for line in forge.run("tests.crash.queue_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     expectation.check()
     assert expectation.opened > 1

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.crash.harness import Emit, Forge
-from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, targets, told
+from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, reported, targets
 
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.store.salvage.naming import Loss
@@ -30,7 +30,7 @@ SMALL = ("OPTIONS", "IDENTITY", "STORE", "LOCK", "SEALS", "SYNCED", "CURRENT")
 
 
 @dataclass
-class Homes:
+class StoreCopies:
     closed: Path
     killed: Path
     ledger: Ledger
@@ -40,9 +40,9 @@ class Homes:
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> Homes:
+def store_copies(tmp_path_factory: pytest.TempPathFactory) -> StoreCopies:
     home = tmp_path_factory.mktemp("salvage")
-    return Homes(home / "closed", home / "killed", build(home / "closed", home / "killed", seed=1))
+    return StoreCopies(home / "closed", home / "killed", build(home / "closed", home / "killed", seed=1))
 
 
 @pytest.fixture
@@ -57,9 +57,9 @@ def rng() -> random.Random:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["messages", "tables", "blob", "MANIFEST", "wal", "small"])
 def test_damage_is_named_and_repaired_at_no_other_cost(
-    homes: Homes, tmp_path: Path, rng: random.Random, kind: str, way: str, state: str
+    store_copies: StoreCopies, tmp_path: Path, rng: random.Random, kind: str, way: str, state: str
 ) -> None:
-    path = homes.copy(state, tmp_path / "store")
+    path = store_copies.copy(state, tmp_path / "store")
     if kind == "small":
         files = [file for each in SMALL for file in targets(path, each)]
     else:
@@ -77,8 +77,8 @@ def test_damage_is_named_and_repaired_at_no_other_cost(
             assert any(file.name in fault for fault in faults), faults
     outcome = repaired(path)
     assert outcome.remaining == []
-    losses = told(outcome)
-    messages, records = check(path, homes.ledger, losses)
+    losses = reported(outcome)
+    messages, records = check(path, store_copies.ledger, losses)
     print(f"{messages} messages and {records} records are lost")
     if kind == "small":
         assert (messages, records, losses) == (0, 0, [])
@@ -86,14 +86,16 @@ def test_damage_is_named_and_repaired_at_no_other_cost(
         assert (messages, records) == (0, 0)
     elif way == "flip":
         # A block of a table has 16 KiB, and the last of a small table holds the rows of several queues.
-        assert messages < len(homes.ledger.messages) // 2
+        assert messages < len(store_copies.ledger.messages) // 2
 
 
 @pytest.mark.promise("P1", "P6", "P7", "P10")
 @pytest.mark.parametrize("case", range(CASES))
-def test_many_kinds_of_damage_together(homes: Homes, tmp_path: Path, rng: random.Random, case: int) -> None:
+def test_many_kinds_of_damage_together(
+    store_copies: StoreCopies, tmp_path: Path, rng: random.Random, case: int
+) -> None:
     state = rng.choice(["closed", "killed"])
-    path = homes.copy(state, tmp_path / "store")
+    path = store_copies.copy(state, tmp_path / "store")
     done = []
     for _ in range(rng.randint(2, 3)):
         files = targets(path, rng.choice(KINDS))
@@ -102,26 +104,26 @@ def test_many_kinds_of_damage_together(homes: Homes, tmp_path: Path, rng: random
     print(state, done)
     outcome = repaired(path)
     assert outcome.remaining == []
-    check(path, homes.ledger, told(outcome))
+    check(path, store_copies.ledger, reported(outcome))
 
 
 def run_repair(emit: Emit, path: str) -> None:
     """Repair a store, and say so before each of its steps that can be seen from outside."""
     rename = os.rename
 
-    def told_rename(source: str, target: str) -> None:
+    def reported_rename(source: str, target: str) -> None:
         emit("rename")
         rename(source, target)
 
-    os.rename = told_rename  # type: ignore[assignment]
+    os.rename = reported_rename  # type: ignore[assignment]
     repair(Path(path), reconcile=reconcile_planes, progress=lambda *_: emit("copied"))
 
 
 @pytest.mark.promise("P7")
 def test_a_repair_that_is_killed_leaves_the_store_or_its_repair(
-    homes: Homes, tmp_path: Path, rng: random.Random, forge: Forge
+    store_copies: StoreCopies, tmp_path: Path, rng: random.Random, forge: Forge
 ) -> None:
-    path = homes.copy("killed", tmp_path / "store")
+    path = store_copies.copy("killed", tmp_path / "store")
     table = max(targets(path, "messages"), key=lambda each: each.stat().st_size)
     print(damage(table, "flip", rng))
     damaged = table.read_bytes()
@@ -137,4 +139,4 @@ def test_a_repair_that_is_killed_leaves_the_store_or_its_repair(
     assert outcome.remaining == []
     (report,) = (path / "quarantine").glob(f"repair-*/{LOSSES}")
     losses = [msgspec.json.decode(line, type=Loss) for line in report.read_bytes().splitlines()]
-    check(path, homes.ledger, losses)
+    check(path, store_copies.ledger, losses)

@@ -32,7 +32,7 @@ def test_after_kill_9_nothing_confirmed_or_written_is_lost_and_no_offset_is_used
     checked = expectation.checks
     assert checked >= KILLS // 3, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.stream_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     assert expectation.checks == checked + 1
 
 
@@ -60,5 +60,5 @@ def test_after_power_loss_nothing_synced_or_seen_is_lost(
     checked = expectation.checks
     assert checked >= LOSSES // 4, "most children died before they had opened: the test shows little"
     for line in forge.run("tests.crash.stream_workload:check", str(path)):
-        expectation.hear(line)
+        expectation.receive_line(line)
     assert expectation.checks == checked + 1

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.crash.harness import Emit
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
+from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, Harness
 
 from basaltmq.durability import Durability
 from basaltmq.protocols.kafka.configs import topic_config
@@ -33,8 +33,8 @@ def run(emit: Emit, path: str, seed: int) -> None:
     """Open, dump, then work until killed."""
 
     async def whole() -> None:
-        world = await _opened(emit, path)
-        await asyncio.gather(*(_produce(emit, world, each, f"{seed}.{each}") for each in PRODUCERS))
+        harness = await _opened(emit, path)
+        await asyncio.gather(*(_produce(emit, harness, each, f"{seed}.{each}") for each in PRODUCERS))
 
     asyncio.run(whole())
 
@@ -48,26 +48,26 @@ def check(emit: Emit, path: str) -> None:
     asyncio.run(whole())
 
 
-async def _opened(emit: Emit, path: str) -> World:
+async def _opened(emit: Emit, path: str) -> Harness:
     emit("begun")
-    world = World(Path(path))
+    harness = Harness(Path(path))
     for name in TOPICS:
-        if world.context.plane.topics.find(name) is None:
-            world.context.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
-    _dump(emit, world, FIRST)
+        if harness.context.plane.topics.find(name) is None:
+            harness.context.plane.topics.create(name, topic_config((), 1, Durability.SYNCED))
+    _dump(emit, harness, FIRST)
     for each in PRODUCERS:
-        await world.transactions.initialize(each, TIMEOUT_MS)
-    _dump(emit, world, THEN)
+        await harness.transactions.initialize(each, TIMEOUT_MS)
+    _dump(emit, harness, THEN)
     for each in PRODUCERS:
-        for commit in world.context.plane.offsets.of_group(each).values():
+        for commit in harness.context.plane.offsets.of_group(each).values():
             emit(f"offset {each} {commit.offset}")
     emit("opened")
-    return world
+    return harness
 
 
-def _dump(emit: Emit, world: World, when: str) -> None:
+def _dump(emit: Emit, harness: Harness, when: str) -> None:
     for name in TOPICS:
-        engine, shard = world.context.engine(world.context.topic(name), 0)
+        engine, shard = harness.context.engine(harness.context.topic(name), 0)
         at = 0
         while (batch := engine.read_by_offset(shard, at)).next_offset > at:
             for record in batch.records():
@@ -75,35 +75,35 @@ def _dump(emit: Emit, world: World, when: str) -> None:
             at = batch.next_offset
 
 
-async def _produce(emit: Emit, world: World, producer: str, seed: str) -> None:
+async def _produce(emit: Emit, harness: Harness, producer: str, seed: str) -> None:
     rng = random.Random(seed)
-    pid, epoch = await world.transactions.initialize(producer, TIMEOUT_MS)
+    pid, epoch = await harness.transactions.initialize(producer, TIMEOUT_MS)
     sequences = dict.fromkeys(TOPICS, 0)
-    numbers = [each.offset for each in world.context.plane.offsets.of_group(producer).values()]
-    source = world.context.topic(TOPICS[0]).id
+    numbers = [each.offset for each in harness.context.plane.offsets.of_group(producer).values()]
+    source = harness.context.topic(TOPICS[0]).id
     number = max(numbers, default=0) + rng.randrange(1000)
     while True:
         number += 1
         used = rng.sample(TOPICS, rng.randint(1, len(TOPICS)))
         values = {name: [f"{seed}.{number}.{at}" for at in range(rng.randint(1, 3))] for name in used}
-        shards = frozenset(world.context.topic(name).shards[0] for name in used)
+        shards = frozenset(harness.context.topic(name).shards[0] for name in used)
         emit(" ".join(["?", producer, str(number), *(f"{name}:{each}" for name in used for each in values[name])]))
-        await world.transactions.add(producer, pid, epoch, shards=shards, groups=frozenset((producer,)))
+        await harness.transactions.add(producer, pid, epoch, shards=shards, groups=frozenset((producer,)))
         for name, each in values.items():
             raw = transactional(pid, sequences[name], *(value.encode() for value in each), epoch=epoch)
-            assert await world.produce(name, producer, raw) == 0
+            assert await harness.produce(name, producer, raw) == 0
             sequences[name] += len(each)
-        await world.transactions.commit_offsets(producer, pid, epoch, producer, {(source, 0): Commit(number)})
-        fate = rng.random()
-        if fate < 0.2:
-            await world.transactions.end(producer, pid, epoch, False)
-        elif fate < 0.3:
+        await harness.transactions.commit_offsets(producer, pid, epoch, producer, {(source, 0): Commit(number)})
+        outcome_roll = rng.random()
+        if outcome_roll < 0.2:
+            await harness.transactions.end(producer, pid, epoch, False)
+        elif outcome_roll < 0.3:
             # As a client does that was away: what it left open is aborted, and an epoch begins.
-            pid, epoch = await world.transactions.initialize(producer, TIMEOUT_MS)
+            pid, epoch = await harness.transactions.initialize(producer, TIMEOUT_MS)
             sequences = dict.fromkeys(TOPICS, 0)
         else:
             emit(f"commit {producer} {number}")
-            await world.transactions.end(producer, pid, epoch, True)
+            await harness.transactions.end(producer, pid, epoch, True)
             emit(f"committed {producer} {number}")
 
 
@@ -119,7 +119,7 @@ class TransactionExpectation:
         self._seen: dict[str, list[str]] = {FIRST: [], THEN: []}
         self._offsets: dict[str, int] = {}
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         kind, *rest = line.split(" ")
         if kind == "begun":
             # The one before may have died in the middle of its dump.

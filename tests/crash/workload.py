@@ -220,7 +220,7 @@ class Expectation:
         self.checks = 0
         self._rows: dict[str, set[int]] = {}
 
-    def hear(self, line: str) -> None:
+    def receive_line(self, line: str) -> None:
         """Take a line of a child in; AssertionError if it shows something lost, half-applied or come back."""
         kind, _, rest = line.partition(" ")
         if kind == "+":
@@ -263,4 +263,4 @@ class Expectation:
 
 def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
     """Listen to a child and kill it at a random moment: while it opens and recovers, or in the thick of its work."""
-    listen_and_kill(child, expectation.hear, rng, early=early, early_s=0.12, late_s=0.18)
+    listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.12, late_s=0.18)

@@ -86,7 +86,7 @@ class Users:
         return SimpleNamespace(name=name, tags=())
 
 
-class World:
+class Harness:
     """A server without sockets."""
 
     def __init__(self) -> None:
@@ -270,10 +270,10 @@ def pieces(rng: random.Random, raw: bytes) -> Iterator[bytes]:
         at += take
 
 
-async def one_round(world: World, seed: int) -> list[Frame]:
+async def one_round(harness: Harness, seed: int) -> list[Frame]:
     """One session; what the server answered."""
     rng = random.Random(seed)
-    connection, transport = world.connect()
+    connection, transport = harness.connect()
     client = Client(rng, transport)
     harm = rng.choice([0.0, 0.0, 0.01, 0.05])
     opening = handshake(rng.choice([4096, 131072]), rng.choice([3, 2047]))
@@ -291,37 +291,37 @@ async def one_round(world: World, seed: int) -> list[Frame]:
             # Steps of the handshake that wait (a password) hold the socket; so does the fuzzer.
             task = connection._task
             if task is not None and not task.done():
-                await world.settle(task.done, turns=20)
+                await harness.settle(task.done, turns=20)
         if turn % 3 == 0 or opening:
-            await world.settle(turns=2)
+            await harness.settle(turns=2)
         client.look()
-    await world.settle()
+    await harness.settle()
     if rng.random() < 0.2:
         connection.data_received(encode_method(0, m.ConnectionClose(200, "bye", 0, 0)))
     for _ in range(rng.choice([0, 0, 20])):
         connection.tick()
     connection.connection_lost(None)
-    await world.settle(turns=12)
+    await harness.settle(turns=12)
     assert connection.session.phase is Phase.CLOSED
     assert not connection.channels
     sent = b"".join(transport.written)
     return list(frames(sent)) if not sent.startswith(PROTOCOL_HEADER) else []
 
 
-async def check_world(world: World) -> None:
+async def check_harness(harness: Harness) -> None:
     """Nothing of the sessions is left, and others are served."""
-    await world.settle(turns=12)
-    assert not world.server.connections
-    assert not world.registered
-    assert not world.server.replies._consumers
-    for queue in list(world.vhost.queues):
+    await harness.settle(turns=12)
+    assert not harness.server.connections
+    assert not harness.registered
+    assert not harness.server.replies._consumers
+    for queue in list(harness.vhost.queues):
         assert not len(queue.consumers), f"queue {queue.name!r} still has consumers"
-        counts = world.vhost.counts(queue)
+        counts = harness.vhost.counts(queue)
         assert counts.get("leased", 0) == 0, f"queue {queue.name!r} still has messages out: {counts}"
-    connection, transport = world.connect()
+    connection, transport = harness.connect()
     for step in [*handshake(), encode_method(1, m.ChannelOpen())]:
         connection.data_received(step)
-        await world.settle()
+        await harness.settle()
     connection.data_received(encode_method(1, m.QueuePurge(0, "a", False)) + encode_method(1, m.ConfirmSelect(False)))
     connection.data_received(
         publish(b"well", key="a", properties=b"\x10\0\2") + encode_method(1, m.BasicGet(0, "a", True))
@@ -334,22 +334,22 @@ async def check_world(world: World) -> None:
             break
     assert any(frame.kind == 3 and frame.payload == b"well" for frame in got), "a good client is not served"
     connection.connection_lost(None)
-    await world.settle()
+    await harness.settle()
 
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 25) -> int:
     """Rounds until `stop` says so; how many there were."""
-    world = World()
+    harness = Harness()
 
     async def one(seed: int) -> None:
-        for frame in await one_round(world, seed):
+        for frame in await one_round(harness, seed):
             if frame.kind == 1 and isinstance(frame.method, m.ConnectionClose):
                 assert frame.method.reply_code != 541, frame.method
 
     try:
-        return await run_rounds("tests.fuzz.amqp091", one, lambda: check_world(world), seeds, stop, check_every)
+        return await run_rounds("tests.fuzz.amqp091", one, lambda: check_harness(harness), seeds, stop, check_every)
     finally:
-        await world.close()
+        await harness.close()
 
 
 if __name__ == "__main__":

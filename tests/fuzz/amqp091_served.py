@@ -48,7 +48,7 @@ FILES_GROWTH_MAX = 64
 THREADS_GROWTH_MAX = 8
 
 
-class Heard:
+class Received:
     """What a session heard, in the shape a client looks at."""
 
     def __init__(self) -> None:
@@ -95,9 +95,9 @@ async def one_session(port: int, seed: int) -> None:
     """One connection from one seed. What the server makes of it is its own business, as long as it lives."""
     rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    heard = Heard()
+    heard = Received()
     ear = asyncio.create_task(heard.listen(reader))
-    shown = Heard()
+    shown = Received()
     client = Client(rng, shown)  # type: ignore[arg-type]
     harm = rng.choice([0.0, 0.01, 0.05, 0.2])
     opening = handshake(rng.choice([4096, 131072]), rng.choice([3, 2047]))

@@ -49,11 +49,11 @@ TURNS_MAX = 400
 """Turns of the loop within which everything a session set off has happened."""
 
 
-class World:
+class Harness:
     """A server without sockets."""
 
     @classmethod
-    async def open(cls) -> World:
+    async def open(cls) -> Harness:
         store = MemoryStore()
         catalog = Catalog(store)
         return cls(store, catalog, await guest_accounts(catalog))
@@ -214,10 +214,10 @@ def damage(rng: random.Random, step: bytes) -> bytes:
     return bytes(raw)
 
 
-async def one_round(world: World, seed: int) -> None:
+async def one_round(harness: Harness, seed: int) -> None:
     """One session."""
     rng = random.Random(seed)
-    connection, transport = world.connect()
+    connection, transport = harness.connect()
     harm = rng.choice([0.0, 0.0, 0.02, 0.1])
     client = Client(rng, transport, is_harmed=harm > 0)
     opening = client.opening()
@@ -229,42 +229,42 @@ async def one_round(world: World, seed: int) -> None:
                 break
             connection.data_received(piece)
             assert connection.core._frame_buffer.size_bytes <= FRAME_BYTES_TAKEN + HEAD_BYTES
-            assert 0 <= connection._held_bytes <= world.server.held_bytes_max + FRAME_BYTES_TAKEN
+            assert 0 <= connection._held_bytes <= harness.server.held_bytes_max + FRAME_BYTES_TAKEN
         if turn % 3 == 0:
-            await world.settle(turns=rng.choice([1, 4]))
+            await harness.settle(turns=rng.choice([1, 4]))
         if rng.random() < 0.05:
             connection.pause_writing()
-            await world.settle(turns=2)
+            await harness.settle(turns=2)
             connection.resume_writing()
         client.look()
         assert harm or client.sent_bytes <= client.granted_bytes, "more was sent than the client's window takes"
-    await world.settle()
+    await harness.settle()
     client.look()
     if rng.random() < 0.3:
         connection.tick(connection.loop.time() + rng.choice([0, 31, 100]))
     connection.connection_lost(None)
-    await world.settle(lambda: not connection.calls, TURNS_MAX)
+    await harness.settle(lambda: not connection.calls, TURNS_MAX)
     assert not connection.calls
     assert connection._held_bytes == 0
 
 
-async def check_world(world: World) -> None:
+async def check_harness(harness: Harness) -> None:
     """Nothing of the sessions is left, and others are served."""
 
     def is_quiet() -> bool:
-        return not len(world.fila._streams) and len(asyncio.all_tasks()) == 1
+        return not len(harness.fila._streams) and len(asyncio.all_tasks()) == 1
 
     until_s = time.monotonic() + 30
     while not is_quiet() and time.monotonic() < until_s:  # noqa: ASYNC110
         await asyncio.sleep(0.001)
-    assert not world.server.connections
-    assert not len(world.fila._streams)
-    assert not world.fila._streams.held
-    assert not len(world.fila._queues._sessions)
+    assert not harness.server.connections
+    assert not len(harness.fila._streams)
+    assert not harness.fila._streams.held
+    assert not len(harness.fila._queues._sessions)
     assert len(asyncio.all_tasks()) == 1, asyncio.all_tasks()
     for name in QUEUES:
-        assert world.plane.stats(name)["leased"] == 0
-    connection, transport = world.connect()
+        assert harness.plane.stats(name)["leased"] == 0
+    connection, transport = harness.connect()
     fields = [(":method", "POST"), (":scheme", "http"), (":path", "/fila.v1.FilaService/Enqueue")]
     fields.append(("content-type", "application/grpc"))
     request = fila.EnqueueRequest(queue="a", payload=b"fine").SerializeToString()
@@ -281,13 +281,18 @@ async def check_world(world: World) -> None:
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
     """Rounds until `stop` says so; how many there were."""
-    world = await World.open()
+    harness = await Harness.open()
     try:
         return await run_rounds(
-            "tests.fuzz.grpc", lambda seed: one_round(world, seed), lambda: check_world(world), seeds, stop, check_every
+            "tests.fuzz.grpc",
+            lambda seed: one_round(harness, seed),
+            lambda: check_harness(harness),
+            seeds,
+            stop,
+            check_every,
         )
     finally:
-        await world.close()
+        await harness.close()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ class Users:
         return []
 
 
-class World:
+class Harness:
     """A server without sockets."""
 
     def __init__(self, folder: Path) -> None:
@@ -225,9 +225,9 @@ def answers(raw: bytes) -> list[bytes]:
     return found
 
 
-async def one_round(world: World, seed: int) -> None:
+async def one_round(harness: Harness, seed: int) -> None:
     rng = random.Random(seed)
-    connection, transport = world.connect(rng.choice(["127.0.0.1", "127.0.0.1", "10.0.0.1"]))
+    connection, transport = harness.connect(rng.choice(["127.0.0.1", "127.0.0.1", "10.0.0.1"]))
     harm = rng.choice([0.0, 0.0, 0.03, 0.3])
     keys = list(k.APIS)
     asked: dict[int, tuple[int, int]] = {}
@@ -274,18 +274,18 @@ async def ask(connection: Connection, transport: Socket, key: int, version: int,
     return k.decode_response(key, version, answers(b"".join(transport.written))[0])[1]
 
 
-async def check_world(world: World) -> None:
+async def check_harness(harness: Harness) -> None:
     """Nothing of the sessions is left, and others are served."""
     until = time.monotonic() + WAIT_S
-    while len(world.server.context().arrivals) or world.server.connections or world.registered:
+    while len(harness.server.context().arrivals) or harness.server.connections or harness.registered:
         assert time.monotonic() < until, "something of a connection that is gone is left"
         await asyncio.sleep(0.01)
-    connection, transport = world.connect()
+    connection, transport = harness.connect()
     metadata = await ask(connection, transport, k.METADATA, 12, {"topics": [{"name": "well"}]})
     if metadata["topics"][0]["error_code"]:
         await ask(connection, transport, k.METADATA, 12, {"topics": [{"name": "well"}]})
-    told = await ask(connection, transport, k.PRODUCE, 9, produced("well", batch_of(b"well")))
-    partition = told["topics"][0]["partitions"][0]
+    reported = await ask(connection, transport, k.PRODUCE, 9, produced("well", batch_of(b"well")))
+    partition = reported["topics"][0]["partitions"][0]
     assert partition["error_code"] == 0, partition
     found = await ask(connection, transport, k.FETCH, 12, fetched("well", partition["base_offset"]))
     raw = found["topics"][0]["partitions"][0]["records"]
@@ -297,18 +297,18 @@ async def check_world(world: World) -> None:
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
     """Rounds until `stop` says so; how many there were."""
     with tempfile.TemporaryDirectory(prefix="basalt-fuzz-") as folder:
-        world = World(Path(folder))
+        harness = Harness(Path(folder))
         try:
             return await run_rounds(
                 "tests.fuzz.kafka",
-                lambda seed: one_round(world, seed),
-                lambda: check_world(world),
+                lambda seed: one_round(harness, seed),
+                lambda: check_harness(harness),
                 seeds,
                 stop,
                 check_every,
             )
         finally:
-            await world.close()
+            await harness.close()
 
 
 if __name__ == "__main__":

@@ -126,12 +126,12 @@ class BrokerMachine(RuleBasedStateMachine):
             self.ready[name].append(Entry(next(self.places), body, persistent))
 
         async def confirmed() -> None:
-            await until(lambda: ("ack", number) in self.publisher.told)
+            await until(lambda: ("ack", number) in self.publisher.reported)
 
         self.loop.run_until_complete(confirmed())
-        returned = [told for told in self.publisher.told if told[0] == "returned"]
+        returned = [reported for reported in self.publisher.reported if reported[0] == "returned"]
         assert bool(returned) is not bool(targets)
-        self.publisher.told.clear()
+        self.publisher.reported.clear()
 
     @rule(target=held, name=st.sampled_from(NAMES))
     def get(self, name: str) -> Held | None:

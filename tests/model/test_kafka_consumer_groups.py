@@ -58,7 +58,7 @@ class Client:
         self.owned = self.wanted
 
 
-class World:
+class Harness:
     """A group, its clients and topics."""
 
     def __init__(self, seed: int) -> None:
@@ -175,9 +175,9 @@ class World:
         assert answer["member_epoch"] > 0
         client.epoch = answer["member_epoch"]
         client.is_full = False
-        told = answer.get("assignment")
-        if told is not None:
-            client.wanted = places(told)
+        reported = answer.get("assignment")
+        if reported is not None:
+            client.wanted = places(reported)
             client.owned |= client.wanted
             if self.rng.random() < 0.7:
                 client.let_go()
@@ -198,7 +198,7 @@ class World:
             "subscribed_topic_names": names if is_full else None,
             "subscribed_topic_regex": pattern if is_full else None,
             "server_assignor": client.assignor if is_full else None,
-            "topic_partitions": told_of(client.owned) if says else None,
+            "topic_partitions": reports_of(client.owned) if says else None,
         }
         if says:
             client.said = client.owned
@@ -275,11 +275,11 @@ class World:
         return {name for name in self.topics if name in names or (pattern and name in "abc")}
 
 
-def places(told: dict[str, Any]) -> frozenset[PartitionId]:
-    return frozenset((each["topic_id"].bytes, at) for each in told["topic_partitions"] for at in each["partitions"])
+def places(reported: dict[str, Any]) -> frozenset[PartitionId]:
+    return frozenset((each["topic_id"].bytes, at) for each in reported["topic_partitions"] for at in each["partitions"])
 
 
-def told_of(owned: frozenset[PartitionId]) -> list[dict[str, Any]]:
+def reports_of(owned: frozenset[PartitionId]) -> list[dict[str, Any]]:
     return [{"topic_id": UUID(bytes=topic_id), "partitions": [at]} for topic_id, at in sorted(owned)]
 
 
@@ -295,7 +295,7 @@ def test_a_partition_has_one_owner_and_everybody_reaches_the_target(
     first = random.SystemRandom().randrange(1 << 40)
     for seed in range(first, first + SEEDS):
         print(f"seed {seed}")
-        world = World(seed)
+        harness = Harness(seed)
         for _ in range(STEPS):
-            world.step()
-        world.come_to_rest()
+            harness.step()
+        harness.come_to_rest()

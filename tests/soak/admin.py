@@ -50,8 +50,8 @@ class AdminClient(Client):
             "payload": label.body().decode(),
             "payload_encoding": "string",
         }
-        told = self.broker.call("POST", path("exchanges", vhost, "amq.default", "publish"), body)
-        if told["routed"]:
+        reported = self.broker.call("POST", path("exchanges", vhost, "amq.default", "publish"), body)
+        if reported["routed"]:
             self.ledger.mark((place,), (label,), CONFIRMED)
 
     def _failed(self, error: BaseException) -> None:

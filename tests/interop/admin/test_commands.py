@@ -169,8 +169,8 @@ def test_definitions_go_out_and_in(basalt: Run) -> None:
     assert "queues" in done.stdout
     assert "kept" in basalt("queue", "list").stdout
     basalt("queue", "delete", "kept", "--yes")
-    told = basalt("definitions", "import", stdin='{"queues": [{"name": "x", "vhost": "no"}]}', code=2)
-    assert "skipped: queue 'x'" in told.stderr
+    reported = basalt("definitions", "import", stdin='{"queues": [{"name": "x", "vhost": "no"}]}', code=2)
+    assert "skipped: queue 'x'" in reported.stderr
 
 
 def test_exported_definitions_are_for_their_owner_alone(basalt: Run, tmp_path: Path) -> None:

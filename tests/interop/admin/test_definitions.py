@@ -95,8 +95,8 @@ def test_what_cannot_be_taken_is_told_and_the_rest_is(broker: Broker) -> None:
     }
     done = broker.call("POST", path("definitions"), given)
     assert done["imported"] == {"queues": 1}
-    told = "\n".join(done["skipped"])
+    reported = "\n".join(done["skipped"])
     for part in ("user 'odd'", "md5", "queue 'bad'", "x-max-length", "'nowhere'", "has no vhost", "'nothing'"):
-        assert part in told, part
+        assert part in reported, part
     with pytest.raises(RemoteError, match="queues"):
         broker.call("POST", path("definitions"), {"queues": "none"})

@@ -104,7 +104,7 @@ def test_parts_that_cannot_be_imported_are_refused_as_they_come(broker: Broker) 
     with pa.ipc.new_file(sink, wrong.schema) as writer:
         writer.write_table(wrong)
     good = pack([("small", 0, chunk([b"x" * 50]))])
-    for raw, error, told in (
+    for raw, error, reported in (
         (b"", InvalidArgumentError, "not an Arrow IPC file"),
         (b"x" * 100_000, InvalidArgumentError, "not an Arrow IPC file"),
         (good[: len(good) // 2], InvalidArgumentError, "not an Arrow IPC file"),
@@ -115,7 +115,7 @@ def test_parts_that_cannot_be_imported_are_refused_as_they_come(broker: Broker) 
         (pack([("none", 0, chunk([b"x"]))]), TopicNotFoundError, "none"),
         (pack([("small", 0, chunk([b"x" * 200]))]), LimitExceededError, "100"),
     ):
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=reported):
             view.put_part("bad", 0, 0, raw)
     part = view.put_part("bad", 0, 0, good)
     for changed in ({**part, "crc": part["crc"] + 1}, {**part, "file": "part-00000-" + "0" * 32 + ".arrow"}):
@@ -131,7 +131,7 @@ def test_parts_that_cannot_be_imported_are_refused_as_they_come(broker: Broker) 
 def test_what_is_wrong_is_told_in_a_line(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "told")
-    for call, error, told in (
+    for call, error, reported in (
         (lambda: view.topic("nowhere"), TopicNotFoundError, "nowhere"),
         (lambda: view.queue_times("nowhere"), QueueNotFoundError, "nowhere"),
         (lambda: seen(broker, password=WRONG).topic("told"), AuthenticationError, "check the options user and"),
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_told_in_a_line(broker: Broker) -> None:
         (lambda: view.commit_group("g", {"told": {7: 1}}), InvalidArgumentError, "partitions 0 to 0, not 7"),
         (lambda: values(view, "told", 3), InvalidArgumentError, "no partition 3"),
     ):
-        with pytest.raises(error, match=told) as caught:
+        with pytest.raises(error, match=reported) as caught:
             call()
         assert "\n" not in str(caught.value)
     gone = Login("http://127.0.0.1:1", retry_s=0.2, password=WRONG)

@@ -151,9 +151,9 @@ def test_a_queue_and_its_messages_follow_the_connection(broker: Broker, name: st
         # The socket closed without a word.
         until = threading.Event()
         for _ in range(200):
-            told = other.call(declare(name, passive=True))
-            assert isinstance(told, m.QueueDeclareOk)
-            if told.message_count == 2:
+            reported = other.call(declare(name, passive=True))
+            assert isinstance(reported, m.QueueDeclareOk)
+            if reported.message_count == 2:
                 break
             until.wait(0.05)
         got = other.call(m.BasicGet(0, name, True))

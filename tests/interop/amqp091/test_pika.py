@@ -235,13 +235,13 @@ def test_dead_letters_carry_their_history(channel: Any, name: str) -> None:
 def test_a_consumer_is_told_when_its_queue_is_deleted(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name)
-    told: list[Any] = []
-    channel.add_on_cancel_callback(told.append)
+    reported: list[Any] = []
+    channel.add_on_cancel_callback(reported.append)
     channel.basic_consume(name, lambda *_: None, consumer_tag="mine")
     connection.channel().queue_delete(name)
-    while not told:
+    while not reported:
         connection.process_data_events(time_limit=WAIT_S)
-    assert told[0].method.consumer_tag == "mine"
+    assert reported[0].method.consumer_tag == "mine"
 
 
 def test_codes_clients_branch_on(broker: Broker, connection: Any, name: str) -> None:

@@ -83,12 +83,12 @@ def test_a_user_comes_in_over_tls_and_may_do_what_permissions_say(closed: Broker
 
 
 def test_a_wrong_password_is_refused(closed: Broker) -> None:
-    told: list[Any] = []
-    admin = kafka_admin.AdminClient({**settings(closed, "wrong"), "error_cb": told.append})
+    reported: list[Any] = []
+    admin = kafka_admin.AdminClient({**settings(closed, "wrong"), "error_cb": reported.append})
     with pytest.raises(confluent_kafka.KafkaException):
         admin.list_topics(timeout=3)
     admin.poll(1)
-    assert any(each.code() == confluent_kafka.KafkaError._AUTHENTICATION for each in told), told
+    assert any(each.code() == confluent_kafka.KafkaError._AUTHENTICATION for each in reported), reported
 
 
 def test_nothing_is_answered_before_authentication(tmp_path: Path) -> None:
@@ -128,8 +128,8 @@ def test_a_user_with_a_scram_credential_comes_in_by_it_until_the_password_change
     ]
     for done in guest.alter_user_scram_credentials(given).values():
         done.result(WAIT_S)
-    told = guest.describe_user_scram_credentials(["carol"])["carol"].result(WAIT_S)
-    assert {each.mechanism for each in told.scram_credential_infos} == set(kinds)
+    reported = guest.describe_user_scram_credentials(["carol"])["carol"].result(WAIT_S)
+    assert {each.mechanism for each in reported.scram_credential_infos} == set(kinds)
 
     def topics(mechanism: str, password: str, wait_s: float = WAIT_S) -> Any:
         made = settings(closed, password, sasl_username="carol", sasl_mechanism=mechanism)

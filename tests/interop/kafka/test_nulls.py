@@ -56,8 +56,8 @@ def test_a_null_value_is_null_to_every_reader(kafka: Broker) -> None:
 
 def test_null_values_of_other_writers_are_null_to_kafka(kafka: Broker) -> None:
     kafka.call("PUT", path("topics", "/", "lines"), {"partitions": 1})
-    told = [{"value": None, "key": "k", "headers": {"h": None}}, {"value": ""}]
-    kafka.call("POST", path("topics", "/", "lines"), {"records": told})
+    reported = [{"value": None, "key": "k", "headers": {"h": None}}, {"value": ""}]
+    kafka.call("POST", path("topics", "/", "lines"), {"records": reported})
     with pytest.raises(RemoteError, match="needs value or value_base64"):
         kafka.call("POST", path("topics", "/", "lines"), {"records": [{"key": "k"}]})
     with RawClient(kafka.port("kafka")) as client:

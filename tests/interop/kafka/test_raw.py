@@ -186,14 +186,14 @@ def test_a_fetch_session_tells_only_what_the_client_does_not_know(kafka: Broker)
         assert [topic["topic_id"] for topic in begun["topics"]] == [first, second]
         assert client.ask(k.FETCH, 16, wants((session, 1), {}))["topics"] == []
         client.produce("session-b", batch_of(b"one"))
-        told = client.ask(k.FETCH, 16, wants((session, 2), {}))
-        assert [topic["topic_id"] for topic in told["topics"]] == [second]
-        assert [each.value for each in records(told["topics"][0]["partitions"][0]["records"])] == [b"one"]
+        reported = client.ask(k.FETCH, 16, wants((session, 2), {}))
+        assert [topic["topic_id"] for topic in reported["topics"]] == [second]
+        assert [each.value for each in records(reported["topics"][0]["partitions"][0]["records"])] == [b"one"]
         assert client.ask(k.FETCH, 16, wants((session, 3), {second: 1}))["topics"] == []
         client.produce("session-a", batch_of(b"two"))
         client.produce("session-b", batch_of(b"three"))
-        told = client.ask(k.FETCH, 16, wants((session, 4), {}, (first,)))
-        assert [topic["topic_id"] for topic in told["topics"]] == [second]
+        reported = client.ask(k.FETCH, 16, wants((session, 4), {}, (first,)))
+        assert [topic["topic_id"] for topic in reported["topics"]] == [second]
         assert client.ask(k.FETCH, 16, wants((session, 4), {}))["error_code"] == e.INVALID_FETCH_SESSION_EPOCH
         assert client.ask(k.FETCH, 12, {**fetched("session-a", 0), "session_id": session, "session_epoch": 5})[
             "error_code"
@@ -244,8 +244,8 @@ def test_places_are_found_by_name_and_by_time(kafka: Broker) -> None:
             ({**epochs, "current_leader_epoch": 1}, (e.UNKNOWN_LEADER_EPOCH, -1, -1)),
         ):
             body = {"topics": [{"topic": "places", "partitions": [asked]}]}
-            told = client.ask(k.OFFSET_FOR_LEADER_EPOCH, 4, body)["topics"][0]["partitions"][0]
-            assert (told["error_code"], told["leader_epoch"], told["end_offset"]) == expected
+            reported = client.ask(k.OFFSET_FOR_LEADER_EPOCH, 4, body)["topics"][0]["partitions"][0]
+            assert (reported["error_code"], reported["leader_epoch"], reported["end_offset"]) == expected
 
 
 def test_log_append_time_is_given_to_every_record(kafka: Broker) -> None:
@@ -272,13 +272,13 @@ def test_all_settings_of_a_topic_are_replaced_at_once(kafka: Broker) -> None:
 
         changed = {**resource, "configs": [{"name": "max.message.bytes", "value": "6000"}]}
         for trial in (True, False):
-            told = client.ask(k.ALTER_CONFIGS, 2, {"resources": [changed], "validate_only": trial})["responses"][0]
-            assert told["error_code"] == 0
+            reported = client.ask(k.ALTER_CONFIGS, 2, {"resources": [changed], "validate_only": trial})["responses"][0]
+            assert reported["error_code"] == 0
             assert settings()["retention.ms"] == ("1000" if trial else "-1")
         assert settings()["max.message.bytes"] == "6000"
         wrong = {**resource, "configs": [{"name": "no.such", "value": "1"}]}
-        told = client.ask(k.ALTER_CONFIGS, 2, {"resources": [wrong]})["responses"][0]
-        assert told["error_code"] == e.INVALID_CONFIG
+        reported = client.ask(k.ALTER_CONFIGS, 2, {"resources": [wrong]})["responses"][0]
+        assert reported["error_code"] == e.INVALID_CONFIG
 
 
 def test_the_cluster_is_described_and_topics_deleted_by_id(kafka: Broker) -> None:
@@ -288,6 +288,6 @@ def test_the_cluster_is_described_and_topics_deleted_by_id(kafka: Broker) -> Non
         client.create("by-id")
         number = client.ask(k.METADATA, 12, {"topics": [{"name": "by-id"}]})["topics"][0]["topic_id"]
         asked = {"topics": [{"name": None, "topic_id": number}], "timeout_ms": 10_000}
-        told = client.ask(k.DELETE_TOPICS, 6, asked)["responses"][0]
-        assert (told["error_code"], told["name"], told["topic_id"]) == (0, "by-id", number)
+        reported = client.ask(k.DELETE_TOPICS, 6, asked)["responses"][0]
+        assert (reported["error_code"], reported["name"], reported["topic_id"]) == (0, "by-id", number)
         assert client.ask(k.DELETE_TOPICS, 6, asked)["responses"][0]["error_code"] == e.UNKNOWN_TOPIC_ID

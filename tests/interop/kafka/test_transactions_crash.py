@@ -99,14 +99,14 @@ class Source(Background):
     def run(self) -> None:
         while not self.stopped.is_set():
             if self.sent - self._worker.reached < AHEAD_MAX:
-                self._producer.produce("in", b"%d" % self.sent, partition=0, on_delivery=self._told)
+                self._producer.produce("in", b"%d" % self.sent, partition=0, on_delivery=self._reported)
                 self.sent += 1
                 self._producer.poll(0)
             else:
                 self._producer.poll(0.01)
         assert self._producer.flush(WAIT_S) == 0
 
-    def _told(self, error: Any, _: Any) -> None:
+    def _reported(self, error: Any, _: Any) -> None:
         self.acknowledged += error is None
         self.failed.extend([error] if error else [])
 

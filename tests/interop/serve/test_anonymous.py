@@ -49,8 +49,8 @@ def test_kafka_clients_without_sasl_do_not_administer_and_a_login_does(broker: B
     with RawClient(broker.port("kafka")) as client:
         assert create_topic(client, "made-anonymously") == 0
         assert give_credential(client) == e.CLUSTER_AUTHORIZATION_FAILED
-        told = client.ask(k.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": None})
-        assert told["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED
+        reported = client.ask(k.DESCRIBE_USER_SCRAM_CREDENTIALS, 0, {"users": None})
+        assert reported["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED
         assert client.ask(k.SASL_HANDSHAKE, 1, {"mechanism": "PLAIN"})["error_code"] == 0
         assert client.ask(k.SASL_AUTHENTICATE, 2, {"auth_bytes": b"\0guest\0guest"})["error_code"] == 0
         assert give_credential(client) == 0

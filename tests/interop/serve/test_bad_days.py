@@ -89,9 +89,9 @@ def test_a_virtual_host_that_cannot_be_opened_stays_down_alone_until_an_operator
     assert unhealthy.status == 503
     assert "ill" in str(unhealthy)
     own_broker.call("PUT", path("queues", "/", "served"), {})
-    told = CliRunner(env={"BASALT_SERVER": own_broker.url("admin")}).invoke(main, ["status"])
-    assert told.exit_code == 2
-    assert "basalt vhost restart ill" in told.stdout
+    reported = CliRunner(env={"BASALT_SERVER": own_broker.url("admin")}).invoke(main, ["status"])
+    assert reported.exit_code == 2
+    assert "basalt vhost restart ill" in reported.stdout
     shutil.move(there, here)
     own_broker.call("POST", path("vhosts", "ill", "restart"))
     assert [each["name"] for each in own_broker.call("GET", path("queues", "ill"))] == ["kept"]

@@ -187,10 +187,10 @@ def test_a_stop_confirms_what_came_in_tells_clients_and_leaves_data_that_opens_c
             consumer.process_data_events(1)
         own_broker.signal(signal.SIGTERM)
         for each in (connection, consumer):
-            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as told:
+            with pytest.raises(pika.exceptions.ConnectionClosedByBroker) as reported:
                 serve_events(each)
-            assert told.value.reply_code == 320
-            assert "shutting down" in told.value.reply_text
+            assert reported.value.reply_code == 320
+            assert "shutting down" in reported.value.reply_text
     assert own_broker.wait() == 0
     assert '"message":"stopped after' in own_broker.log()
     own_broker.start()

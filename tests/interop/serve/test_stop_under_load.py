@@ -53,14 +53,14 @@ async def publish_until_closed(broker: Broker) -> set[int]:
 
     tasks = []
     number = 0
-    told = False
+    reported = False
     async with asyncio.timeout(WAIT_S):
         while not ended.is_set():
             await window.acquire()
             tasks.append(asyncio.create_task(one(number)))
             number += 1
-            if not told and len(confirmed) >= ENOUGH:
-                told = True
+            if not reported and len(confirmed) >= ENOUGH:
+                reported = True
                 broker.signal(signal.SIGTERM)
         await asyncio.gather(*tasks, return_exceptions=True)
     await connection.close()

@@ -11,12 +11,12 @@ from basaltmq.pipeline.archive.archive import ArchiveJob, archive
 from basaltmq.pipeline.session import spark_session
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
+    reported = json.loads(sys.argv[1])
     archive(
         spark_session("archive-child", master="local[1]", conf=LIGHT),
         ArchiveJob(
-            source={"path": told["data"], "subscribe": "orders"},
-            target=told["archive"],
-            offsets_max=told["offsets_max"],
+            source={"path": reported["data"], "subscribe": "orders"},
+            target=reported["archive"],
+            offsets_max=reported["offsets_max"],
         ),
     )

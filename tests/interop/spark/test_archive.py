@@ -162,12 +162,12 @@ def test_killed_at_random_each_record_is_archived_once(spark: SparkSession, tmp_
         for begin in range(0, count, 100):
             orders.append([b"0-%d" % i for i in range(begin, begin + 100)])
     root = tmp_path / "archive"
-    told = json.dumps({"data": str(tmp_path / "data"), "archive": str(root), "offsets_max": offsets_max})
+    reported = json.dumps({"data": str(tmp_path / "data"), "archive": str(root), "offsets_max": offsets_max})
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     killed = 0
     for _ in range(KILLS):
         child = subprocess.Popen(
-            [sys.executable, "-m", "tests.interop.spark.archive_child", told],
+            [sys.executable, "-m", "tests.interop.spark.archive_child", reported],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -155,9 +155,9 @@ def test_every_fault_that_is_planted_is_found_and_named(spark: SparkSession, tmp
     (segment,) = (path for path in (data / "log").rglob("*.log") if b"torn" * 100 in path.read_bytes())
     segment.write_bytes(segment.read_bytes().replace(b"torn" * 100, b"Torn" + b"torn" * 99))
     flags = ["--archive", str(root), "--index", "--html", str(page), "--json"]
-    told = CliRunner().invoke(main, ["--data-dir", str(data), "pipeline", "audit", *flags])
-    assert told.exit_code == 3, told.output
-    findings = {(each["severity"], each["kind"], each["subject"]) for each in json.loads(told.stdout)["findings"]}
+    reported = CliRunner().invoke(main, ["--data-dir", str(data), "pipeline", "audit", *flags])
+    assert reported.exit_code == 3, reported.output
+    findings = {(each["severity"], each["kind"], each["subject"]) for each in json.loads(reported.stdout)["findings"]}
     planted = {
         ("loss", "missing file", gone),
         ("fault", "orphan", gone.replace("/000000-", "/stray-")),

@@ -43,12 +43,12 @@ def test_wrong_options_are_told_in_one_line(spark: SparkSession, tmp_path: Path)
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders")
     read = spark.read.format("basalt")
-    for options, told in (
+    for options, reported in (
         ({"path": str(tmp_path / "data"), "subscribe": "oders"}, "there is no topic 'oders'"),
         ({"path": str(tmp_path / "none"), "subscribe": "orders"}, "there is no store at"),
         ({"path": str(tmp_path / "data"), "subscribe": "orders", "endingOffset": "5"}, "did you mean endingOffsets"),
     ):
-        with pytest.raises((AnalysisException, PySparkException), match=told):
+        with pytest.raises((AnalysisException, PySparkException), match=reported):
             read.options(**options).load().count()
 
 

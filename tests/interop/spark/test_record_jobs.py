@@ -27,9 +27,9 @@ pytestmark = [pytest.mark.spec("F2", "F3"), pytest.mark.timeout(400), pytest.mar
 
 
 def basalt(data: Path, *arguments: str, code: int = 0) -> str:
-    told = CliRunner().invoke(main, ["--data-dir", str(data), "pipeline", *arguments])
-    assert told.exit_code == code, told.output
-    return told.stdout
+    reported = CliRunner().invoke(main, ["--data-dir", str(data), "pipeline", *arguments])
+    assert reported.exit_code == code, reported.output
+    return reported.stdout
 
 
 def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSession, tmp_path: Path) -> None:
@@ -63,18 +63,18 @@ def test_records_without_copies_and_the_newest_and_what_there_is(spark: SparkSes
     with pytest.raises(InvalidArgumentError, match="exists and is complete"):
         latest(spark, LatestJob(source=source, to=Sink(parquet=str(folder))))
 
-    told = profile(spark, ProfileJob(source=source))
-    (of,) = told.topics
+    reported = profile(spark, ProfileJob(source=source))
+    (of,) = reported.topics
     assert (of.records, of.keys_null, of.values_null, of.sampled, of.parsed) == (9, 2, 1, 9, 6)
     assert of.parse_rate == pytest.approx(6 / 8)
-    assert [(each.field, each.present, each.least, each.largest) for each in told.fields] == [
+    assert [(each.field, each.present, each.least, each.largest) for each in reported.fields] == [
         ("k", 6, "a", "c"),
         ("n", 6, "0", "200"),
     ]
-    assert (told.keys[0].key, told.keys[0].records) == ("a", 4)
-    assert sum(each.records for each in told.sizes) == sum(each.records for each in told.hours) == 9
-    assert told.unparsed == ["no json"] * 2
-    assert "<svg" in profile_page(told)
+    assert (reported.keys[0].key, reported.keys[0].records) == ("a", 4)
+    assert sum(each.records for each in reported.sizes) == sum(each.records for each in reported.hours) == 9
+    assert reported.unparsed == ["no json"] * 2
+    assert "<svg" in profile_page(reported)
 
     with closing(open_store(data)) as store:
         before = {key: value for key, value in store.scan(Family.STREAM_INDEX) if key[:1] not in b"PUX"}

@@ -108,9 +108,9 @@ def test_a_query_outlives_its_broker_and_each_record_is_there_once(spark: SparkS
             copier.query.stop()
         assert sorted(contents(view, "out")) == sorted(b"v%d" % i for i in range(ROWS + 100))
         assert not list((broker.data_dir / "vhosts").glob("*/store/staging/*"))
-        told = copier.query.lastProgress
-        assert told is not None
-        assert '"latestOffset"' in told.json
+        reported = copier.query.lastProgress
+        assert reported is not None
+        assert '"latestOffset"' in reported.json
         found = spark.read.format("basalt").options(server=server, subscribe="in", minPartitions="4").load()
         assert found.where("offset >= 0").count() == ROWS + 100
         refused = spark.read.format("basalt").options(server=server, subscribe="in", password=WRONG).load()
@@ -198,8 +198,8 @@ def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) 
         ({"subscribe": "orders", "startingOffsets": '{"orders": {"0": 9}}'}, InvalidArgumentError, "from offset 9"),
         ({"subscribe": "orders", "server": "127.0.0.1:1", "retryTimeoutMs": "0"}, UnavailableError, "no broker"),
     ]
-    for options, error, told in wrong:
-        with pytest.raises(error, match=told) as caught:
+    for options, error, reported in wrong:
+        with pytest.raises(error, match=reported) as caught:
             BatchReader(parse({"server": server, **options})).partitions()
         assert "\n" not in str(caught.value)
         assert WRONG not in str(caught.value)

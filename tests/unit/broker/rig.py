@@ -70,18 +70,18 @@ class FakePublisher:
     """Writes down returns and confirms in their order."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.reported: list[tuple[str, Any]] = []
 
     def returned(
         self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
     ) -> None:
-        self.told.append(("returned", (reply_code, reply_text, exchange, routing_key, body)))
+        self.reported.append(("returned", (reply_code, reply_text, exchange, routing_key, body)))
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
-        self.told += [("ack" if ok else "nack", number) for number in numbers]
+        self.reported += [("ack" if ok else "nack", number) for number in numbers]
 
     def numbers(self, kind: str = "ack") -> list[int]:
-        return [number for what, number in self.told if what == kind]
+        return [number for what, number in self.reported if what == kind]
 
 
 class FakeSink:

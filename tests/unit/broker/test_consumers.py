@@ -272,7 +272,7 @@ def test_consumers_get_their_messages_once_a_store_that_was_behind_goes_on() -> 
         vhost.declare_queue("q", durable=True, arguments={"x-basalt-lease-ms": 60_000})
         publisher = FakePublisher()
         publish(vhost, publisher, "q", *bodies(3))
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         sink = FakeSink(vhost)
         store.stall = True
         vhost.subscribe("q", sink, tag="c", prefetch=2)
@@ -294,7 +294,7 @@ def test_a_queue_that_cannot_be_read_is_no_harm_to_the_others() -> None:
         for name in ("bad", "good"):
             vhost.declare_queue(name, durable=True)
         publish(vhost, publisher, "bad", b"x" * 6000)
-        await until(lambda: len(publisher.told) == 1)
+        await until(lambda: len(publisher.reported) == 1)
         batch = Batch()
         for key, _ in store.scan(Family.MESSAGE_CONTENT):
             batch.delete(Family.MESSAGE_CONTENT, key)

@@ -93,10 +93,10 @@ def test_each_reason_is_named() -> None:
         vhost.declare_queue("weary", durable=True, arguments=to_dead(more={"x-delivery-limit": 1}))
         publisher = FakePublisher()
         publish(vhost, publisher, "short", b"first", b"second")
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         assert [(each.payload, deaths_of(each)[0]["reason"]) for each in drain(vhost, "dead")] == [(b"first", "maxlen")]
         publish(vhost, publisher, "brief", b"late", first=3)
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         clock.pass_ms(1500)
         vhost.plane.run_due()
         assert [deaths_of(each)[0]["reason"] for each in drain(vhost, "dead")] == ["expired"]
@@ -138,7 +138,7 @@ def test_an_automatic_circle_ends_and_one_through_a_worker_does_not() -> None:
         publisher = FakePublisher()
         publish(vhost, publisher, "a", b"turns")
         publish(vhost, publisher, "work", b"retried", first=2)
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         for count in (1, 2, 3):
             delivery = await take(vhost, "work")
             if count > 1:

@@ -16,7 +16,7 @@ ATTACKER = peer_at("192.0.2.1")
 HOME = peer_at("198.51.100.7")
 
 
-class World:
+class Harness:
     """A throttle whose clock moves when somebody sleeps."""
 
     def __init__(self) -> None:
@@ -42,68 +42,68 @@ class World:
         return self.now_s - began_s
 
 
-def run(test: Callable[[World], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(World()), 30))
+def run(test: Callable[[Harness], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(Harness()), 30))
 
 
 def test_the_delay_grows_to_a_cap_and_decays() -> None:
-    async def test(world: World) -> None:
-        delays = [await world.log_in("ann", ATTACKER) for _ in range(8)]
+    async def test(harness: Harness) -> None:
+        delays = [await harness.log_in("ann", ATTACKER) for _ in range(8)]
         assert delays == [0, 0, 0, 0.5, 1, 2, 4, -1]
-        refused = [await world.log_in("ann", ATTACKER) for _ in range(50)]
+        refused = [await harness.log_in("ann", ATTACKER) for _ in range(50)]
         assert set(refused) == {-1}, "what is refused unseen does not lengthen the wait"
-        world.now_s += 8
-        assert await world.log_in("ann", ATTACKER) == 0
+        harness.now_s += 8
+        assert await harness.log_in("ann", ATTACKER) == 0
         for _ in range(40):
-            world.now_s += 31
-            assert await world.log_in("ann", ATTACKER) == 0, "30 s are the most that is waited for"
-        world.now_s += 600
-        assert await world.log_in("ann", ATTACKER) == 0
-        assert await world.log_in("ann", ATTACKER) == 0, "failures are forgotten"
+            harness.now_s += 31
+            assert await harness.log_in("ann", ATTACKER) == 0, "30 s are the most that is waited for"
+        harness.now_s += 600
+        assert await harness.log_in("ann", ATTACKER) == 0
+        assert await harness.log_in("ann", ATTACKER) == 0, "failures are forgotten"
 
     run(test)
 
 
 def test_a_right_password_ends_the_delay_of_its_user_there() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: Harness) -> None:
         for _ in range(5):
-            await world.log_in("ann", HOME)
-        assert await world.log_in("ann", HOME, is_right=True) == 2
-        assert await world.log_in("ann", HOME, is_right=True) == 0
-        assert await world.log_in("ann", HOME) == 0
+            await harness.log_in("ann", HOME)
+        assert await harness.log_in("ann", HOME, is_right=True) == 2
+        assert await harness.log_in("ann", HOME, is_right=True) == 0
+        assert await harness.log_in("ann", HOME) == 0
 
     run(test)
 
 
 def test_a_user_elsewhere_waits_a_second_at_most_and_not_at_all_where_known() -> None:
-    async def test(world: World) -> None:
-        await world.log_in("ann", HOME, is_right=True)
+    async def test(harness: Harness) -> None:
+        await harness.log_in("ann", HOME, is_right=True)
         for _ in range(200):
-            await world.log_in("ann", ATTACKER)
-            world.now_s += 3
-        assert await world.log_in("ann", HOME, is_right=True) == 0
-        assert await world.log_in("ann", peer_at("203.0.113.9"), is_right=True) <= 1
+            await harness.log_in("ann", ATTACKER)
+            harness.now_s += 3
+        assert await harness.log_in("ann", HOME, is_right=True) == 0
+        assert await harness.log_in("ann", peer_at("203.0.113.9"), is_right=True) <= 1
 
     run(test)
 
 
 def test_many_names_from_one_address_are_delayed_too_and_others_there_a_little() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: Harness) -> None:
         for number in range(40):
-            await world.log_in(f"user-{number}", ATTACKER)
-        assert 0 < await world.log_in("another", ATTACKER) <= 2
-        assert await world.log_in("another", HOME) == 0
+            await harness.log_in(f"user-{number}", ATTACKER)
+        assert 0 < await harness.log_in("another", ATTACKER) <= 2
+        assert await harness.log_in("another", HOME) == 0
 
     run(test)
 
 
 def test_a_burst_of_guesses_in_parallel_is_checked_one_by_one() -> None:
-    async def test(world: World) -> None:
+    async def test(harness: Harness) -> None:
         checked = 0
 
         async def guess() -> None:
             nonlocal checked
-            async with world.throttle.attempt("ann", ATTACKER):
+            async with harness.throttle.attempt("ann", ATTACKER):
                 checked += 1
                 await asyncio.sleep(0)
                 raise AuthenticationError("wrong")
@@ -111,14 +111,14 @@ def test_a_burst_of_guesses_in_parallel_is_checked_one_by_one() -> None:
         done = await asyncio.gather(*(guess() for _ in range(100)), return_exceptions=True)
         assert checked < 10
         assert sum(isinstance(each, TooManyLoginsError) for each in done) == 100 - checked
-        assert not world.throttle._turns, "nothing is left of attempts that ended"
+        assert not harness.throttle._turns, "nothing is left of attempts that ended"
 
     run(test)
 
 
 def test_many_connections_of_one_client_with_the_right_password_do_not_wait() -> None:
-    async def test(world: World) -> None:
-        done = await asyncio.gather(*(world.log_in("ann", HOME, is_right=True) for _ in range(500)))
+    async def test(harness: Harness) -> None:
+        done = await asyncio.gather(*(harness.log_in("ann", HOME, is_right=True) for _ in range(500)))
         assert set(done) == {0}
 
     run(test)
@@ -127,14 +127,14 @@ def test_many_connections_of_one_client_with_the_right_password_do_not_wait() ->
 def test_tables_are_bounded_and_addresses_of_one_ipv6_network_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 50)
 
-    async def test(world: World) -> None:
+    async def test(harness: Harness) -> None:
         for number in range(300):
-            await world.log_in(f"user-{number}" * 1000, peer_at(f"10.0.0.{number % 256}"))
-            await world.log_in(f"user-{number}", peer_at(f"10.1.0.{number % 256}"), is_right=True)
-        throttle = world.throttle
+            await harness.log_in(f"user-{number}" * 1000, peer_at(f"10.0.0.{number % 256}"))
+            await harness.log_in(f"user-{number}", peer_at(f"10.1.0.{number % 256}"), is_right=True)
+        throttle = harness.throttle
         tables = (throttle._pairs, throttle._addresses, throttle._users, throttle._known)
         assert all(len(table) <= 50 for table in tables)
-        delays = [await world.log_in("ann", peer_at(f"2001:db8::{number:x}")) for number in range(8)]
+        delays = [await harness.log_in("ann", peer_at(f"2001:db8::{number:x}")) for number in range(8)]
         assert delays[-1] == -1
 
     run(test)

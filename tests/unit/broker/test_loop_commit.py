@@ -97,17 +97,17 @@ def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries
 def test_who_asks_during_a_sync_is_told_by_the_next_one(watched: Watched) -> None:
     async def work() -> None:
         commit = commit_of(watched)
-        told: list[str] = []
+        reported: list[str] = []
 
         def again(_done: asyncio.Future[None]) -> None:
-            told.append("first")
-            commit.durable().add_done_callback(lambda _: told.append("second"))
+            reported.append("first")
+            commit.durable().add_done_callback(lambda _: reported.append("second"))
 
         commit.durable().add_done_callback(again)
         until = time.monotonic() + WAIT_S
-        while len(told) < 2 and time.monotonic() < until:  # noqa: ASYNC110
+        while len(reported) < 2 and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        assert told == ["first", "second"]
+        assert reported == ["first", "second"]
         assert watched.threads == [here()] * 2
         commit.close()
 

@@ -115,8 +115,8 @@ def test_one_vhosts_broken_disk_does_not_touch_the_other(tmp_path: Path) -> None
     async def test(node: Node) -> None:
         await node.create_vhost("bad")
         good, bad = node.vhost("/"), node.vhost("bad")
-        told: list[BaseException] = []
-        bad.attach("connection", told.append)
+        reported: list[BaseException] = []
+        bad.attach("connection", reported.append)
         for vhost in (good, bad):
             vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
@@ -124,7 +124,7 @@ def test_one_vhosts_broken_disk_does_not_touch_the_other(tmp_path: Path) -> None
         await until(lambda: publisher.numbers() == [1])
         bad.store.poison(OSError(5, "Input/output error"))
         publish(bad, publisher, "q", b"lost", first=2)
-        await until(lambda: bool(told))
+        await until(lambda: bool(reported))
         publish(good, publisher, "q", b"fine", first=3)
         await until(lambda: 3 in publisher.numbers())
         await until(lambda: node.supervised("bad").state is VHostState.RUNNING)
@@ -269,7 +269,7 @@ def test_publishers_of_a_vhost_over_its_size_are_held_until_consumers_made_room(
         while not here:
             publish(vhost, publisher, "q", *(os.urandom(50_000) for _ in range(20)), first=number + 1)
             number += 20
-            await until(lambda wanted=number: len(publisher.told) == wanted)  # type: ignore[misc]
+            await until(lambda wanted=number: len(publisher.reported) == wanted)  # type: ignore[misc]
         assert "its limit is" in str(here[0])
         sink = FakeSink(vhost, ack=True)
         vhost.subscribe("q", sink, tag="c", prefetch=100)

@@ -109,7 +109,7 @@ def test_a_policy_takes_effect_on_what_exists_and_ends_when_it_is_deleted() -> N
         publisher = FakePublisher()
         publish(vhost, publisher, "q", b"1", b"2", b"3")
         publish(vhost, publisher, "nowhere", b"alternate", exchange="x", first=4)
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         assert [each.payload for each in drain(vhost, "q")] == [b"2", b"3"]
         assert sorted(each.payload for each in drain(vhost, "other")) == [b"1", b"alternate"]
         vhost.policies.delete("p")

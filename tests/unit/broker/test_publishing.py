@@ -45,12 +45,12 @@ def test_a_persistent_message_is_confirmed_after_the_sync_and_not_before() -> No
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
-        told: list[list[int]] = []
-        store.hold_sync = lambda: told.append(publisher.numbers())
+        reported: list[list[int]] = []
+        store.hold_sync = lambda: reported.append(publisher.numbers())
         publish(vhost, publisher, "q", b"one", b"two")
         vhost.publish(publisher, "", "q", TRANSIENT, b"three", number=3)
-        await until(lambda: len(publisher.told) == 3)
-        assert told == [[3]], "only the transient one has its confirm while the sync runs"
+        await until(lambda: len(publisher.reported) == 3)
+        assert reported == [[3]], "only the transient one has its confirm while the sync runs"
         assert publisher.numbers() == [3, 1, 2]
 
     run(test, store)
@@ -86,7 +86,7 @@ def test_what_is_published_and_settled_in_a_turn_is_one_batch() -> None:
         publish(vhost, publisher, "q1", b"a", b"b", first=2)
         publish(vhost, publisher, "q2", b"c", first=4)
         vhost.settle([settlement("q3", got[0])])
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         with_messages = [b for b in store.batches if any(op[1] is Family.MESSAGES for op in b.ops)]
         assert len(with_messages) == 1
         assert sum(op[1] is Family.MESSAGES for op in with_messages[0].ops) == 4
@@ -100,8 +100,8 @@ def test_a_mandatory_message_without_a_route_is_returned_before_its_confirm() ->
         publisher = FakePublisher()
         vhost.publish(publisher, "amq.direct", "nowhere", PERSISTENT, b"lost", mandatory=True, number=1)
         vhost.publish(publisher, "amq.direct", "nowhere", PERSISTENT, b"lost", mandatory=False, number=2)
-        await until(lambda: len(publisher.told) == 3)
-        assert publisher.told == [
+        await until(lambda: len(publisher.reported) == 3)
+        assert publisher.reported == [
             ("returned", (312, "NO_ROUTE", "amq.direct", "nowhere", b"lost")),
             ("ack", 1),
             ("ack", 2),
@@ -154,7 +154,7 @@ def test_a_fan_out_stores_its_body_once_and_keeps_the_order_of_each_queue() -> N
         publish(vhost, publisher, "q0", b"before", first=1)
         publish(vhost, publisher, "", b"x" * 5000, exchange="amq.fanout", first=2)
         publish(vhost, publisher, "q0", b"after", first=3)
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         assert len(list(store.scan(Family.MESSAGE_CONTENT))) == 1
         assert [len(each.payload) for each in drain(vhost, "q0")] == [6, 5000, 5]
         for name in names[1:]:
@@ -188,7 +188,7 @@ def test_headers_decide_for_headers_exchanges() -> None:
         publisher = FakePublisher()
         for number, kind in enumerate(["wanted", "other", "wanted"], 1):
             vhost.publish(publisher, "amq.headers", "k", props({"kind": kind}), b"%d" % number, number=number)
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"3"]
 
     run(test)
@@ -207,7 +207,7 @@ def test_a_route_is_found_again_after_the_topology_changed() -> None:
         publish(vhost, publisher, "k", b"three", exchange="amq.direct", first=3)
         vhost.delete_queue("q2")
         publish(vhost, publisher, "k", b"four", exchange="amq.direct", first=4)
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         assert [each.payload for each in drain(vhost, "q1")] == [b"one", b"two"]
 
     run(test)
@@ -219,7 +219,7 @@ def test_a_full_queue_that_refuses_makes_a_nack_and_takes_what_fits() -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
         publisher = FakePublisher()
         publish(vhost, publisher, "q", b"1", b"2", b"3")
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         assert publisher.numbers("nack") == [3]
         assert sorted(publisher.numbers()) == [1, 2]
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2"]
@@ -242,7 +242,7 @@ def test_a_full_queue_may_dead_letter_what_it_refuses() -> None:
         vhost.declare_queue("q", durable=True, arguments=arguments)
         publisher = FakePublisher()
         publish(vhost, publisher, "q", b"1", b"2")
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         assert (publisher.numbers(), publisher.numbers("nack")) == ([1], [2])
         found = drain(vhost, "dead")
         assert [each.payload for each in found] == [b"2"]
@@ -259,7 +259,7 @@ def test_one_message_that_cannot_be_taken_is_refused_and_the_others_are_not() ->
         publish(vhost, publisher, "q", b"1")
         vhost.publish(publisher, "", "q", b"\xff\xff", b"malformed", number=2)
         publish(vhost, publisher, "q", b"3", first=3)
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         assert publisher.numbers("nack") == [2]
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"3"]
 
@@ -281,12 +281,12 @@ def test_while_the_store_is_behind_everything_waits_and_nothing_is_lost_or_doubl
         await until(lambda: held == [True])
         was_blocked = vhost.tick.is_stalled
         await turns()
-        assert (was_blocked, publisher.told) == (True, [])
+        assert (was_blocked, publisher.reported) == (True, [])
         store.stall = False
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         assert held == [True, False]
         assert not vhost.tick.is_stalled
-        assert [what for what, _ in publisher.told].count("returned") == 1
+        assert [what for what, _ in publisher.reported].count("returned") == 1
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2"]
 
     run(test, store)
@@ -299,17 +299,17 @@ def test_an_error_of_the_disk_ends_the_vhost_and_confirms_nothing(broken: str) -
 
     async def test(vhost: VHost) -> None:
         failures: list[BaseException] = []
-        told: list[BaseException] = []
+        reported: list[BaseException] = []
         vhost.on_failed = failures.append
-        vhost.attach("connection", told.append)
+        vhost.attach("connection", reported.append)
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
         setattr(store, broken, True)
         publish(vhost, publisher, "q", b"1")
         await until(lambda: bool(failures))
         await turns()
-        assert publisher.told == []
-        assert told == failures
+        assert publisher.reported == []
+        assert reported == failures
         assert len(failures) == 1
         with pytest.raises(VHostDownError, match="is down"):
             vhost.publish(publisher, "", "q", PERSISTENT, b"2")
@@ -330,7 +330,7 @@ def test_a_transaction_is_one_batch_and_resolves_when_durable() -> None:
         vhost.declare_queue("to", durable=True)
         publisher = FakePublisher()
         publish(vhost, publisher, "from", b"a", b"b", b"c")
-        await until(lambda: len(publisher.told) == 3)
+        await until(lambda: len(publisher.reported) == 3)
         taken = [vhost.get("from") for _ in range(3)]
         deliveries = [each[0] for each in taken if each is not None]
         store.batches.clear()
@@ -394,7 +394,7 @@ def test_settling_what_is_settled_harms_nobody() -> None:
 @pytest.mark.promise("P2")
 def test_a_publisher_that_fails_when_it_is_told_doubles_nothing() -> None:
     class Bad(FakePublisher):
-        def returned(self, *told: object) -> None:
+        def returned(self, *reported: object) -> None:
             raise RuntimeError("the test fails")
 
         def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
@@ -408,7 +408,7 @@ def test_a_publisher_that_fails_when_it_is_told_doubles_nothing() -> None:
         vhost.publish(bad, "", "q", TRANSIENT, b"2", number=2)
         vhost.publish(bad, "", "nowhere", TRANSIENT, b"x", mandatory=True, number=3)
         publish(vhost, good, "q", b"4", first=4)
-        await until(lambda: len(bad.told) == 3 and len(good.told) == 1)
+        await until(lambda: len(bad.reported) == 3 and len(good.reported) == 1)
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2", b"4"]
 
     run(test)
@@ -434,7 +434,7 @@ def test_a_stall_while_a_spoiled_batch_is_taken_apart_doubles_nothing() -> None:
         publish(vhost, publisher, "q", b"1", b"2")
         vhost.publish(publisher, "", "q", b"\xff\xff", b"malformed", number=3)
         publish(vhost, publisher, "q", b"4", b"5", first=4)
-        await until(lambda: len(publisher.told) == 5)
+        await until(lambda: len(publisher.reported) == 5)
         assert publisher.numbers("nack") == [3]
         assert [each.payload for each in drain(vhost, "q")] == [b"1", b"2", b"4", b"5"]
 
@@ -493,7 +493,7 @@ def test_large_messages_of_one_turn_are_written_in_several() -> None:
             vhost.publish(publisher, "", "q", PERSISTENT, body, number=number + 1)
         await turns(1)
         assert len(vhost.tick.pending) == 3
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         assert publisher.numbers() == [1, 2, 3, 4]
         assert [message.payload for message in vhost.plane.browse("q")] == bodies
         for number, body in enumerate(bodies):

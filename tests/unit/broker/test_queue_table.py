@@ -49,7 +49,7 @@ def test_durable_queues_and_persistent_messages_survive_and_others_do_not() -> N
         publisher = FakePublisher()
         publish(vhost, publisher, "a.b", b"kept", exchange="amq.topic")
         vhost.publish(publisher, "", "durable", props(delivery_mode=1), b"lost", number=2)
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
 
     async def after(vhost: VHost) -> None:
         assert list(vhost.queues.by_name) == ["durable"]
@@ -69,7 +69,7 @@ def test_what_was_handed_out_and_not_settled_comes_again_after_a_restart() -> No
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
         publish(vhost, publisher, "q", b"1", b"2")
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         got = vhost.get("q")
         assert got is not None
         assert got[0].payload == b"1"
@@ -233,7 +233,7 @@ def test_messages_expire_by_their_own_time_and_in_their_queues_time() -> None:
         publisher = FakePublisher()
         vhost.publish(publisher, "", "q", PERSISTENT, b"long", number=1)
         vhost.publish(publisher, "", "q", props(expiration="1000"), b"short", number=2)
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         clock.pass_ms(1500)
         vhost.plane.run_due()
         assert vhost.declare_queue("q", passive=True).messages == 1
@@ -265,7 +265,7 @@ def test_a_message_that_lives_for_no_time_reaches_who_can_take_it_at_once_and_no
         consumer = vhost.subscribe("q", sink, tag="c", prefetch=2)
         for number, body in enumerate([b"one", b"two", b"beyond"], 2):
             vhost.publish(publisher, "", "q", raw, body, number=number)
-        await until(lambda: len(publisher.told) == 4)
+        await until(lambda: len(publisher.reported) == 4)
         assert sink.payloads() == [b"one", b"two"]
         vhost.settle([settlement("q", sink.got[0]), settlement("q", sink.got[1], REQUEUE)])
         consumer.credit(2)
@@ -301,7 +301,7 @@ def test_priorities_come_first() -> None:
         publisher = FakePublisher()
         for number, priority in enumerate([1, 9, 200, 0, 5], 1):
             vhost.publish(publisher, "", "q", props(priority=priority), b"%d" % priority, number=number)
-        await until(lambda: len(publisher.told) == 5)
+        await until(lambda: len(publisher.reported) == 5)
         assert [each.payload for each in drain(vhost, "q")] == [b"9", b"200", b"5", b"1", b"0"]
 
     run(test)
@@ -337,7 +337,7 @@ def test_a_fairness_header_gives_each_key_its_turn() -> None:
         for number in range(1, 5):
             vhost.publish(publisher, "", "q", props({"tenant": "loud"}), b"loud", number=number)
         vhost.publish(publisher, "", "q", props({"tenant": "quiet"}), b"quiet", number=5)
-        await until(lambda: len(publisher.told) == 5)
+        await until(lambda: len(publisher.reported) == 5)
         assert b"quiet" in [each.payload for each in drain(vhost, "q")][:2]
 
     run(test)
@@ -349,7 +349,7 @@ def test_a_message_id_within_the_window_is_taken_once() -> None:
         publisher = FakePublisher()
         for number in (1, 2):
             vhost.publish(publisher, "", "q", props(message_id="same"), b"x", number=number)
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         assert len(drain(vhost, "q")) == 1
 
     run(test)

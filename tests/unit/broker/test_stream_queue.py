@@ -39,7 +39,7 @@ async def filled(vhost: VHost, count: int = 10, name: str = "s") -> None:
     vhost.declare_queue(name, durable=True, arguments=STREAM)
     publisher = FakePublisher()
     publish(vhost, publisher, name, *(b"%d" % number for number in range(count)))
-    await until(lambda: len(publisher.told) == count)
+    await until(lambda: len(publisher.reported) == count)
     assert publisher.numbers() == list(range(1, count + 1))
 
 
@@ -62,7 +62,7 @@ def test_every_consumer_reads_everything_from_where_it_asked_to_begin() -> None:
         clock.pass_ms(3_600_000)
         publisher = FakePublisher()
         publish(vhost, publisher, "s", b"5", b"6")
-        await until(lambda: len(publisher.told) == 2)
+        await until(lambda: len(publisher.reported) == 2)
         everything = [b"%d" % number for number in range(7)]
         assert await read(vhost, 7, "first") == everything
         assert await read(vhost, 7, "first") == everything, "reading takes nothing away"
@@ -232,7 +232,7 @@ def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
         await turns(20)
         publish(vhost, publisher, "s", b"2", first=2)
         await turns(20)
-        assert publisher.told == []
+        assert publisher.reported == []
         store.stall = False
         vhost.stream_queues.append(vhost.queues.by_name["s"], [(properties.seal("", "s", PERSISTENT), b"3")])
         await until(lambda: publisher.numbers() == [1, 2])
@@ -272,7 +272,7 @@ def test_streams_are_kept_in_a_log_beside_a_store_on_disk(tmp_path: Path) -> Non
                 vhost.declare_queue("s", durable=True, arguments={**STREAM, "x-max-length-bytes": 1 << 20})
                 publisher = FakePublisher()
                 publish(vhost, publisher, "s", *(b"%d" % number for number in range(50)))
-                await until(lambda told=publisher.told: len(told) == 50)  # type: ignore[misc]
+                await until(lambda reported=publisher.reported: len(reported) == 50)  # type: ignore[misc]
             assert await read(vhost, 50, "first") == [b"%d" % number for number in range(50)]
             await vhost.close()
             store.close()
@@ -306,9 +306,9 @@ def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
     record = Record(b"body", b"key", headers, timestamp_ms=1_700_000_000_123)
     exchange, key, raw = properties.open_envelope(with_offset(envelope_of(record), 5))
     properties.peek(raw)
-    told = properties.parse(raw)
-    assert (exchange, key, told.timestamp) == ("", "", 1_700_000_000)
-    assert told.headers == {
+    reported = properties.parse(raw)
+    assert (exchange, key, reported.timestamp) == ("", "", 1_700_000_000)
+    assert reported.headers == {
         "text": "grün",
         "raw": b"\xff\0",
         "twice": "2",
@@ -317,9 +317,9 @@ def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
         "x-stream-offset": 5,
     }
     large = Record(b"", b"k" * 70_000, (("a", b"a" * 60_000), ("b", b"b" * 6_000), ("c", b"c")), timestamp_ms=-1)
-    told = properties.parse(properties.open_envelope(envelope_of(large))[2])
-    assert set(told.headers) == {"a", "c"}, "what fits into a frame"
-    assert told.timestamp is None
+    reported = properties.parse(properties.open_envelope(envelope_of(large))[2])
+    assert set(reported.headers) == {"a", "c"}, "what fits into a frame"
+    assert reported.timestamp is None
 
 
 @pytest.mark.parametrize(

@@ -259,15 +259,15 @@ def test_events_tell_of_every_change_in_order_once_it_is_written(catalog: Catalo
 def test_a_listener_that_fails_keeps_neither_the_change_nor_the_others(
     catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[UUID] = []
+    reported: list[UUID] = []
 
     def fail(event: Event) -> None:
         raise RuntimeError("my bug")
 
     catalog.on_change(fail)
-    catalog.on_change(lambda event: told.append(event.id))
+    catalog.on_change(lambda event: reported.append(event.id))
     made = catalog.create(Kind.TOPIC, "q")
-    assert told == [made.id]
+    assert reported == [made.id]
     assert catalog.get(made.id) == made
     assert "my bug" in caplog.text
 

@@ -112,9 +112,9 @@ def test_a_damaged_table_costs_the_messages_in_one_block_and_repair_names_them(b
     said = basalt("store", "verify", code=2).stdout
     assert table.name in said
     assert "queue 'orders': messages between id " in said
-    told = basalt("store", "repair", code=2)
-    assert "would be lost" in told.stdout
-    assert "--accept-loss" in told.stderr
+    reported = basalt("store", "repair", code=2)
+    assert "would be lost" in reported.stdout
+    assert "--accept-loss" in reported.stderr
     assert table.read_bytes() == raw, "nothing was changed"
     done = json.loads(basalt("store", "repair", "--accept-loss", "--json").stdout)
     assert any(row["kind"] == "lost" and "queue 'orders': counted 600 messages" in row["what"] for row in done)

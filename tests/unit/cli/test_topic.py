@@ -39,9 +39,9 @@ def test_a_topic_is_created_listed_described_and_deleted(basalt: Basalt) -> None
         "t",
     ]
     assert "quick" not in basalt("topic", "list", "--limit", "1").output
-    [told] = json.loads(basalt("topic", "describe", "orders", "--json").output)
-    assert told["settings"]["retention_records"] == 100
-    assert [row["partition"] for row in told["partitions"]] == [0, 1, 2]
+    [reported] = json.loads(basalt("topic", "describe", "orders", "--json").output)
+    assert reported["settings"]["retention_records"] == 100
+    assert [row["partition"] for row in reported["partitions"]] == [0, 1, 2]
     text = basalt("topic", "describe", "orders").output
     assert "compact: True" in text
     assert "partition  first  end" in text

@@ -15,8 +15,8 @@ from tests.unit.queues.damaged_rig import (
     LATER_NS,
     SHARED,
     Damage,
+    Harness,
     Row,
-    World,
     damages_of,
     drain,
 )
@@ -33,14 +33,14 @@ SETTINGS = Settings(clock_ns=lambda: LATER_NS, clock_ms=lambda: LATER_NS // 1_00
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def harness() -> Harness:
+    return Harness()
 
 
-def damaged_store(world: World, path: Path, damaged: list[tuple[Row, Damage]]) -> Path:
+def damaged_store(harness: Harness, path: Path, damaged: list[tuple[Row, Damage]]) -> Path:
     store = open_store(path)
     try:
-        world.fill(store, damaged)
+        harness.fill(store, damaged)
         store.sync()
     finally:
         store.close()
@@ -48,28 +48,28 @@ def damaged_store(world: World, path: Path, damaged: list[tuple[Row, Damage]]) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_program_gets_everything_that_is_sound(world: World, tmp_path: Path, seed: int) -> None:
+def test_a_program_gets_everything_that_is_sound(harness: Harness, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    chosen = rng.sample(world.of(*BY_VALUE), 12)
-    at_risk = world.at_risk(chosen)
-    path = damaged_store(world, tmp_path / "data", [(row, rng.choice(damages_of(row[0]))) for row in chosen])
+    chosen = rng.sample(harness.of(*BY_VALUE), 12)
+    at_risk = harness.at_risk(chosen)
+    path = damaged_store(harness, tmp_path / "data", [(row, rng.choice(damages_of(row[0]))) for row in chosen])
     with basaltmq.open(path, create=False, settings=SETTINGS) as db:
         found = Counter(drain(db.queue_plane, LATER_NS))
         records = db.queue_plane.damage.records()
         per_queue = sum(queue.stats()["quarantined"] for queue in db.queues())
-    for payload in world.payloads:
+    for payload in harness.payloads:
         wanted = 2 if payload.startswith(SHARED) else 1
         assert found[payload] == wanted or payload in at_risk, payload[:40]
-    assert set(found) <= world.payloads | {ACKED}
+    assert set(found) <= harness.payloads | {ACKED}
     assert per_queue <= len(records)
     with basaltmq.open(path, create=False, settings=SETTINGS) as db:
         assert db.queue_plane.damage.records() == records
         assert drain(db.queue_plane, LATER_NS) == []
 
 
-def test_commands_show_export_and_delete_what_is_in_quarantine(world: World, tmp_path: Path) -> None:
-    row = next(row for row in world.of(Family.MESSAGES) if row[1].startswith(b"\0\5plain"))
-    path = damaged_store(world, tmp_path / "data", [(row, DAMAGES["truncated"])])
+def test_commands_show_export_and_delete_what_is_in_quarantine(harness: Harness, tmp_path: Path) -> None:
+    row = next(row for row in harness.of(Family.MESSAGES) if row[1].startswith(b"\0\5plain"))
+    path = damaged_store(harness, tmp_path / "data", [(row, DAMAGES["truncated"])])
 
     def run(*arguments: str) -> str:
         done = CliRunner().invoke(main, ["--data-dir", str(path), *arguments])

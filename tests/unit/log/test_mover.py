@@ -165,35 +165,35 @@ def test_the_disk_is_told_to_begin_only_with_what_is_there_and_never_of_a_file_t
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = large_ring(tmp_path)
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
 
     def start_write_back(fd: int, begin: int, size_bytes: int) -> None:
         assert os.fstat(fd).st_size >= begin + size_bytes
-        told.append((os.readlink(f"/proc/self/fd/{fd}"), begin, begin + size_bytes))
+        reported.append((os.readlink(f"/proc/self/fd/{fd}"), begin, begin + size_bytes))
 
     monkeypatch.setattr(lane_module, "start_write_back", start_write_back)
     monkeypatch.setattr(lane_module, "WRITE_BACK_BYTES", 2 * MOVED_BYTES_MIN)
     begin = lane.end
     for number in (1, 2):
-        assert told == []
+        assert reported == []
         gather(lane, number, LARGE)
         lane.sync_through_ring()
         lane.move_ring_frames()
-    assert told == [(str(lane.segments()[-1].path), begin, lane.end)]
+    assert reported == [(str(lane.segments()[-1].path), begin, lane.end)]
     gather(lane, 3, LARGE)
     lane.sync_through_ring()
     lane.move_ring_frames()
-    assert len(told) == 1
+    assert len(reported) == 1
     gather(lane, 7, LARGE + LARGE)
     lane.sync_through_ring()
     lane.roll()
     lane.sync()
     for number in (4, 5):
-        assert len(told) == 1
+        assert len(reported) == 1
         gather(lane, number, LARGE)
         lane.sync_through_ring()
         lane.move_ring_frames()
-    assert told[1:] == [(str(lane.segments()[-1].path), 0, lane.end - lane.active_start)]
+    assert reported[1:] == [(str(lane.segments()[-1].path), 0, lane.end - lane.active_start)]
     lane.close()
 
 

@@ -273,10 +273,10 @@ def test_a_segment_that_is_not_there_is_found_and_told_by_readers_with_what_to_d
     if which != -1:
         with (
             StreamView.open(tmp_path) as view,
-            pytest.raises(CorruptionError, match="restore the file from a backup") as told,
+            pytest.raises(CorruptionError, match="restore the file from a backup") as reported,
         ):
             [view.read("orders", 0, offset) for offset in range(40)]
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(reported.value)
 
 
 def test_the_exit_code_is_that_of_the_worst() -> None:

@@ -52,7 +52,7 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "reported"),
     [
         (["archive", "--topics", ",", "--to", "x"], "expected one or more topic names"),
         (["archive", "--topics", "a", "--to", "x", "--once", "--continuous", "1"], "give either"),
@@ -67,10 +67,10 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
         (["lag", "--server", "http://127.0.0.1:1"], "no broker answers"),
     ],
 )
-def test_wrong_flags_are_refused_before_spark_is_started(tmp_path: Path, flags: list[str], told: str) -> None:
+def test_wrong_flags_are_refused_before_spark_is_started(tmp_path: Path, flags: list[str], reported: str) -> None:
     found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", *flags])
     assert found.exit_code in (1, 2)
-    assert told in found.stderr
+    assert reported in found.stderr
 
 
 def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ def test_backlog_and_pace_are_told_beside_a_writer(tmp_path: Path) -> None:
         assert (queue.messages, queue.acked_per_s, queue.drains_in_s) == (6, 2.0, 3.0)
         still = lag(str(tmp_path), groups=["readers"], pace_s=1.0, sleep=lambda _: None)
         assert (still.groups[0].read_per_s, still.groups[0].drains_in_s) == (0.0, None)
-        told = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", "lag"])
-        assert told.exit_code == 0, told.output
-        assert "readers" in told.stdout
-        assert "jobs" in told.stdout
+        reported = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", "lag"])
+        assert reported.exit_code == 0, reported.output
+        assert "readers" in reported.stdout
+        assert "jobs" in reported.stdout
         with pytest.raises(GroupNotFoundError):
             lag(str(tmp_path), groups=["nobody"])
         wrong = CliRunner().invoke(main, ["--data-dir", str(tmp_path / "none"), "pipeline", "lag"])

@@ -13,23 +13,23 @@ from basaltmq.pipeline.session import check_environment, java_version
 pytestmark = pytest.mark.spec("F2")
 
 
-def java(home: Path, told: str) -> str:
+def java(home: Path, reported: str) -> str:
     """A Java that says this of itself; its home."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
-    program.write_text(f"#!/bin/sh\necho '{told}' >&2\n")
+    program.write_text(f"#!/bin/sh\necho '{reported}' >&2\n")
     program.chmod(0o755)
     return str(home)
 
 
 @pytest.mark.parametrize(
-    ("told", "number"),
+    ("reported", "number"),
     [('openjdk version "17.0.9" 2023-10-17', 17), ('java version "1.8.0_392"', 8), ('openjdk version "21" 2023', 21)],
 )
 def test_every_way_java_tells_its_version_is_understood(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: str, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: str, number: int
 ) -> None:
-    monkeypatch.setenv("JAVA_HOME", java(tmp_path, told))
+    monkeypatch.setenv("JAVA_HOME", java(tmp_path, reported))
     assert java_version() == number
 
 
@@ -56,8 +56,8 @@ def test_a_package_that_is_too_old_or_missing_is_told_with_the_remedy(
 ) -> None:
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: version if name == package else real(name))
-    assert f"needs {package} " in (told := refusal())
-    assert f"found {version}: pip install 'basaltmq[spark]'" in told
+    assert f"needs {package} " in (reported := refusal())
+    assert f"found {version}: pip install 'basaltmq[spark]'" in reported
 
     def missing(name: str) -> str:
         if name == package:

@@ -172,11 +172,11 @@ def test_a_planned_range_of_a_deleted_topic_is_lost(tmp_path: Path) -> None:
     (gone,) = [each for each in found.partitions(start, end) if each.value.topic == "orders-2"]
     with basaltmq.open(tmp_path) as db:
         db.delete_topic("orders-2")
-    told = r"orders-2\[0\] was deleted: expected offsets 0 to 2, found no topic"
-    with pytest.raises(DataLossError, match=told):
+    reported = r"orders-2\[0\] was deleted: expected offsets 0 to 2, found no topic"
+    with pytest.raises(DataLossError, match=reported):
         found.partitions(start, end)
     views._open_view.cache_clear()
-    with pytest.raises(DataLossError, match=told):
+    with pytest.raises(DataLossError, match=reported):
         list(found.read(gone))
     accepting = lenient(tmp_path, subscribePattern="orders.*")
     assert batch(accepting, start, end) == [b"x"] * 3

@@ -40,7 +40,7 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ({"subscribe": "orders"}, "say where the data is"),
         ({"path": "/d"}, "exactly one of subscribe"),
@@ -78,8 +78,8 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"path": "/d", "subscribe": "a", "startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], reported: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=reported):
         parse(given)
 
 

@@ -118,8 +118,8 @@ def test_a_segment_that_cannot_be_read_is_told_in_one_line_or_skipped_as_asked(t
     raw = bytearray(segment.read_bytes())
     raw[raw.index(b"2" * 1000) + 500] ^= 1
     segment.write_bytes(raw)
-    told = r"orders\[0\], offsets 2 to 2, cannot be read: .* backup. With failOnDataLoss=false the query skips them"
-    with pytest.raises(DataLossError, match=told) as caught:
+    reported = r"orders\[0\], offsets 2 to 2, cannot be read: .* backup. With failOnDataLoss=false the query skips them"
+    with pytest.raises(DataLossError, match=reported) as caught:
         list(found.read(part))
     assert "\n" not in str(caught.value)
     found = BatchReader(parse({"path": str(tmp_path), "subscribe": "orders", "failOnDataLoss": "false"}))

@@ -38,7 +38,7 @@ def schema(text: str) -> StructType:
 
 
 @pytest.mark.parametrize(
-    ("options", "columns", "told"),
+    ("options", "columns", "reported"),
     [
         ({}, "value BINARY", "say where to write to"),
         ({"path": "/x"}, "value BINARY", "the topic is missing"),
@@ -53,8 +53,8 @@ def schema(text: str) -> StructType:
         ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run name has"),
     ],
 )
-def test_what_is_wrong_is_named(options: dict[str, str], columns: str, told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told.replace("?", r"\?")):
+def test_what_is_wrong_is_named(options: dict[str, str], columns: str, reported: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=reported.replace("?", r"\?")):
         parse_write(options, schema(columns), is_streaming=False)
 
 

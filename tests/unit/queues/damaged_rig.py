@@ -143,7 +143,7 @@ def populate(plane: QueuePlane) -> set[bytes]:
     return made
 
 
-class World:
+class Harness:
     """The rows of a populated store, and the payloads in it."""
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ from tests.unit.queues.damaged_rig import (
     LATER_NS,
     SHARED,
     Damage,
+    Harness,
     Row,
-    World,
     cut_key,
     damages_of,
     drain,
@@ -38,16 +38,16 @@ NO_RECORD = (Family.STATE, Family.DEDUP, Family.CONTENT_REFS, Family.DEDUP_EXPIR
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
-    return World()
+def harness() -> Harness:
+    return Harness()
 
 
-def check(world: World, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
+def check(harness: Harness, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
     """All that is not at risk comes out once; the rest comes out as it was, or is in quarantine."""
     damaged = list(damaged)
-    at_risk = world.at_risk(row for row, _ in damaged)
+    at_risk = harness.at_risk(row for row, _ in damaged)
     store = MemoryStore()
-    world.fill(store, damaged)
+    harness.fill(store, damaged)
     clock = Clock()
     clock.now_ns = LATER_NS
     with closing(GroupCommit(store)) as commit:
@@ -55,10 +55,10 @@ def check(world: World, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
             found = Counter(drain(plane, LATER_NS))
             records = plane.damage.records()
             left = {config.name: plane.stats(config.name) for config in plane.configs()}
-        for payload in world.payloads:
+        for payload in harness.payloads:
             wanted = 2 if payload.startswith(SHARED) else 1
             assert found[payload] == wanted or (payload in at_risk and found[payload] < wanted), payload[:40]
-        assert set(found) <= world.payloads | {ACKED}, "nothing is delivered that was not enqueued"
+        assert set(found) <= harness.payloads | {ACKED}, "nothing is delivered that was not enqueued"
         assert len(records) >= sum(not found[payload] for payload in at_risk)
         for name, counts in left.items():
             assert (counts["ready"], counts["leased"], counts["delayed"]) == (0, 0, 0), name
@@ -77,9 +77,9 @@ def check(world: World, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
     [(family, damage) for family in BY_VALUE for damage in damages_of(family)],
     ids=lambda each: each.label if isinstance(each, Family) else each.__name__,
 )
-def test_a_damaged_value_goes_to_quarantine_as_it_was(world: World, family: Family, damage: Damage) -> None:
-    for row in world.of(family):
-        records = check(world, [(row, damage)])
+def test_a_damaged_value_goes_to_quarantine_as_it_was(harness: Harness, family: Family, damage: Damage) -> None:
+    for row in harness.of(family):
+        records = check(harness, [(row, damage)])
         if family in NO_RECORD or damage(*row[1:]) == row[1:]:
             continue
         if family is Family.MESSAGE_CONTENT:
@@ -90,26 +90,26 @@ def test_a_damaged_value_goes_to_quarantine_as_it_was(world: World, family: Fami
 
 
 @pytest.mark.parametrize("family", BY_KEY, ids=lambda family: family.label)
-def test_a_damaged_key_hides_no_message(world: World, family: Family) -> None:
-    for row in world.of(family):
-        records = check(world, [(row, cut_key)])
+def test_a_damaged_key_hides_no_message(harness: Harness, family: Family) -> None:
+    for row in harness.of(family):
+        records = check(harness, [(row, cut_key)])
         if family not in NO_RECORD and b"gone" not in row[1]:
             assert (family.label, row[1][:-3]) in [(record.family, record.key) for record in records]
 
 
 @pytest.mark.parametrize("family", [*BY_VALUE, *BY_KEY], ids=lambda family: family.label)
-def test_a_family_of_which_every_row_is_damaged(world: World, family: Family) -> None:
-    check(world, [(row, DAMAGES["empty"] if family in BY_VALUE else cut_key) for row in world.of(family)])
+def test_a_family_of_which_every_row_is_damaged(harness: Harness, family: Family) -> None:
+    check(harness, [(row, DAMAGES["empty"] if family in BY_VALUE else cut_key) for row in harness.of(family)])
 
 
 @pytest.mark.parametrize("key", [b"queue_place", b"queue_clean", b"queue_lease_boot"])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 3, b"\xff" * 4, b"\xff" * 8, b"\xff" * 9])
-def test_damaged_rows_of_the_last_boot(world: World, key: bytes, value: bytes) -> None:
-    check(world, [((Family.VERSION, key, b""), lambda key, _: (key, value))])
+def test_damaged_rows_of_the_last_boot(harness: Harness, key: bytes, value: bytes) -> None:
+    check(harness, [((Family.VERSION, key, b""), lambda key, _: (key, value))])
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_damage(world: World, seed: int) -> None:
+def test_random_damage(harness: Harness, seed: int) -> None:
     rng = random.Random(seed)
-    chosen = rng.sample(world.of(*BY_VALUE), rng.randint(1, 20))
-    check(world, [(row, rng.choice(damages_of(row[0]))) for row in chosen])
+    chosen = rng.sample(harness.of(*BY_VALUE), rng.randint(1, 20))
+    check(harness, [(row, rng.choice(damages_of(row[0]))) for row in chosen])

@@ -24,7 +24,7 @@ def recorder(plane: QueuePlane) -> Recorder:
     return recorder
 
 
-def told(recorder: Recorder) -> list[Event]:
+def reported(recorder: Recorder) -> list[Event]:
     blocks, count = recorder.take()
     events = list(decode_events(b"".join(blocks)))
     assert len(events) == count
@@ -33,7 +33,7 @@ def told(recorder: Recorder) -> list[Event]:
 
 
 def seen(recorder: Recorder) -> list[tuple[str, str, int | None]]:
-    return [(event.kind.name.lower(), event.queue, event.attempts) for event in told(recorder)]
+    return [(event.kind.name.lower(), event.queue, event.attempts) for event in reported(recorder)]
 
 
 def test_the_life_of_a_message_is_told_with_times_consumer_and_latency(
@@ -45,7 +45,7 @@ def test_the_life_of_a_message_is_told_with_times_consumer_and_latency(
     (held,) = plane.lease("q", consumer="worker")
     clock.pass_ms(5)
     plane.ack("q", held.token)
-    came, leased, acked = told(recorder)
+    came, leased, acked = reported(recorder)
     assert came == Event(Kind.ENQUEUED, "q", message_id, "tenant", None, START_NS, START_NS, None, "")
     assert leased == Event(Kind.LEASED, "q", message_id, "tenant", None, START_NS + 7 * MS, START_NS, 0, "worker")
     assert acked.kind is Kind.ACKED
@@ -81,11 +81,11 @@ def test_failures_expiry_and_dead_letters_are_told_with_attempts(
 def test_priorities_delays_and_straight_deliveries_are_told(plane: QueuePlane, make: Make, recorder: Recorder) -> None:
     make("p", priorities_max=9)
     plane.enqueue("p", [Draft(payload=b"", priority=3, fairness_key="a|b"), Draft(payload=b"", delay_ms=50)])
-    assert [(e.fairness_key, e.priority) for e in told(recorder)] == [("a|b", 3), ("default", 0)]
+    assert [(e.fairness_key, e.priority) for e in reported(recorder)] == [("a|b", 3), ("default", 0)]
     with plane.change():
         (held,) = plane.deliver("p", [b"now"], consumer="c")
         plane.ack("p", held.token)
-    assert [e.kind for e in told(recorder)] == [Kind.ENQUEUED, Kind.LEASED, Kind.ACKED]
+    assert [e.kind for e in reported(recorder)] == [Kind.ENQUEUED, Kind.LEASED, Kind.ACKED]
 
 
 @pytest.mark.promise("P2")
@@ -94,12 +94,12 @@ def test_what_was_not_written_is_not_told(plane: QueuePlane, make: Make, store: 
     store.refuse = 1
     with pytest.raises(StoreStalledError):
         plane.enqueue("q", [b"a"])
-    assert told(recorder) == []
+    assert reported(recorder) == []
     plane.enqueue("q", [b"a"])
     store.refuse = 1
     with pytest.raises(StoreStalledError):
         plane.lease("q")
-    assert [e.kind for e in told(recorder)] == [Kind.ENQUEUED]
+    assert [e.kind for e in reported(recorder)] == [Kind.ENQUEUED]
 
 
 @pytest.mark.promise("P8")
@@ -118,7 +118,7 @@ def test_what_finds_no_room_is_dropped_and_counted_and_the_queue_goes_on(plane: 
     assert recorder.dropped > 0
     assert recorder.recorded + recorder.dropped == 80_000
     assert recorder.waiting_bytes <= FLUSH_BYTES + 4000
-    assert len(told(recorder)) == recorder.recorded
+    assert len(reported(recorder)) == recorder.recorded
     plane.enqueue("q", [b""])
     assert calls == ["first", "full", "first"]
     assert plane.stats("q")["ready"] == 80_001
@@ -132,13 +132,13 @@ def test_a_sample_tells_the_whole_life_of_some_messages(plane: QueuePlane, make:
         plane.enqueue("q", [b""] * 100)
         plane.ack("q", plane.lease("q", 100)[0].token)
     lives: dict[bytes, list[Kind]] = {}
-    for event in told(recorder):
+    for event in reported(recorder):
         lives.setdefault(event.message_id, []).append(event.kind)
     assert 800 < len(lives) < 1200
     assert all(life == [Kind.ENQUEUED, Kind.LEASED, Kind.ACKED] for life in lives.values())
     plane.record_events(None)
     plane.enqueue("q", [b""] * 100)
-    assert told(recorder) == []
+    assert reported(recorder) == []
     for wrong in (0, -1, 1.5, float("nan"), True, "1"):
         with pytest.raises(InvalidConfigError):
             Recorder(sample=wrong)  # type: ignore[arg-type]
@@ -193,7 +193,7 @@ def test_a_lease_over_several_calls_tells_of_each_message_when_it_came(
     held = plane.lease("q", 5)
     plane.ack("q", held[0].token)
     plane.ack("q", plane.lease("q", 5)[0].token)
-    events = told(recorder)
+    events = reported(recorder)
     for kind in (Kind.ENQUEUED, Kind.LEASED, Kind.ACKED):
         assert [(e.message_id, e.enqueued_ns) for e in events if e.kind is kind] == sent
 

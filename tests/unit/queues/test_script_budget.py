@@ -85,13 +85,13 @@ def test_one_call_with_a_heavy_on_enqueue_takes_a_bounded_time(planes: Planes, b
         ids: list[bytes] = []
         assert cpu_ms(lambda: ids.extend(plane.enqueue("q", drafts(500)))) < BOUND_MS
         assert len(set(ids)) == 500, "no message is lost"
-        told = plane.script_counters("q")["on_enqueue"]
-        assert told.runs + told.skipped == 500
-        assert told.skipped > 100
-        assert "defaults apply" in told.last_error or "limit" in told.last_error
+        reported = plane.script_counters("q")["on_enqueue"]
+        assert reported.runs + reported.skipped == 500
+        assert reported.skipped > 100
+        assert "defaults apply" in reported.last_error or "limit" in reported.last_error
         keys = [delivery.message().fairness_key for delivery in plane.lease("q", 500)]
         assert len(keys) == 500
-        assert keys.count("script") == told.runs - told.failures
+        assert keys.count("script") == reported.runs - reported.failures
 
 
 @pytest.mark.parametrize("body", HEAVY.values(), ids=HEAVY)
@@ -102,8 +102,8 @@ def test_many_failures_at_once_take_a_bounded_time(planes: Planes, body: str) ->
         plane.enqueue("q", drafts(500))
         leased = plane.lease("q", 500)
         assert cpu_ms(lambda: plane.nack("q", leased[0].token, [each.id for each in leased], error="no")) < BOUND_MS
-        told = plane.script_counters("q")["on_failure"]
-        assert told.runs + told.skipped == 500
+        reported = plane.script_counters("q")["on_failure"]
+        assert reported.runs + reported.skipped == 500
         for _ in range(5):
             plane.lease("q", 100)
         planes.clock.now_ns += 10**10
@@ -128,10 +128,10 @@ def test_calls_one_after_the_other_share_an_account(planes: Planes) -> None:
                 plane.enqueue("ab"[number % 2], drafts(2))
 
         assert cpu_ms(publish) < 2 * BOUND_MS
-        told = [plane.script_counters(name)["on_enqueue"] for name in "ab"]
-        assert sum(each.skipped for each in told) > 300
+        reported = [plane.script_counters(name)["on_enqueue"] for name in "ab"]
+        assert sum(each.skipped for each in reported) > 300
         clocks.now_ns += 10**9
-        before = told[0].runs
+        before = reported[0].runs
         plane.enqueue("a", drafts(1))
         assert plane.script_counters("a")["on_enqueue"].runs == before + 1, "time has passed"
 

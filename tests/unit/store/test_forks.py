@@ -93,14 +93,14 @@ def test_a_forked_child_harms_nothing_and_holds_nothing(tmp_path: Path) -> None:
     )
     assert parent.stdin is not None
     assert parent.stdout is not None
-    with parent, parent.stdin as say, parent.stdout as told:
-        lasting = int(told.readline())
+    with parent, parent.stdin as say, parent.stdout as reported:
+        lasting = int(reported.readline())
         try:
             shutil.copytree(tmp_path / "store", tmp_path / "crashed")
             # While its child lives on, the parent closes and opens again.
             say.write("go on\n")
             say.flush()
-            assert told.readline() == "opened again\n"
+            assert reported.readline() == "opened again\n"
             say.close()
             assert parent.wait(WAIT_S) == 0
         finally:

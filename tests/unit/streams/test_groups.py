@@ -38,7 +38,7 @@ from basaltmq.streams.topics import TopicConfig
 TOPIC = UUID(int=7)
 
 
-class HardyStore(GatedStore):
+class UnpoisonedStore(GatedStore):
     """A store that a failed sync does not stop, so that a test can look at what is there."""
 
     def poison(self, error: BaseException) -> None:
@@ -47,7 +47,7 @@ class HardyStore(GatedStore):
 
 @pytest.fixture
 def store() -> GatedStore:
-    return HardyStore(MemoryStore())
+    return UnpoisonedStore(MemoryStore())
 
 
 @pytest.fixture

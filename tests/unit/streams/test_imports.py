@@ -110,13 +110,13 @@ def test_runs_are_apart_and_batches_follow_one_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("engine", "every"), [("segment", 1), ("rocksdb", 4)])
 def test_killed_at_every_step_each_record_is_there_once(tmp_path: Path, forge: Forge, engine: str, every: int) -> None:
     fresh = _prepared(tmp_path / "fresh", engine)
-    told = forge.run(CHILD, str(shutil.copytree(fresh, tmp_path / "all")), "q", 3, _parts(tmp_path), 0)
-    assert told.count("appended") == len(CHUNKS)
-    assert (told[0], told[-1]) == ("saved", "removed")
-    for step in range(1, len(told) + 1, every):
+    reported = forge.run(CHILD, str(shutil.copytree(fresh, tmp_path / "all")), "q", 3, _parts(tmp_path), 0)
+    assert reported.count("appended") == len(CHUNKS)
+    assert (reported[0], reported[-1]) == ("saved", "removed")
+    for step in range(1, len(reported) + 1, every):
         path = shutil.copytree(fresh, tmp_path / str(step))
         child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), step)
-        assert list(child.lines(60)) == told[:step]
+        assert list(child.lines(60)) == reported[:step]
         child.kill()
         child.close()
         extra: list[bytes] = []
@@ -130,7 +130,7 @@ def test_killed_at_every_step_each_record_is_there_once(tmp_path: Path, forge: F
         with open_imports(path) as imports:
             imports.run("q", 3, [again])
         found = values(path)
-        assert sorted(found[0]) == sorted(ONCE[0] + extra), f"killed after step {step}, {told[step - 1]}"
+        assert sorted(found[0]) == sorted(ONCE[0] + extra), f"killed after step {step}, {reported[step - 1]}"
         assert found[1] == ONCE[1]
         if not extra:
             assert found == ONCE

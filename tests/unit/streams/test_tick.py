@@ -48,25 +48,25 @@ def test_those_who_are_called_share_the_sync_and_its_failure_with_those_who_awai
     target = Target()
     group = GroupSync(target)
     tick = TickSync(group)
-    told: list[BaseException | None] = []
+    reported: list[BaseException | None] = []
 
     async def run() -> None:
-        before = len(told)
-        tick.call_when_durable(told.append)
+        before = len(reported)
+        tick.call_when_durable(reported.append)
         waiting = tick.durable()
-        tick.call_when_durable(told.append)
-        assert len(told) == before
+        tick.call_when_durable(reported.append)
+        assert len(reported) == before
         await asyncio.wait_for(asyncio.wait([waiting]), 60)
         waiting.exception()
 
     asyncio.run(run())
-    assert (told, target.syncs) == ([None, None], 1)
+    assert (reported, target.syncs) == ([None, None], 1)
     error = target.error = StorageError("gone")
     asyncio.run(run())
-    assert told[2:] == [error, error]
+    assert reported[2:] == [error, error]
     group.close()
     asyncio.run(run())
-    assert isinstance(told[4], StoreClosedError)
+    assert isinstance(reported[4], StoreClosedError)
 
 
 @pytest.mark.promise("P1")

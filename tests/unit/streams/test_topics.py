@@ -47,7 +47,7 @@ STREAM_FAMILIES = (
 )
 
 
-class HardyStore(GatedStore):
+class UnpoisonedStore(GatedStore):
     """A store that a failed sync does not stop, so that a test can look at what is there."""
 
     def poison(self, error: BaseException) -> None:
@@ -56,7 +56,7 @@ class HardyStore(GatedStore):
 
 @pytest.fixture
 def store() -> GatedStore:
-    return HardyStore(MemoryStore())
+    return UnpoisonedStore(MemoryStore())
 
 
 @pytest.fixture

@@ -232,11 +232,11 @@ def model(log: list[tuple[int, bytes | bool]]) -> list[bytes]:
     for at, (producer, said) in enumerate(log):
         if isinstance(said, bool):
             continue
-        fate: bytes | bool | None = True
+        outcome_roll: bytes | bool | None = True
         if producer >= 0:
-            fate = next((it for who, it in log[at:] if who == producer and isinstance(it, bool)), None)
-        if fate is None:
+            outcome_roll = next((it for who, it in log[at:] if who == producer and isinstance(it, bool)), None)
+        if outcome_roll is None:
             return seen_values
-        if fate:
+        if outcome_roll:
             seen_values.append(said)
     return seen_values

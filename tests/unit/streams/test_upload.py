@@ -32,9 +32,9 @@ def rows(count: int, value: bytes = b"v") -> pa.RecordBatch:
 
 def compressed(codec: str, batch: pa.RecordBatch, *before: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
-    told = b"[%s]" % b",".join(b'["t",0,%d]' % each.num_rows for each in (*before, batch))
+    reported = b"[%s]" % b",".join(b'["t",0,%d]' % each.num_rows for each in (*before, batch))
     options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_file(sink, SCHEMA.with_metadata({CHUNKS: told}), options=options) as writer:
+    with pa.ipc.new_file(sink, SCHEMA.with_metadata({CHUNKS: reported}), options=options) as writer:
         for each in (*before, batch):
             writer.write_batch(each)
     return bytes(sink.getvalue())
@@ -75,11 +75,11 @@ def test_bytes_that_are_no_file_are_refused_in_one_line_whatever_they_are(tmp_pa
         for _ in range(rng.randrange(1, 4)):
             if raw:
                 raw[rng.randrange(max(0, len(raw) - 400), len(raw))] = rng.randrange(256)
-        told = [
+        reported = [
             refusal(partial(is_compressed, memoryview(raw))),
             refusal(partial(opened, tmp_path / "part", bytes(raw))),
         ]
-        assert not [each for each in told if "\n" in each]
+        assert not [each for each in reported if "\n" in each]
 
 
 def refusal(look: Callable[[], object]) -> str:

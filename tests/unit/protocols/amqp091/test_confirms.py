@@ -19,7 +19,7 @@ class Publisher:
         self.refused: set[int] = set()
         self.answers = 0
 
-    def hear(self, out: list[bytes]) -> None:
+    def receive_line(self, out: list[bytes]) -> None:
         for frame in frames(b"".join(out)):
             method = frame.method
             assert isinstance(method, m.BasicAck | m.BasicNack)
@@ -47,7 +47,7 @@ def test_every_message_gets_the_answer_that_was_given_whatever_the_order(data: s
             if numbers:
                 out: list[bytes] = []
                 confirms.answer(numbers, ok, out)
-                client.hear(out)
+                client.receive_line(out)
         assert confirms.unanswered == len(client.open)
     assert client.open == set()
     assert client.refused == wrong
@@ -60,7 +60,7 @@ def test_ascending_answers_are_one_frame() -> None:
     confirms.last = 200
     confirms.answer(range(1, 101), True, out)
     confirms.answer(range(101, 201), True, out)
-    client.hear(out)
+    client.receive_line(out)
     assert client.answers == 2
     assert client.open == set()
 

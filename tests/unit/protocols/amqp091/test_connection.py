@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from tests.fuzz.amqp091 import Transport, World
+from tests.fuzz.amqp091 import Harness, Transport
 from tests.unit.protocols.amqp091.wire import frames, handshake, messages, publish
 
 from basaltmq.protocols.amqp091.connection import CLOSE_S, WRITE_STOP_BYTES, Connection
@@ -42,45 +42,45 @@ class Socket(Transport):
         return [frame.method for frame in frames(raw) if frame.kind == 1]
 
 
-async def opened(world: World, heartbeat: int = 0) -> tuple[Connection, Socket]:
-    connection, transport = Connection(world.server), Socket()
+async def opened(harness: Harness, heartbeat: int = 0) -> tuple[Connection, Socket]:
+    connection, transport = Connection(harness.server), Socket()
     connection.connection_made(transport)  # type: ignore[arg-type]
     for step in [*handshake(131072, 100, heartbeat), encode_method(1, m.ChannelOpen())]:
         connection.data_received(step)
-        await world.settle()
+        await harness.settle()
     transport.sent()
     return connection, transport
 
 
-def in_world(scenario: Callable[[World], Awaitable[None]]) -> None:
+def in_harness(scenario: Callable[[Harness], Awaitable[None]]) -> None:
     async def run() -> None:
-        world = World()
+        harness = Harness()
         try:
-            await scenario(world)
+            await scenario(harness)
         finally:
-            for connection in list(world.server.connections):
+            for connection in list(harness.server.connections):
                 connection.connection_lost(None)
-            await world.close()
+            await harness.close()
 
     asyncio.run(run())
 
 
 def test_a_stranger_that_says_nothing_is_cut_off() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = Connection(world.server), Socket()
+    async def scenario(harness: Harness) -> None:
+        connection, transport = Connection(harness.server), Socket()
         connection.connection_made(transport)  # type: ignore[arg-type]
-        for _ in range(world.server.limits.handshake_s):
+        for _ in range(harness.server.limits.handshake_s):
             connection.tick()
         assert not transport.closed
         connection.tick()
         assert transport.closed
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_heartbeats_go_out_when_nothing_else_does() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world, heartbeat=10)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness, heartbeat=10)
         for _ in range(20):
             connection.data_received(HEARTBEAT_FRAME)
             connection.tick()
@@ -92,12 +92,12 @@ def test_heartbeats_go_out_when_nothing_else_does() -> None:
             connection.tick()
         assert HEARTBEAT_FRAME not in transport.written, "answers are heartbeats enough"
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_client_that_misses_two_heartbeats_is_cut_off() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world, heartbeat=10)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness, heartbeat=10)
         for _ in range(20):
             connection.tick()
         assert not transport.closed
@@ -105,25 +105,25 @@ def test_a_client_that_misses_two_heartbeats_is_cut_off() -> None:
             connection.tick()
         assert transport.closed
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_without_heartbeats_silence_is_fine() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world, heartbeat=0)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness, heartbeat=0)
         for _ in range(10_000):
             connection.tick()
         assert not transport.closed
         assert transport.written == []
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness)
         connection.end(ConnectionFault(NOT_ALLOWED, "out"))
-        await world.settle()
+        await harness.settle()
         (close,) = transport.sent()
         assert isinstance(close, m.ConnectionClose)
         for _ in range(CLOSE_S):
@@ -132,34 +132,34 @@ def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
         connection.tick()
         assert transport.closed
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 @pytest.mark.promise("P8")
 def test_a_client_that_does_not_read_gets_no_deliveries_until_it_does() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world)
-        other, _ = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness)
+        other, _ = await opened(harness)
         connection.data_received(encode_method(1, m.BasicConsume(0, "a", "t", False, True, False, False, {})))
-        await world.settle()
+        await harness.settle()
         transport.sent()
         connection.pause_writing()
         connection.data_received(encode_method(1, m.BasicConsume(0, "b", "u", False, True, False, False, {})))
         other.data_received(publish(b"1", key="a") + publish(b"2", key="b"))
-        await world.settle(turns=20)
+        await harness.settle(turns=20)
         assert transport.sent() == [m.BasicConsumeOk("u")]
         connection.resume_writing()
-        await world.settle(turns=20)
+        await harness.settle(turns=20)
         raw = b"".join(transport.written)
         assert sorted(message.body for message in messages(frames(raw))) == [b"1", b"2"]
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 @pytest.mark.promise("P8")
 def test_a_client_that_asks_and_does_not_read_the_answers_is_not_read_either() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness)
         connection.pause_writing()
         transport.waiting_bytes = WRITE_STOP_BYTES
         connection.data_received(encode_method(1, m.BasicQos(0, 1, False)))
@@ -173,17 +173,17 @@ def test_a_client_that_asks_and_does_not_read_the_answers_is_not_read_either() -
         connection.resume_writing()
         assert transport.is_read()
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 @pytest.mark.spec("A11")
 def test_publishers_of_a_held_virtual_host_are_told_and_not_read_until_it_has_room() -> None:
-    async def scenario(world: World) -> None:
-        publisher, transport = await opened(world, heartbeat=10)
-        reader, reading = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        publisher, transport = await opened(harness, heartbeat=10)
+        reader, reading = await opened(harness)
         publisher.data_received(publish(b"before", key="a"))
-        world.server._blocked_changed("/", "no room")
-        await world.settle()
+        harness.server._blocked_changed("/", "no room")
+        await harness.settle()
         assert transport.sent() == [m.ConnectionBlocked("no room")]
         assert not transport.is_read()
         assert reading.is_read(), "who does not publish is left alone"
@@ -193,20 +193,20 @@ def test_publishers_of_a_held_virtual_host_are_told_and_not_read_until_it_has_ro
         # Somebody who begins to publish is held from the first message on, which is taken.
         reader.data_received(publish(b"first", key="a"))
         assert not reading.is_read()
-        world.server._blocked_changed("/", None)
-        await world.settle()
+        harness.server._blocked_changed("/", None)
+        await harness.settle()
         assert transport.is_read()
         assert reading.is_read()
         assert m.ConnectionUnblocked() in transport.sent()
-        assert world.vhost.declare_queue("a", passive=True).messages == 2
+        assert harness.vhost.declare_queue("a", passive=True).messages == 2
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_bug_of_ours_ends_one_connection_only() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world)
-        other, others = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness)
+        other, others = await opened(harness)
 
         def fail(_channel: object, _method: object) -> None:
             raise RuntimeError("a bug")
@@ -220,19 +220,19 @@ def test_a_bug_of_ours_ends_one_connection_only() -> None:
         other.data_received(encode_method(1, m.BasicQos(0, 1, False)))
         assert others.sent() == [m.BasicQosOk()]
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_virtual_host_that_fails_ends_its_connections() -> None:
-    async def scenario(world: World) -> None:
-        connection, transport = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, transport = await opened(harness)
         connection.data_received(encode_method(1, m.BasicConsume(0, "a", "t", False, False, False, False, {})))
-        world.vhost.fail(OSError("the disk is gone"))
-        await world.settle()
+        harness.vhost.fail(OSError("the disk is gone"))
+        await harness.settle()
         close = transport.sent()[-1]
         assert isinstance(close, m.ConnectionClose)
         assert close.reply_code == 320
         connection.connection_lost(None)
-        assert not world.server.connections
+        assert not harness.server.connections
 
-    in_world(scenario)
+    in_harness(scenario)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from itertools import count
 
 import pytest
-from tests.fuzz.amqp091 import World
-from tests.unit.protocols.amqp091.test_connection import Socket, in_world, opened
+from tests.fuzz.amqp091 import Harness
+from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, opened
 from tests.unit.protocols.amqp091.wire import publish
 
 from basaltmq.broker.loop_shares import (
@@ -38,10 +38,10 @@ EVENTS_PER_TURN = int(TURN_S / LOOK_S)
 pytestmark = pytest.mark.promise("P13")
 
 
-def ticking(world: World) -> None:
+def ticking(harness: Harness) -> None:
     """A clock by which every event takes a millisecond."""
     ticks = count()
-    world.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
+    harness.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
 
 
 def bind(key: str) -> bytes:
@@ -61,57 +61,57 @@ def bindings(vhost: VHost) -> int:
     return len(vhost.topology.exchanges["amq.topic"].bindings)
 
 
-async def until_answered(world: World, socket: Socket, answer: type[m.Method]) -> int:
+async def until_answered(harness: Harness, socket: Socket, answer: type[m.Method]) -> int:
     """Turns until an answer came."""
     for turn in range(TURNS_MAX):
         if any(type(method) is answer for method in socket.sent()):
             return turn
-        await world.settle(turns=1)
+        await harness.settle(turns=1)
     raise AssertionError(f"no {answer.__name__} within {TURNS_MAX} turns")
 
 
 def test_a_flood_of_binds_is_split_and_another_client_is_answered_meanwhile() -> None:
-    async def scenario(world: World) -> None:
-        ticking(world)
-        flooding, flooded = await opened(world)
-        other, answered = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        ticking(harness)
+        flooding, flooded = await opened(harness)
+        other, answered = await opened(harness)
         flooding.data_received(b"".join(bind(f"k.{n}") for n in range(1000)) + declare())
-        assert 0 < bindings(world.vhost) <= EVENTS_PER_TURN
+        assert 0 < bindings(harness.vhost) <= EVENTS_PER_TURN
         assert not flooded.is_read(), "what is not handled stays in the socket"
-        before = bindings(world.vhost)
-        await world.settle(turns=1)
-        assert before < bindings(world.vhost) <= before + EVENTS_PER_TURN
+        before = bindings(harness.vhost)
+        await harness.settle(turns=1)
+        assert before < bindings(harness.vhost) <= before + EVENTS_PER_TURN
         other.data_received(declare())
-        assert await until_answered(world, answered, m.QueueDeclareOk) <= 1
-        assert bindings(world.vhost) < 500
-        await until_answered(world, flooded, m.QueueDeclareOk)
-        assert bindings(world.vhost) == 1000
-        await world.settle()
+        assert await until_answered(harness, answered, m.QueueDeclareOk) <= 1
+        assert bindings(harness.vhost) < 500
+        await until_answered(harness, flooded, m.QueueDeclareOk)
+        assert bindings(harness.vhost) == 1000
+        await harness.settle()
         assert flooded.is_read()
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 @pytest.mark.parametrize("method", [m.QueuePurge(0, "a", True), m.BasicRecoverAsync(True), m.BasicNack(0, True, True)])
 def test_a_flood_of_methods_that_may_take_long_is_split_too(method: m.Method) -> None:
-    async def scenario(world: World) -> None:
-        ticking(world)
-        connection, socket = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        ticking(harness)
+        connection, socket = await opened(harness)
         connection.data_received(encode_method(1, method) * 500 + declare())
         assert not socket.sent()
-        assert world.server.shares.behind == 1
-        assert await until_answered(world, socket, m.QueueDeclareOk) >= 500 // EVENTS_PER_TURN - 1
+        assert harness.server.shares.behind == 1
+        assert await until_answered(harness, socket, m.QueueDeclareOk) >= 500 // EVENTS_PER_TURN - 1
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_many_floods_share_one_turn() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(harness: Harness) -> None:
         now_s = 0.0
-        world.server.shares = LoopShares(clock_s=lambda: now_s)
+        harness.server.shares = LoopShares(clock_s=lambda: now_s)
         taken: list[str] = []
-        floods = [await opened(world) for _ in range(20)]
-        handle = world.server.handlers[m.QueueBind]
+        floods = [await opened(harness) for _ in range(20)]
+        handle = harness.server.handlers[m.QueueBind]
 
         def slow(channel: object, method: m.QueueBind) -> None:
             nonlocal now_s
@@ -119,30 +119,30 @@ def test_many_floods_share_one_turn() -> None:
             taken.append(method.routing_key)
             handle(channel, method)
 
-        world.server.handlers[m.QueueBind] = slow
+        harness.server.handlers[m.QueueBind] = slow
         for number, (connection, _) in enumerate(floods):
             connection.data_received(b"".join(bind(f"{number}.{n}") for n in range(500)))
-        await world.settle(turns=1)
+        await harness.settle(turns=1)
         taken.clear()
         began_s = now_s
-        await world.settle(turns=1)
+        await harness.settle(turns=1)
         assert len({key.partition(".")[0] for key in taken}) == 20, "everybody has a share"
         assert now_s - began_s <= TURN_S + 20 * SHARE_S_MIN
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_input_behind_a_large_read_is_read_in_the_next_turn() -> None:
-    async def scenario(world: World) -> None:
-        connection, socket = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, socket = await opened(harness)
         connection.data_received(message("a", b"x" * 100) * 1500)
         assert not socket.is_read()
-        await world.settle(turns=3)
+        await harness.settle(turns=3)
         assert socket.is_read()
-        await world.settle()
-        assert world.vhost.queues.info(world.vhost.queues.get("a")).messages == 1500
+        await harness.settle()
+        assert harness.vhost.queues.info(harness.vhost.queues.get("a")).messages == 1500
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 FAN_OUT = 500
@@ -150,11 +150,11 @@ FANNED_TOGETHER = 1 + int((FAN_OUT_S / FAN_OUT - FAN_OUT_QUEUE_S - FAN_OUT_DRAFT
 """Messages to that many queues that one batch has time for."""
 
 
-def fanning(world: World) -> list[str]:
+def fanning(harness: Harness) -> list[str]:
     names = [f"f{n}" for n in range(FAN_OUT)]
     for name in names:
-        world.vhost.declare_queue(name)
-        world.vhost.bind_queue(name, "amq.fanout", "")
+        harness.vhost.declare_queue(name)
+        harness.vhost.bind_queue(name, "amq.fanout", "")
     return names
 
 
@@ -162,154 +162,154 @@ def fan_outs(*bodies: bytes) -> bytes:
     return b"".join(publish(body, exchange="amq.fanout", key="") for body in bodies)
 
 
-def bodies_in(world: World, name: str) -> list[bytes]:
-    return [message.payload for message in world.vhost.plane.browse(name)]
+def bodies_in(harness: Harness, name: str) -> list[bytes]:
+    return [message.payload for message in harness.vhost.plane.browse(name)]
 
 
 def test_fan_outs_share_batches_and_leave_turns_to_others_in_between() -> None:
-    async def scenario(world: World) -> None:
-        names = fanning(world)
-        world.server.shares = LoopShares(clock_s=lambda: 0.0)
-        connection, _ = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        names = fanning(harness)
+        harness.server.shares = LoopShares(clock_s=lambda: 0.0)
+        connection, _ = await opened(harness)
         batches: list[int] = []
-        flush = world.vhost.tick.flush
+        flush = harness.vhost.tick.flush
 
         def flushing(*, for_turn: bool = False) -> None:
-            batches.append(len(world.vhost.tick.pending))
+            batches.append(len(harness.vhost.tick.pending))
             flush(for_turn=for_turn)
 
-        world.vhost.tick.flush = flushing  # type: ignore[method-assign]
+        harness.vhost.tick.flush = flushing  # type: ignore[method-assign]
         sent = [b"%d" % n for n in range(3 * FANNED_TOGETHER)]
         connection.data_received(fan_outs(*sent))
         turns = 0
         while sum(batches) < len(sent):
-            await world.settle(turns=1)
+            await harness.settle(turns=1)
             turns += 1
             assert turns < TURNS_MAX
         assert batches == [FANNED_TOGETHER] * 3, "one message per batch would cost four times as much"
         assert turns >= 2 * int(FAN_OUT_S / TURN_S), "turns without a fan-out follow each batch"
         for name in (names[0], names[-1]):
-            assert bodies_in(world, name) == sent, "in order, none twice"
+            assert bodies_in(harness, name) == sent, "in order, none twice"
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_publishers_of_fan_outs_take_turns_and_owe_together() -> None:
-    async def scenario(world: World) -> None:
-        names = fanning(world)
-        world.server.shares = LoopShares(clock_s=lambda: 0.0)
-        publishers = [await opened(world) for _ in range(3)]
+    async def scenario(harness: Harness) -> None:
+        names = fanning(harness)
+        harness.server.shares = LoopShares(clock_s=lambda: 0.0)
+        publishers = [await opened(harness) for _ in range(3)]
         for number, (connection, _) in enumerate(publishers):
             connection.data_received(fan_outs(*[b"%d" % number] * 2 * FANNED_TOGETHER))
-        assert len(world.vhost.tick.pending) == FANNED_TOGETHER, "one turn has time for one of them"
+        assert len(harness.vhost.tick.pending) == FANNED_TOGETHER, "one turn has time for one of them"
         for _ in range(TURNS_MAX):
-            await world.settle(turns=1)
-            if len(bodies_in(world, names[0])) == 6 * FANNED_TOGETHER:
+            await harness.settle(turns=1)
+            if len(bodies_in(harness, names[0])) == 6 * FANNED_TOGETHER:
                 break
-        runs = bodies_in(world, names[0])[::FANNED_TOGETHER]
+        runs = bodies_in(harness, names[0])[::FANNED_TOGETHER]
         assert runs == [b"0", b"0", b"1", b"2", b"1", b"2"], "the first lines up first; from then on in turns"
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_small_fan_outs_do_not_pass_those_in_line() -> None:
-    async def scenario(world: World) -> None:
-        names = fanning(world)
-        world.vhost.bind_queue(names[0], "amq.topic", "few")
-        world.vhost.bind_queue(names[1], "amq.topic", "few")
-        world.server.shares = LoopShares(clock_s=lambda: 0.0)
-        large, _ = await opened(world)
-        small, _ = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        names = fanning(harness)
+        harness.vhost.bind_queue(names[0], "amq.topic", "few")
+        harness.vhost.bind_queue(names[1], "amq.topic", "few")
+        harness.server.shares = LoopShares(clock_s=lambda: 0.0)
+        large, _ = await opened(harness)
+        small, _ = await opened(harness)
         large.data_received(fan_outs(*[b"l"] * 2 * FANNED_TOGETHER))
         small.data_received(publish(b"s", exchange="amq.topic", key="few") * 3)
         for _ in range(TURNS_MAX):
-            await world.settle(turns=1)
-            if b"s" in bodies_in(world, names[0]):
+            await harness.settle(turns=1)
+            if b"s" in bodies_in(harness, names[0]):
                 break
-        assert bodies_in(world, names[0])[: 2 * FANNED_TOGETHER] == [b"l"] * 2 * FANNED_TOGETHER
+        assert bodies_in(harness, names[0])[: 2 * FANNED_TOGETHER] == [b"l"] * 2 * FANNED_TOGETHER
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_publisher_of_fan_outs_that_leaves_does_not_keep_others_in_line() -> None:
-    async def scenario(world: World) -> None:
-        names = fanning(world)
-        world.server.shares = LoopShares(clock_s=lambda: 0.0)
-        leaving, _ = await opened(world)
-        staying, _ = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        names = fanning(harness)
+        harness.server.shares = LoopShares(clock_s=lambda: 0.0)
+        leaving, _ = await opened(harness)
+        staying, _ = await opened(harness)
         leaving.data_received(fan_outs(*[b"l"] * 3 * FANNED_TOGETHER))
         staying.data_received(fan_outs(b"s"))
         leaving.connection_lost(None)
         for _ in range(TURNS_MAX):
-            await world.settle(turns=1)
-            if b"s" in bodies_in(world, names[0]):
+            await harness.settle(turns=1)
+            if b"s" in bodies_in(harness, names[0]):
                 break
-        assert bodies_in(world, names[0]) == [b"l"] * FANNED_TOGETHER + [b"s"]
-        await world.settle()
-        assert world.server.shares.owed_s == 0
-        assert world.server.shares.behind == 0
+        assert bodies_in(harness, names[0]) == [b"l"] * FANNED_TOGETHER + [b"s"]
+        await harness.settle()
+        assert harness.server.shares.owed_s == 0
+        assert harness.server.shares.behind == 0
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_purge_lets_others_run_and_takes_only_what_was_there() -> None:
-    async def scenario(world: World) -> None:
-        ticking(world)
-        purging, purged = await opened(world)
-        other, answered = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        ticking(harness)
+        purging, purged = await opened(harness)
+        other, answered = await opened(harness)
         size = 15 * PAGE
         for _ in range(0, size, 5000):
             other.data_received(message("c", b"x") * 5000)
-            await world.settle(turns=600)
-        assert world.vhost.queues.info(world.vhost.queues.get("c")).messages == size
+            await harness.settle(turns=600)
+        assert harness.vhost.queues.info(harness.vhost.queues.get("c")).messages == size
         purging.data_received(encode_method(1, m.QueuePurge(0, "c", False)))
         assert not purged.sent()
         other.data_received(message("c", b"later") + declare())
-        assert await until_answered(world, answered, m.QueueDeclareOk) <= 3
+        assert await until_answered(harness, answered, m.QueueDeclareOk) <= 3
         assert not purged.sent()
-        await until_answered(world, purged, m.QueuePurgeOk)
-        assert [message.payload for message in world.vhost.plane.browse("c")] == [b"later"]
+        await until_answered(harness, purged, m.QueuePurgeOk)
+        assert [message.payload for message in harness.vhost.plane.browse("c")] == [b"later"]
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_deleting_a_queue_with_many_bindings_lets_others_run() -> None:
-    async def scenario(world: World) -> None:
-        ticking(world)
+    async def scenario(harness: Harness) -> None:
+        ticking(harness)
         for number in range(20 * REMOVED_AT_ONCE):
-            world.vhost.bind_queue("a", "amq.topic", f"k.{number}")
-        deleting, deleted = await opened(world)
-        other, answered = await opened(world)
+            harness.vhost.bind_queue("a", "amq.topic", f"k.{number}")
+        deleting, deleted = await opened(harness)
+        other, answered = await opened(harness)
         deleting.data_received(encode_method(1, m.QueueDelete(0, "a", False, False, False)))
-        assert 0 < bindings(world.vhost) < 20 * REMOVED_AT_ONCE
+        assert 0 < bindings(harness.vhost) < 20 * REMOVED_AT_ONCE
         other.data_received(declare())
-        assert await until_answered(world, answered, m.QueueDeclareOk) <= 1
-        assert bindings(world.vhost)
-        await until_answered(world, deleted, m.QueueDeleteOk)
-        assert not bindings(world.vhost)
-        assert "a" not in world.vhost.queues.by_name
+        assert await until_answered(harness, answered, m.QueueDeclareOk) <= 1
+        assert bindings(harness.vhost)
+        await until_answered(harness, deleted, m.QueueDeleteOk)
+        assert not bindings(harness.vhost)
+        assert "a" not in harness.vhost.queues.by_name
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
-async def with_unacked(world: World, number: int) -> tuple[Connection, Socket]:
-    connection, socket = await opened(world)
+async def with_unacked(harness: Harness, number: int) -> tuple[Connection, Socket]:
+    connection, socket = await opened(harness)
     for _ in range(0, number, 1000):
         connection.data_received(message("a", b"x") * 1000)
-        await world.settle(turns=50)
+        await harness.settle(turns=50)
     consume = m.BasicConsume(0, "a", "t", False, False, False, False, {})
     connection.data_received(encode_method(1, consume))
     for _ in range(TURNS_MAX):
         if len(connection.channels[1].unacked) == number:
             break
-        await world.settle(turns=1)
+        await harness.settle(turns=1)
     connection.data_received(encode_method(1, m.BasicCancel("t", False)))
     socket.sent()
     return connection, socket
 
 
-def leased(world: World) -> int:
-    return world.vhost.plane.stats("a")["leased"]
+def leased(harness: Harness) -> int:
+    return harness.vhost.plane.stats("a")["leased"]
 
 
 @pytest.mark.parametrize(
@@ -322,79 +322,79 @@ def leased(world: World) -> int:
     ],
 )
 def test_settling_many_deliveries_is_split_and_what_follows_sees_all_of_it(method: m.Method, ready: int) -> None:
-    async def scenario(world: World) -> None:
-        connection, socket = await with_unacked(world, 5 * PORTION)
-        assert leased(world) == 5 * PORTION
+    async def scenario(harness: Harness) -> None:
+        connection, socket = await with_unacked(harness, 5 * PORTION)
+        assert leased(harness) == 5 * PORTION
         connection.data_received(encode_method(1, method) + declare("a"))
-        await world.settle(turns=1)
-        assert 3 * PORTION <= leased(world) < 5 * PORTION
+        await harness.settle(turns=1)
+        assert 3 * PORTION <= leased(harness) < 5 * PORTION
         for _ in range(TURNS_MAX):
-            told = [each for each in socket.sent() if isinstance(each, m.QueueDeclareOk)]
-            if told:
+            reported = [each for each in socket.sent() if isinstance(each, m.QueueDeclareOk)]
+            if reported:
                 break
-            await world.settle(turns=1)
-        assert told[0].message_count == ready
-        assert leased(world) == 0
+            await harness.settle(turns=1)
+        assert reported[0].message_count == ready
+        assert leased(harness) == 0
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_connection_that_is_cut_gives_back_what_it_held_a_portion_per_turn() -> None:
-    async def scenario(world: World) -> None:
-        world.vhost.tick.chores._clock_s = count().__next__
-        connection, _ = await with_unacked(world, 5 * PORTION)
+    async def scenario(harness: Harness) -> None:
+        harness.vhost.tick.chores._clock_s = count().__next__
+        connection, _ = await with_unacked(harness, 5 * PORTION)
         connection.connection_lost(None)
-        await world.settle(turns=1)
-        assert 0 < leased(world) < 5 * PORTION
-        await world.settle(lambda: not leased(world), turns=TURNS_MAX)
-        assert world.vhost.plane.stats("a")["ready"] == 5 * PORTION
+        await harness.settle(turns=1)
+        assert 0 < leased(harness) < 5 * PORTION
+        await harness.settle(lambda: not leased(harness), turns=TURNS_MAX)
+        assert harness.vhost.plane.stats("a")["ready"] == 5 * PORTION
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_an_unknown_tag_is_refused_also_behind_many_deliveries() -> None:
-    async def scenario(world: World) -> None:
-        connection, socket = await with_unacked(world, 2 * PORTION)
+    async def scenario(harness: Harness) -> None:
+        connection, socket = await with_unacked(harness, 2 * PORTION)
         connection.data_received(encode_method(1, m.BasicAck(2 * PORTION + 1, True)))
-        await until_answered(world, socket, m.ChannelClose)
-        await world.settle(lambda: not leased(world), turns=TURNS_MAX)
-        assert world.vhost.plane.stats("a")["ready"] == 2 * PORTION
+        await until_answered(harness, socket, m.ChannelClose)
+        await harness.settle(lambda: not leased(harness), turns=TURNS_MAX)
+        assert harness.vhost.plane.stats("a")["ready"] == 2 * PORTION
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
-    async def scenario(world: World) -> None:
-        world.vhost.tick.chores._clock_s = count().__next__
-        connection, _ = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        harness.vhost.tick.chores._clock_s = count().__next__
+        connection, _ = await opened(harness)
         for number in range(300):
-            world.vhost.declare_queue(f"mine{number}", exclusive=True, owner=connection)
+            harness.vhost.declare_queue(f"mine{number}", exclusive=True, owner=connection)
         connection.connection_lost(None)
-        left = len(world.vhost.queues.by_name)
+        left = len(harness.vhost.queues.by_name)
         assert 3 < left < 303
-        await world.settle(turns=1)
-        assert len(world.vhost.queues.by_name) < left
-        await world.settle(lambda: len(world.vhost.queues.by_name) == 3, turns=TURNS_MAX)
-        assert set(world.vhost.queues.by_name) == {"a", "b", "c"}
+        await harness.settle(turns=1)
+        assert len(harness.vhost.queues.by_name) < left
+        await harness.settle(lambda: len(harness.vhost.queues.by_name) == 3, turns=TURNS_MAX)
+        assert set(harness.vhost.queues.by_name) == {"a", "b", "c"}
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 def test_a_policy_reaches_many_queues_in_portions() -> None:
-    async def scenario(world: World) -> None:
-        world.vhost.tick.chores._clock_s = count().__next__
+    async def scenario(harness: Harness) -> None:
+        harness.vhost.tick.chores._clock_s = count().__next__
         for number in range(500):
-            world.vhost.declare_queue(f"p{number}")
-        world.vhost.policies.set(Policy("short", "^p", {"max-length": 5}, 0, "queues"))
+            harness.vhost.declare_queue(f"p{number}")
+        harness.vhost.policies.set(Policy("short", "^p", {"max-length": 5}, 0, "queues"))
 
         def reached() -> int:
-            return sum(queue.settings.length_max == 5 for queue in world.vhost.queues)
+            return sum(queue.settings.length_max == 5 for queue in harness.vhost.queues)
 
         assert 0 < reached() < 500
-        await world.settle(lambda: reached() == 500, turns=TURNS_MAX)
+        await harness.settle(lambda: reached() == 500, turns=TURNS_MAX)
         assert reached() == 500
 
-    in_world(scenario)
+    in_harness(scenario)
 
 
 @pytest.fixture
@@ -411,14 +411,14 @@ def quiet_collector() -> Iterator[None]:
 def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
     """The collector freezes long-lived objects (cli/collector.py), and would not find a cycle of them."""
 
-    async def scenario(world: World) -> None:
-        connection, socket = await opened(world)
+    async def scenario(harness: Harness) -> None:
+        connection, socket = await opened(harness)
         connection.data_received(message("a", b"x") + declare())
-        await world.settle(turns=20)
+        await harness.settle(turns=20)
         connection.connection_lost(None)
-        await world.settle(turns=5)
+        await harness.settle(turns=5)
         gone = weakref.ref(connection)
         del connection, socket
         assert gone() is None
 
-    in_world(scenario)
+    in_harness(scenario)

@@ -88,11 +88,11 @@ def test_a_text_that_differs_anywhere_is_refused_with_the_same_words() -> None:
 def test_a_revoked_key_is_gone_for_good() -> None:
     store = MemoryStore()
     keys = ApiKeys(store)
-    told: list[int] = []
-    keys.watch(lambda: told.append(1))
+    reported: list[int] = []
+    keys.watch(lambda: reported.append(1))
     key, text = keys.create("worker")
     keys.revoke(key.id)
-    assert told
+    assert reported
     for each in (keys, ApiKeys(store)):
         with pytest.raises(AuthenticationError):
             each.authenticate(text)

@@ -224,15 +224,15 @@ def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
 
 def test_who_cannot_be_answered_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
     later: ImmediateFuture[bytes] = ImmediateFuture()
-    told: list[ImmediateFuture[bytes]] = []
+    reported: list[ImmediateFuture[bytes]] = []
 
     def fails(known: ImmediateFuture[bytes]) -> None:
-        told.append(known)
+        reported.append(known)
         raise RuntimeError("a bug")
 
     later.then(fails)
     later.set_result(b"x")
-    assert told == [later]
+    assert reported == [later]
     assert "cannot answer a gRPC call" in caplog.text
 
 

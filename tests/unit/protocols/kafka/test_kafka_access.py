@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_context import Anybody, batch_of
-from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, World
+from tests.unit.protocols.kafka.test_kafka_context import AnyUser, batch_of
+from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, Harness
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.errors import AccessRefusedError
@@ -25,7 +25,7 @@ Right = tuple[str, str]
 Answer = dict[str, Any]
 
 
-class Somebody(Anybody):
+class LimitedUser(AnyUser):
     """A client that may do everything but one thing."""
 
     def __init__(self, denied: Right | None) -> None:
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     body: Answer
     right: Right
     code: int
-    told: Callable[[Answer], Any]
+    reported: Callable[[Answer], Any]
 
 
 def partition_of(answer: Answer) -> Any:
@@ -278,8 +278,8 @@ ADMINISTRATORS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRA
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("access") / "store")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    made = Harness(tmp_path_factory.mktemp("access") / "store")
     made.topic(TOPIC)
     source = made.context.topic(TOPIC).id
 
@@ -293,10 +293,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     made.close()
 
 
-def ask(world: World, denied: Right | None, key: int, version: int, body: Answer) -> Answer:
+def ask(harness: Harness, denied: Right | None, key: int, version: int, body: Answer) -> Answer:
     async def run() -> Answer:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](world.context, cast(Client, Somebody(denied)), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](harness.context, cast(Client, LimitedUser(denied)), k.decode_request(raw[4:]))
         if isinstance(answer, tuple):
             answer = answer[0]
         if asyncio.iscoroutine(answer):
@@ -312,48 +312,48 @@ def test_every_request_is_looked_at_here() -> None:
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda each: f"{APIS[each.key].name}-{'-'.join(each.right)}")
-def test_without_the_right_nothing_is_done_and_it_is_said(world: World, asked: Asked) -> None:
-    before = world.transactions.get(ID)
-    answer = ask(world, asked.right, asked.key, asked.version, asked.body)
-    assert asked.told(answer) == asked.code
-    assert world.transactions.get(ID) == before
-    assert [each.offset for each in world.context.plane.offsets.of_group(GROUP).values()] == [1]
-    engine, shard = world.context.engine(world.context.topic(TOPIC), 0)
+def test_without_the_right_nothing_is_done_and_it_is_said(harness: Harness, asked: Asked) -> None:
+    before = harness.transactions.get(ID)
+    answer = ask(harness, asked.right, asked.key, asked.version, asked.body)
+    assert asked.reported(answer) == asked.code
+    assert harness.transactions.get(ID) == before
+    assert [each.offset for each in harness.context.plane.offsets.of_group(GROUP).values()] == [1]
+    engine, shard = harness.context.engine(harness.context.topic(TOPIC), 0)
     assert engine.shard_info(shard).next_offset == 0
 
 
-def test_a_batch_of_a_transaction_needs_the_right_to_the_topic_too(world: World) -> None:
+def test_a_batch_of_a_transaction_needs_the_right_to_the_topic_too(harness: Harness) -> None:
     topics = [{"name": TOPIC, "partitions": [{"index": 0, "records": transactional(0, 0, b"x")}]}]
-    answer = ask(world, WRITES, k.PRODUCE, 9, {**_TRANSACT, "topics": topics})
+    answer = ask(harness, WRITES, k.PRODUCE, 9, {**_TRANSACT, "topics": topics})
     assert partition_of(answer) == NO_TOPIC
 
 
-def test_lists_leave_out_what_may_not_be_seen(world: World) -> None:
+def test_lists_leave_out_what_may_not_be_seen(harness: Harness) -> None:
     def topics(denied: Right | None) -> list[str]:
-        answer = ask(world, denied, k.METADATA, 1, {"topics": None})
+        answer = ask(harness, denied, k.METADATA, 1, {"topics": None})
         return [each["name"] for each in answer["topics"]]
 
     assert topics(READS) == [TOPIC], "one that it may write to is seen"
 
     def groups(denied: Right | None) -> list[str]:
-        return [each["group_id"] for each in ask(world, denied, k.LIST_GROUPS, 4, {"states_filter": []})["groups"]]
+        return [each["group_id"] for each in ask(harness, denied, k.LIST_GROUPS, 4, {"states_filter": []})["groups"]]
 
     assert (groups(None), groups(READS_GROUP)) == ([GROUP], [])
 
     def transactions(denied: Right | None) -> list[str]:
         asked: Answer = {"state_filters": [], "producer_id_filters": []}
-        answer = ask(world, denied, k.LIST_TRANSACTIONS, 0, asked)
+        answer = ask(harness, denied, k.LIST_TRANSACTIONS, 0, asked)
         return [each["transactional_id"] for each in answer["transaction_states"]]
 
     assert (transactions(None), transactions(WRITES_ID)) == ([ID], [])
-    hidden = ask(world, READS, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})
+    hidden = ask(harness, READS, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})
     assert hidden["topics"] == []
-    assert len(ask(world, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1
+    assert len(ask(harness, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1
 
 
-def test_coordinators_are_told_to_who_may_use_what_they_coordinate(world: World) -> None:
+def test_coordinators_are_told_to_who_may_use_what_they_coordinate(harness: Harness) -> None:
     asked = {"key_type": 0, "coordinator_keys": ["another", GROUP]}
-    another, denied = ask(world, READS_GROUP, k.FIND_COORDINATOR, 4, asked)["coordinators"]
+    another, denied = ask(harness, READS_GROUP, k.FIND_COORDINATOR, 4, asked)["coordinators"]
     assert (another["key"], another["error_code"], another["host"], another["port"]) == (
         "another",
         0,
@@ -362,22 +362,22 @@ def test_coordinators_are_told_to_who_may_use_what_they_coordinate(world: World)
     )
     assert (denied["key"], denied["node_id"], denied["host"], denied["port"]) == (GROUP, -1, "", -1)
     for key, kind in ((GROUP, 0), (ID, 1)):
-        found = ask(world, None, k.FIND_COORDINATOR, 3, {"key": key, "key_type": kind})
+        found = ask(harness, None, k.FIND_COORDINATOR, 3, {"key": key, "key_type": kind})
         assert (found["error_code"], found["node_id"], found["port"]) == (0, 1, 9092)
-    unknown = ask(world, None, k.FIND_COORDINATOR, 3, {"key": GROUP, "key_type": 7})
+    unknown = ask(harness, None, k.FIND_COORDINATOR, 3, {"key": GROUP, "key_type": 7})
     assert (unknown["error_code"], unknown["node_id"]) == (e.INVALID_REQUEST, -1)
 
 
-def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(world: World) -> None:
+def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(harness: Harness) -> None:
     asked = {"topics": [{"name": "passing"}], "allow_auto_topic_creation": True}
-    answer = ask(world, (CONFIGURE, "passing"), k.METADATA, 4, asked)
+    answer = ask(harness, (CONFIGURE, "passing"), k.METADATA, 4, asked)
     assert answer["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
-    assert world.context.plane.topics.find("passing") is None
+    assert harness.context.plane.topics.find("passing") is None
 
 
 @pytest.mark.parametrize("key", sorted(ADMINISTRATORS))
-def test_credentials_are_for_administrators(world: World, key: int) -> None:
+def test_credentials_are_for_administrators(harness: Harness, key: int) -> None:
     changed = {"deletions": [{"name": "guest", "mechanism": 1}], "upsertions": []}
-    answer = ask(world, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)
-    told = answer if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else answer["results"][0]
-    assert told["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED
+    answer = ask(harness, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)
+    reported = answer if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else answer["results"][0]
+    assert reported["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED

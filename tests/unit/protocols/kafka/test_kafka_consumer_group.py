@@ -20,7 +20,7 @@ TIMING = Timing(session_ms=10_000, heartbeat_ms=3_000)
 REBALANCE_MS = 5_000
 
 
-class World:
+class Harness:
     """A group over topics, and a client's words for it."""
 
     def __init__(self, **partitions: int) -> None:
@@ -60,84 +60,84 @@ class World:
         assert caught.value.code == code, caught.value
 
 
-def told(answer: dict[str, Any]) -> set[int] | None:
+def reported(answer: dict[str, Any]) -> set[int] | None:
     if answer.get("assignment") is None:
         return None
     return {at for each in answer["assignment"]["topic_partitions"] for at in each["partitions"]}
 
 
 def test_a_partition_reaches_its_next_member_when_the_one_before_has_let_go() -> None:
-    world = World(t=4)
-    assert (told(world.join("a")), world.group.state) == ({0, 1, 2, 3}, State.STABLE)
-    second = world.join("b")
-    assert (told(second), second["member_epoch"], world.group.state) == (set(), 2, State.RECONCILING)
+    harness = Harness(t=4)
+    assert (reported(harness.join("a")), harness.group.state) == ({0, 1, 2, 3}, State.STABLE)
+    second = harness.join("b")
+    assert (reported(second), second["member_epoch"], harness.group.state) == (set(), 2, State.RECONCILING)
     assert second["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS, "it asks soon again"
-    kept = world.say("a", 1)
-    assert (told(kept), kept["member_epoch"]) == ({0, 1}, 1), "it is told, and stays where it is"
-    assert told(world.say("b", 2)) is None, "nothing is free"
-    assert told(world.say("a", 1, {0, 1, 2, 3})) is None, "it has not let go"
-    assert told(world.say("b", 2)) is None
-    assert world.say("a", 1, {0, 1, 2})["member_epoch"] == 1
-    assert told(world.say("b", 2)) == {3}, "what was let go of need not wait for the rest"
-    done = world.say("a", 1, {0, 1})
-    assert (done["member_epoch"], told(done), done["heartbeat_interval_ms"]) == (2, None, TIMING.heartbeat_ms)
-    assert told(world.say("b", 2, {3})) == {2, 3}
-    assert world.group.state is State.STABLE
-    assert told(world.say("b", 2, {2, 3})) is None
+    kept = harness.say("a", 1)
+    assert (reported(kept), kept["member_epoch"]) == ({0, 1}, 1), "it is told, and stays where it is"
+    assert reported(harness.say("b", 2)) is None, "nothing is free"
+    assert reported(harness.say("a", 1, {0, 1, 2, 3})) is None, "it has not let go"
+    assert reported(harness.say("b", 2)) is None
+    assert harness.say("a", 1, {0, 1, 2})["member_epoch"] == 1
+    assert reported(harness.say("b", 2)) == {3}, "what was let go of need not wait for the rest"
+    done = harness.say("a", 1, {0, 1})
+    assert (done["member_epoch"], reported(done), done["heartbeat_interval_ms"]) == (2, None, TIMING.heartbeat_ms)
+    assert reported(harness.say("b", 2, {3})) == {2, 3}
+    assert harness.group.state is State.STABLE
+    assert reported(harness.say("b", 2, {2, 3})) is None
 
 
 def test_a_member_that_leaves_or_is_silent_gives_back_what_it_had() -> None:
-    world = World(t=4)
-    world.join("a")
-    world.join("b")
-    world.say("a", 1)
-    world.say("a", 1, {0, 1})
-    world.say("b", 2)
-    world.say("b", -1)
-    assert told(world.say("a", 2)) == {0, 1, 2, 3}
-    world.join("c")
-    world.now_ms = TIMING.session_ms - 1
-    world.say("a", 3)
-    assert world.group.expire(world.now_ms) == 0
-    world.now_ms += 1
-    assert world.group.deadline_ms() == world.now_ms
-    assert world.group.expire(world.now_ms) == 1
-    assert set(world.group.members) == {"a"}
-    world.refused(e.UNKNOWN_MEMBER_ID, lambda: world.say("c", 4))
+    harness = Harness(t=4)
+    harness.join("a")
+    harness.join("b")
+    harness.say("a", 1)
+    harness.say("a", 1, {0, 1})
+    harness.say("b", 2)
+    harness.say("b", -1)
+    assert reported(harness.say("a", 2)) == {0, 1, 2, 3}
+    harness.join("c")
+    harness.now_ms = TIMING.session_ms - 1
+    harness.say("a", 3)
+    assert harness.group.expire(harness.now_ms) == 0
+    harness.now_ms += 1
+    assert harness.group.deadline_ms() == harness.now_ms
+    assert harness.group.expire(harness.now_ms) == 1
+    assert set(harness.group.members) == {"a"}
+    harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("c", 4))
 
 
 def test_a_member_that_does_not_let_go_in_time_is_fenced() -> None:
-    world = World(t=2)
-    world.join("a")
-    world.join("b")
-    world.say("a", 1)
+    harness = Harness(t=2)
+    harness.join("a")
+    harness.join("b")
+    harness.say("a", 1)
     for _ in range(REBALANCE_MS // 1000):
-        assert world.group.expire(world.now_ms) == 0
-        world.say("a", 1, {0, 1})
-        world.say("b", 2)
-        world.now_ms += 1000
-    assert world.group.expire(world.now_ms) == 1
-    world.refused(e.UNKNOWN_MEMBER_ID, lambda: world.say("a", 1, {0, 1}))
-    assert told(world.say("b", 2)) == {0, 1}
+        assert harness.group.expire(harness.now_ms) == 0
+        harness.say("a", 1, {0, 1})
+        harness.say("b", 2)
+        harness.now_ms += 1000
+    assert harness.group.expire(harness.now_ms) == 1
+    harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("a", 1, {0, 1}))
+    assert reported(harness.say("b", 2)) == {0, 1}
 
 
 def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken() -> None:
-    world = World(t=2)
-    world.join("a")
-    world.join("b")
-    world.say("a", 1)
-    world.say("a", 1, {0})
-    assert told(world.say("b", 2)) == {1}
+    harness = Harness(t=2)
+    harness.join("a")
+    harness.join("b")
+    harness.say("a", 1)
+    harness.say("a", 1, {0})
+    assert reported(harness.say("b", 2)) == {1}
     for epoch in (3, 100):
-        world.refused(e.FENCED_MEMBER_EPOCH, lambda epoch=epoch: world.say("a", epoch))  # type: ignore[misc]
-    world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 1))
-    world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 1, {0, 1}))
-    again = world.say("a", 1, {0}, rebalance_timeout_ms=REBALANCE_MS, subscribed_topic_names=["t"])
-    assert (again["member_epoch"], told(again)) == (2, {0}), "who says everything is told everything"
-    world.topics["t"] = TopicSize(T.bytes, 4)
-    world.group.topics_changed(frozenset(("t",)), 0)
-    assert world.say("a", 2)["member_epoch"] == 3
-    world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 1, {0}))
+        harness.refused(e.FENCED_MEMBER_EPOCH, lambda epoch=epoch: harness.say("a", epoch))  # type: ignore[misc]
+    harness.refused(e.FENCED_MEMBER_EPOCH, lambda: harness.say("a", 1))
+    harness.refused(e.FENCED_MEMBER_EPOCH, lambda: harness.say("a", 1, {0, 1}))
+    again = harness.say("a", 1, {0}, rebalance_timeout_ms=REBALANCE_MS, subscribed_topic_names=["t"])
+    assert (again["member_epoch"], reported(again)) == (2, {0}), "who says everything is told everything"
+    harness.topics["t"] = TopicSize(T.bytes, 4)
+    harness.group.topics_changed(frozenset(("t",)), 0)
+    assert harness.say("a", 2)["member_epoch"] == 3
+    harness.refused(e.FENCED_MEMBER_EPOCH, lambda: harness.say("a", 1, {0}))
     for member, epoch, code in (
         ("a", 3, e.NONE),
         ("a", 2, e.STALE_MEMBER_EPOCH),
@@ -146,139 +146,139 @@ def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken(
         ("nobody", 2, e.UNKNOWN_MEMBER_ID),
         (None, -1, e.UNKNOWN_MEMBER_ID),
     ):
-        assert world.group.epoch_error(member, epoch) == code
+        assert harness.group.epoch_error(member, epoch) == code
 
 
 def test_a_member_that_joins_again_has_nothing_until_it_is_told() -> None:
-    world = World(t=2)
-    world.join("a")
-    world.join("b")
-    world.say("a", 1)
-    assert told(world.join("a")) == {0}, "what it was to let go of is free"
-    assert world.group.epoch == 2, "nothing else is another"
-    assert told(world.say("b", 2)) == {1}
+    harness = Harness(t=2)
+    harness.join("a")
+    harness.join("b")
+    harness.say("a", 1)
+    assert reported(harness.join("a")) == {0}, "what it was to let go of is free"
+    assert harness.group.epoch == 2, "nothing else is another"
+    assert reported(harness.say("b", 2)) == {1}
 
 
 def test_a_static_member_comes_back_to_what_it_had_and_nobody_is_disturbed() -> None:
-    world = World(t=4)
-    world.join("a", instance_id="one")
-    world.join("b")
-    world.say("a", 1, instance_id="one")
-    world.say("a", 1, {0, 1}, instance_id="one")
-    world.say("b", 2)
-    world.refused(e.UNRELEASED_INSTANCE_ID, lambda: world.join("a2", instance_id="one"))
-    left = world.say("a", STATIC_LEAVE, instance_id="one")
+    harness = Harness(t=4)
+    harness.join("a", instance_id="one")
+    harness.join("b")
+    harness.say("a", 1, instance_id="one")
+    harness.say("a", 1, {0, 1}, instance_id="one")
+    harness.say("b", 2)
+    harness.refused(e.UNRELEASED_INSTANCE_ID, lambda: harness.join("a2", instance_id="one"))
+    left = harness.say("a", STATIC_LEAVE, instance_id="one")
     assert left["member_epoch"] == STATIC_LEAVE
-    world.refused(e.FENCED_MEMBER_EPOCH, lambda: world.say("a", 2, instance_id="one"))
-    back = world.join("a2", instance_id="one")
-    assert (told(back), back["member_epoch"], world.group.epoch) == ({0, 1}, 2, 2)
-    assert told(world.say("b", 2)) is None
-    assert world.group.state is State.STABLE
-    world.refused(e.FENCED_INSTANCE_ID, lambda: world.say("a", 2, instance_id="one"))
-    world.refused(e.FENCED_INSTANCE_ID, lambda: world.say("a", -1, instance_id="one"))
-    world.refused(e.UNKNOWN_MEMBER_ID, lambda: world.say("a", 2, instance_id="two"))
-    world.refused(e.UNKNOWN_MEMBER_ID, lambda: world.say("a", 2))
+    harness.refused(e.FENCED_MEMBER_EPOCH, lambda: harness.say("a", 2, instance_id="one"))
+    back = harness.join("a2", instance_id="one")
+    assert (reported(back), back["member_epoch"], harness.group.epoch) == ({0, 1}, 2, 2)
+    assert reported(harness.say("b", 2)) is None
+    assert harness.group.state is State.STABLE
+    harness.refused(e.FENCED_INSTANCE_ID, lambda: harness.say("a", 2, instance_id="one"))
+    harness.refused(e.FENCED_INSTANCE_ID, lambda: harness.say("a", -1, instance_id="one"))
+    harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("a", 2, instance_id="two"))
+    harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("a", 2))
 
 
 def test_the_place_of_a_static_member_is_kept_for_a_session_and_no_longer() -> None:
-    world = World(t=2)
-    world.join("a", instance_id="one")
-    world.join("b")
-    world.say("a", 1, instance_id="one")
-    world.say("a", STATIC_LEAVE, instance_id="one")
-    assert told(world.say("b", 2)) == {1}, "what it was letting go of is free at once"
-    world.now_ms = TIMING.session_ms - 1
-    assert (world.group.expire(world.now_ms), told(world.say("b", 2))) == (0, None)
-    world.now_ms += 1
-    assert world.group.expire(world.now_ms) == 1
-    assert told(world.say("b", 2)) == {0, 1}
-    assert told(world.join("c", instance_id="one")) == set(), "its name is free"
+    harness = Harness(t=2)
+    harness.join("a", instance_id="one")
+    harness.join("b")
+    harness.say("a", 1, instance_id="one")
+    harness.say("a", STATIC_LEAVE, instance_id="one")
+    assert reported(harness.say("b", 2)) == {1}, "what it was letting go of is free at once"
+    harness.now_ms = TIMING.session_ms - 1
+    assert (harness.group.expire(harness.now_ms), reported(harness.say("b", 2))) == (0, None)
+    harness.now_ms += 1
+    assert harness.group.expire(harness.now_ms) == 1
+    assert reported(harness.say("b", 2)) == {0, 1}
+    assert reported(harness.join("c", instance_id="one")) == set(), "its name is free"
 
 
 def test_a_refused_join_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(t=1)
+    harness = Harness(t=1)
     for pattern in ("(?!a)b", "[", "(a)\\1", "(a{1,900}){1,900}", "x" * 2000):
-        world.refused(
+        harness.refused(
             e.INVALID_REGULAR_EXPRESSION,
-            lambda pattern=pattern: world.join("a", subscribed_topic_regex=pattern),  # type: ignore[misc]
+            lambda pattern=pattern: harness.join("a", subscribed_topic_regex=pattern),  # type: ignore[misc]
         )
     monkeypatch.setattr(module, "MEMBERS_MAX", 0)
-    world.refused(e.GROUP_MAX_SIZE_REACHED, lambda: world.join("a", subscribed_topic_regex="t"))
-    assert (world.group.members, world.group.patterns, world.group.epoch) == ({}, {}, 0)
+    harness.refused(e.GROUP_MAX_SIZE_REACHED, lambda: harness.join("a", subscribed_topic_regex="t"))
+    assert (harness.group.members, harness.group.patterns, harness.group.epoch) == ({}, {}, 0)
 
 
 def test_a_pattern_matches_whole_names_that_may_be_read_whenever_they_come() -> None:
-    world = World(t=1, t2=1, xt=1, secret=1)
-    world.may = lambda name: name != "tsecret"
-    first = world.join("a", [], subscribed_topic_regex="t.*")
-    assert told(first) == set(), "they are searched for"
-    (pattern,) = world.group.unsearched()
-    world.topics["tlate"] = TopicSize(UUID(int=9).bytes, 1)
-    world.group.topics_changed(frozenset(("tlate",)), 0)
+    harness = Harness(t=1, t2=1, xt=1, secret=1)
+    harness.may = lambda name: name != "tsecret"
+    first = harness.join("a", [], subscribed_topic_regex="t.*")
+    assert reported(first) == set(), "they are searched for"
+    (pattern,) = harness.group.unsearched()
+    harness.topics["tlate"] = TopicSize(UUID(int=9).bytes, 1)
+    harness.group.topics_changed(frozenset(("tlate",)), 0)
     names = pattern.among(["t", "t2", "xt", "secret", "tsecret"])
-    world.group.found(pattern, names, 0)
+    harness.group.found(pattern, names, 0)
     assert pattern.topics == frozenset(("t", "t2", "tlate"))
-    epoch = world.group.epoch
-    world.topics["tnew"] = TopicSize(UUID(int=10).bytes, 2)
-    world.group.topics_changed(frozenset(("tnew",)), 0)
-    assert world.group.epoch == epoch + 1
-    world.topics["other"] = world.topics["tsecret"] = TopicSize(UUID(int=11).bytes, 2)
-    world.group.topics_changed(frozenset(("other", "tsecret")), 0)
-    assert world.group.epoch == epoch + 1, "nobody asked for these"
-    answer = world.say("a", first["member_epoch"])
+    epoch = harness.group.epoch
+    harness.topics["tnew"] = TopicSize(UUID(int=10).bytes, 2)
+    harness.group.topics_changed(frozenset(("tnew",)), 0)
+    assert harness.group.epoch == epoch + 1
+    harness.topics["other"] = harness.topics["tsecret"] = TopicSize(UUID(int=11).bytes, 2)
+    harness.group.topics_changed(frozenset(("other", "tsecret")), 0)
+    assert harness.group.epoch == epoch + 1, "nobody asked for these"
+    answer = harness.say("a", first["member_epoch"])
     assert sum(len(each["partitions"]) for each in answer["assignment"]["topic_partitions"]) == 5
-    del world.topics["t2"]
-    world.group.topics_changed(frozenset(("t2",)), 0)
+    del harness.topics["t2"]
+    harness.group.topics_changed(frozenset(("t2",)), 0)
     assert pattern.topics == frozenset(("t", "tlate", "tnew"))
-    world.say("a", answer["member_epoch"], None, subscribed_topic_names=["t"], subscribed_topic_regex="")
-    assert not world.group.patterns
+    harness.say("a", answer["member_epoch"], None, subscribed_topic_names=["t"], subscribed_topic_regex="")
+    assert not harness.group.patterns
 
 
 def test_topics_that_come_grow_and_go_move_the_epoch_and_others_do_not() -> None:
-    world = World()
-    assert (told(world.join("a")), world.group.epoch) == (set(), 1)
-    world.topics["t"] = TopicSize(T.bytes, 2)
-    world.group.topics_changed(frozenset(("t",)), 0)
-    assert told(world.say("a", 1)) == {0, 1}
-    world.topics["t"] = TopicSize(T.bytes, 3)
-    world.group.topics_changed(frozenset(("t",)), 0)
-    assert told(world.say("a", 2)) == {0, 1, 2}
-    world.group.topics_changed(frozenset(("t", "x")), 0)
-    assert world.group.epoch == 3, "it is as it was"
-    del world.topics["t"]
-    world.group.topics_changed(frozenset(("t",)), 0)
-    world.topics["t"] = TopicSize(UUID(int=7).bytes, 1)
-    world.group.topics_changed(frozenset(("t",)), 0)
-    answer = world.say("a", 3)
-    assert told(answer) == set(), "what is gone is let go of first"
-    answer = world.say("a", 3, set())
+    harness = Harness()
+    assert (reported(harness.join("a")), harness.group.epoch) == (set(), 1)
+    harness.topics["t"] = TopicSize(T.bytes, 2)
+    harness.group.topics_changed(frozenset(("t",)), 0)
+    assert reported(harness.say("a", 1)) == {0, 1}
+    harness.topics["t"] = TopicSize(T.bytes, 3)
+    harness.group.topics_changed(frozenset(("t",)), 0)
+    assert reported(harness.say("a", 2)) == {0, 1, 2}
+    harness.group.topics_changed(frozenset(("t", "x")), 0)
+    assert harness.group.epoch == 3, "it is as it was"
+    del harness.topics["t"]
+    harness.group.topics_changed(frozenset(("t",)), 0)
+    harness.topics["t"] = TopicSize(UUID(int=7).bytes, 1)
+    harness.group.topics_changed(frozenset(("t",)), 0)
+    answer = harness.say("a", 3)
+    assert reported(answer) == set(), "what is gone is let go of first"
+    answer = harness.say("a", 3, set())
     assert [each["topic_id"] for each in answer["assignment"]["topic_partitions"]] == [UUID(int=7)]
 
 
 def test_the_assignor_most_members_ask_for_is_used() -> None:
-    world = World(t=3, u=3)
-    world.join("a", ["t", "u"], server_assignor=RANGE)
-    assert world.group.inputs.assignor == RANGE
-    world.join("b", ["t", "u"])
-    assert {at for _, at in world.group.target["a"]} == {0, 1}
-    assert len(world.group.target["a"]) == 4
+    harness = Harness(t=3, u=3)
+    harness.join("a", ["t", "u"], server_assignor=RANGE)
+    assert harness.group.inputs.assignor == RANGE
+    harness.join("b", ["t", "u"])
+    assert {at for _, at in harness.group.target["a"]} == {0, 1}
+    assert len(harness.group.target["a"]) == 4
     for name in ("c", "d"):
-        world.join(name, ["t", "u"], server_assignor="uniform")
-    assert world.group.inputs.assignor == "uniform"
-    assert sorted(map(len, world.group.target.values())) == [1, 1, 2, 2]
+        harness.join(name, ["t", "u"], server_assignor="uniform")
+    assert harness.group.inputs.assignor == "uniform"
+    assert sorted(map(len, harness.group.target.values())) == [1, 1, 2, 2]
 
 
 def test_targets_of_many_partitions_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RATE_LIMITED_PARTITIONS", 10)
     monkeypatch.setattr(module, "PARTITIONS_PER_MS", 1)
-    world = World(t=100)
-    first = world.join("a")
-    assert (len(told(first) or ()), first["member_epoch"]) == (100, 1), "the first is made at once"
+    harness = Harness(t=100)
+    first = harness.join("a")
+    assert (len(reported(first) or ()), first["member_epoch"]) == (100, 1), "the first is made at once"
     for name in ("b", "c", "d"):
-        answer = world.join(name)
-        assert (told(answer), answer["member_epoch"], world.group.state) == (set(), 1, State.ASSIGNING)
+        answer = harness.join(name)
+        assert (reported(answer), answer["member_epoch"], harness.group.state) == (set(), 1, State.ASSIGNING)
         assert answer["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS
-    world.now_ms = 100
-    world.say("b", 1)
-    assert (world.group.target_epoch, world.group.epoch) == (4, 4)
-    assert {len(share) for share in world.group.target.values()} == {25}
+    harness.now_ms = 100
+    harness.say("b", 1)
+    assert (harness.group.target_epoch, harness.group.epoch) == (4, 4)
+    assert {len(share) for share in harness.group.target.values()} == {25}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.unit.protocols.kafka.test_kafka_context import Anybody
-from tests.unit.protocols.kafka.test_kafka_context import World as ContextWorld
+from tests.unit.protocols.kafka.test_kafka_context import AnyUser
+from tests.unit.protocols.kafka.test_kafka_context import Harness as ContextHarness
 
 from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.groups import consumer_groups as module
@@ -47,10 +47,10 @@ async def pass_time(seconds: float) -> None:
         await asyncio.sleep(0)
 
 
-class World(ContextWorld):
+class Harness(ContextHarness):
     async def ask(self, key: int, version: int, body: Fields) -> Fields:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.context, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
         if asyncio.iscoroutine(answer):
             answer = await answer
         encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
@@ -101,20 +101,20 @@ class World(ContextWorld):
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]:
-    def run_it(body: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-        world = World(tmp_path / "store")
-        world.topic("t")
+def run(tmp_path: Path) -> Callable[[Callable[[Harness], Coroutine[Any, Any, None]]], None]:
+    def run_it(body: Callable[[Harness], Coroutine[Any, Any, None]]) -> None:
+        harness = Harness(tmp_path / "store")
+        harness.topic("t")
         try:
             with asyncio.Runner(loop_factory=SteadyTime) as runner:
-                runner.run(body(world))
+                runner.run(body(harness))
         finally:
-            world.close()
+            harness.close()
 
     return run_it
 
 
-Run = Callable[[Callable[[World], Coroutine[Any, Any, None]]], None]
+Run = Callable[[Callable[[Harness], Coroutine[Any, Any, None]]], None]
 
 
 def partitions(answer: Fields) -> int:
@@ -142,13 +142,13 @@ WRONG: list[tuple[Fields, int]] = [
 
 
 def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
-    async def body(world: World) -> None:
+    async def body(harness: Harness) -> None:
         for fields, code in WRONG:
-            answer = await world.beat(**fields)
+            answer = await harness.beat(**fields)
             assert (answer["error_code"], answer["assignment"]) == (code, None), fields
-        assert not world.context.consumer_groups.by_name
-        assert world.kept() is None
-        named = await world.beat("", version=0)
+        assert not harness.context.consumer_groups.by_name
+        assert harness.kept() is None
+        named = await harness.beat("", version=0)
         assert named["error_code"] == 0
         assert len(named["member_id"]) > 10, "in the first version the broker names members"
 
@@ -156,42 +156,42 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
 
 
 def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run: Run) -> None:
-    async def body(world: World) -> None:
-        await world.beat("a")
+    async def body(harness: Harness) -> None:
+        await harness.beat("a")
         await pass_time(SESSION_S / 2)
-        await world.beat("b")
+        await harness.beat("b")
         await pass_time(SESSION_S / 2 - 1)
-        group = world.context.consumer_groups.by_name["g"]
+        group = harness.context.consumer_groups.by_name["g"]
         assert set(group.members) == {"a", "b"}
         await pass_time(1.01)
         assert set(group.members) == {"b"}
-        assert (await world.beat("b", 2))["member_epoch"] == 3
+        assert (await harness.beat("b", 2))["member_epoch"] == 3
         for _ in range(5):
             await pass_time(SESSION_S - 1)
-            assert (await world.beat("b", 3, topic_partitions=[]))["error_code"] == 0
+            assert (await harness.beat("b", 3, topic_partitions=[]))["error_code"] == 0
         await pass_time(SESSION_S + 0.01)
-        assert not world.context.consumer_groups.by_name
-        assert world.kept() is None, "it had nothing to remember"
-        assert (await world.beat("b", 3))["error_code"] == e.UNKNOWN_MEMBER_ID
+        assert not harness.context.consumer_groups.by_name
+        assert harness.kept() is None, "it had nothing to remember"
+        assert (await harness.beat("b", 3))["error_code"] == e.UNKNOWN_MEMBER_ID
 
     run(body)
 
 
 def test_topics_made_in_any_thread_reach_members_by_name_and_by_pattern(run: Run) -> None:
-    async def body(world: World) -> None:
-        first = await world.beat("a", subscribed_topic_names=["t", "late"])
+    async def body(harness: Harness) -> None:
+        first = await harness.beat("a", subscribed_topic_names=["t", "late"])
         assert partitions(first) == 1
-        second = await world.beat("b", group_id="h", subscribed_topic_names=[], subscribed_topic_regex="la.*|t")
+        second = await harness.beat("b", group_id="h", subscribed_topic_names=[], subscribed_topic_regex="la.*|t")
         assert partitions(second) == 0
-        group = world.context.consumer_groups.by_name["h"]
-        await asyncio.wait(world.context.consumer_groups._searches)
-        second = await world.beat("b", second["member_epoch"], group_id="h")
+        group = harness.context.consumer_groups.by_name["h"]
+        await asyncio.wait(harness.context.consumer_groups._searches)
+        second = await harness.beat("b", second["member_epoch"], group_id="h")
         assert partitions(second) == 1
-        await asyncio.to_thread(world.topic, "late")
+        await asyncio.to_thread(harness.topic, "late")
         await pass_time(0)
-        assert partitions(await world.beat("a", first["member_epoch"])) == 2
-        assert partitions(await world.beat("b", second["member_epoch"], group_id="h")) == 2
-        await asyncio.to_thread(world.context.plane.topics.delete, "late")
+        assert partitions(await harness.beat("a", first["member_epoch"])) == 2
+        assert partitions(await harness.beat("b", second["member_epoch"], group_id="h")) == 2
+        await asyncio.to_thread(harness.context.plane.topics.delete, "late")
         await pass_time(0)
         assert group.patterns["la.*|t"].topics == frozenset(("t",))
 
@@ -199,65 +199,65 @@ def test_topics_made_in_any_thread_reach_members_by_name_and_by_pattern(run: Run
 
 
 def test_offsets_are_committed_and_fetched_by_members_in_their_epoch(run: Run) -> None:
-    async def body(world: World) -> None:
-        assert await world.commit("", -1) == 0, "nobody is there"
-        assert await world.commit("m", 1) == e.UNKNOWN_MEMBER_ID
-        assert await world.commit("m", 1, version=8) == e.ILLEGAL_GENERATION
-        epoch = (await world.beat())["member_epoch"]
-        assert await world.commit("m", epoch) == 0
-        assert await world.commit("m", epoch, version=8) == e.UNSUPPORTED_VERSION
-        assert await world.commit("m", epoch + 1) == e.STALE_MEMBER_EPOCH
-        assert await world.commit("", -1) == e.UNKNOWN_MEMBER_ID
-        assert await world.fetch_offset("m", epoch) == (0, [1])
-        assert await world.fetch_offset(None, -1) == (0, [1]), "anybody may look"
-        assert await world.fetch_offset("m", epoch - 1) == (e.STALE_MEMBER_EPOCH, [])
-        assert await world.fetch_offset("other", epoch) == (e.UNKNOWN_MEMBER_ID, [])
+    async def body(harness: Harness) -> None:
+        assert await harness.commit("", -1) == 0, "nobody is there"
+        assert await harness.commit("m", 1) == e.UNKNOWN_MEMBER_ID
+        assert await harness.commit("m", 1, version=8) == e.ILLEGAL_GENERATION
+        epoch = (await harness.beat())["member_epoch"]
+        assert await harness.commit("m", epoch) == 0
+        assert await harness.commit("m", epoch, version=8) == e.UNSUPPORTED_VERSION
+        assert await harness.commit("m", epoch + 1) == e.STALE_MEMBER_EPOCH
+        assert await harness.commit("", -1) == e.UNKNOWN_MEMBER_ID
+        assert await harness.fetch_offset("m", epoch) == (0, [1])
+        assert await harness.fetch_offset(None, -1) == (0, [1]), "anybody may look"
+        assert await harness.fetch_offset("m", epoch - 1) == (e.STALE_MEMBER_EPOCH, [])
+        assert await harness.fetch_offset("other", epoch) == (e.UNKNOWN_MEMBER_ID, [])
 
     run(body)
 
 
 def test_a_group_is_of_one_protocol_while_it_has_members_and_of_the_next_members_then(run: Run) -> None:
-    async def body(world: World) -> None:
-        joining = asyncio.ensure_future(world.join_classic())
+    async def body(harness: Harness) -> None:
+        joining = asyncio.ensure_future(harness.join_classic())
         await pass_time(0)
         await pass_time(1)
         assert (await joining)["error_code"] == 0
-        refused = await world.beat()
+        refused = await harness.beat()
         assert refused["error_code"] == e.GROUP_ID_NOT_FOUND
         assert "classic" in refused["error_message"]
         await pass_time(11)
-        assert (await world.beat())["error_code"] == 0, "the classic member is gone"
-        assert (await world.join_classic())["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
+        assert (await harness.beat())["error_code"] == 0, "the classic member is gone"
+        assert (await harness.join_classic())["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
         member = {"group_id": "g", "generation_id": 1, "member_id": "m"}
         for key in (k.HEARTBEAT, k.SYNC_GROUP):
-            assert (await world.ask(key, 3, member))["error_code"] == e.UNKNOWN_MEMBER_ID
-        left = await world.ask(k.LEAVE_GROUP, 3, {"group_id": "g", "members": [{"member_id": "m"}]})
+            assert (await harness.ask(key, 3, member))["error_code"] == e.UNKNOWN_MEMBER_ID
+        left = await harness.ask(k.LEAVE_GROUP, 3, {"group_id": "g", "members": [{"member_id": "m"}]})
         assert left["members"][0]["error_code"] == e.UNKNOWN_MEMBER_ID
-        assert await world.commit("m", 1) == 0
-        assert (await world.beat(epoch=-1))["error_code"] == 0
-        assert await world.listed() == [("g", "consumer", "Empty")], "it has offsets, and is what it was"
-        assert (await world.described())["group_epoch"] == 2
-        joining = asyncio.ensure_future(world.join_classic())
+        assert await harness.commit("m", 1) == 0
+        assert (await harness.beat(epoch=-1))["error_code"] == 0
+        assert await harness.listed() == [("g", "consumer", "Empty")], "it has offsets, and is what it was"
+        assert (await harness.described())["group_epoch"] == 2
+        joining = asyncio.ensure_future(harness.join_classic())
         await pass_time(0)
-        assert await world.listed() == [("g", "classic", "PreparingRebalance")]
+        assert await harness.listed() == [("g", "classic", "PreparingRebalance")]
         await pass_time(1)
         assert (await joining)["error_code"] == 0
-        assert (await world.described())["error_code"] == e.GROUP_ID_NOT_FOUND
+        assert (await harness.described())["error_code"] == e.GROUP_ID_NOT_FOUND
 
     run(body)
 
 
 def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> None:
-    async def body(world: World) -> None:
-        await world.beat("a", instance_id="i", rack_id="r")
-        joining = asyncio.ensure_future(world.join_classic("old"))
+    async def body(harness: Harness) -> None:
+        await harness.beat("a", instance_id="i", rack_id="r")
+        joining = asyncio.ensure_future(harness.join_classic("old"))
         await pass_time(0)
         everything = {("g", "consumer", "Stable"), ("old", "classic", "PreparingRebalance")}
-        assert set(await world.listed()) == everything
-        assert await world.listed(types_filter=["Consumer"]) == [("g", "consumer", "Stable")]
-        assert await world.listed(states_filter=["stable"]) == [("g", "consumer", "Stable")]
-        assert await world.listed(states_filter=["Empty"]) == []
-        found = await world.described()
+        assert set(await harness.listed()) == everything
+        assert await harness.listed(types_filter=["Consumer"]) == [("g", "consumer", "Stable")]
+        assert await harness.listed(states_filter=["stable"]) == [("g", "consumer", "Stable")]
+        assert await harness.listed(states_filter=["Empty"]) == []
+        found = await harness.described()
         assert (found["group_state"], found["group_epoch"], found["assignment_epoch"]) == ("Stable", 1, 1)
         (member,) = found["members"]
         (share,) = member["assignment"]["topic_partitions"]
@@ -265,7 +265,7 @@ def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> N
         assert (member["member_id"], member["instance_id"], member["rack_id"]) == ("a", "i", "r")
         assert (member["member_type"], member["target_assignment"]) == (1, member["assignment"])
         for version, code in ((5, 0), (6, e.GROUP_ID_NOT_FOUND)):
-            shown = (await world.ask(k.DESCRIBE_GROUPS, version, {"groups": ["g"]}))["groups"][0]
+            shown = (await harness.ask(k.DESCRIBE_GROUPS, version, {"groups": ["g"]}))["groups"][0]
             assert (shown["group_state"], shown["error_code"]) == ("Dead", code)
         joining.cancel()
 
@@ -273,40 +273,40 @@ def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> N
 
 
 def test_a_group_with_members_is_not_deleted_nor_its_offsets_of_topics_they_read(run: Run) -> None:
-    async def body(world: World) -> None:
-        await world.beat("m")
-        await world.commit("m", 1)
-        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+    async def body(harness: Harness) -> None:
+        await harness.beat("m")
+        await harness.commit("m", 1)
+        deleted = await harness.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
         assert deleted["results"][0]["error_code"] == e.NON_EMPTY_GROUP
         asked = {"group_id": "g", "topics": [{"name": "t", "partitions": [{"partition_index": 0}]}]}
-        gone = await world.ask(k.OFFSET_DELETE, 0, asked)
+        gone = await harness.ask(k.OFFSET_DELETE, 0, asked)
         assert gone["topics"][0]["partitions"][0]["error_code"] == e.GROUP_SUBSCRIBED_TO_TOPIC
-        await world.beat("m", 1, subscribed_topic_names=["other"])
-        gone = await world.ask(k.OFFSET_DELETE, 0, asked)
+        await harness.beat("m", 1, subscribed_topic_names=["other"])
+        gone = await harness.ask(k.OFFSET_DELETE, 0, asked)
         assert gone["topics"][0]["partitions"][0]["error_code"] == 0
-        await world.beat("m", -1)
-        assert world.kept() is None
-        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        await harness.beat("m", -1)
+        assert harness.kept() is None
+        deleted = await harness.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
         assert deleted["results"][0]["error_code"] == e.GROUP_ID_NOT_FOUND
-        await world.commit("", -1)
-        await world.beat("m")
-        await world.beat("m", -1)
-        assert world.kept() is not None
-        deleted = await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
-        assert (deleted["results"][0]["error_code"], world.kept()) == (0, None)
-        assert await world.listed() == []
+        await harness.commit("", -1)
+        await harness.beat("m")
+        await harness.beat("m", -1)
+        assert harness.kept() is not None
+        deleted = await harness.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+        assert (deleted["results"][0]["error_code"], harness.kept()) == (0, None)
+        assert await harness.listed() == []
 
     run(body)
 
 
 def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> None:
-    async def body(world: World) -> None:
+    async def body(harness: Harness) -> None:
         for name in ("a", "b", "c"):
-            await world.beat(name)
-        world.context.consumer_groups.close()
-        again = world.context.consumer_groups = module.ConsumerGroups(world.context.vhost, world.context.plane)
-        assert (await world.beat("a", 1))["error_code"] == e.UNKNOWN_MEMBER_ID
-        back = await world.beat("a")
+            await harness.beat(name)
+        harness.context.consumer_groups.close()
+        again = harness.context.consumer_groups = module.ConsumerGroups(harness.context.vhost, harness.context.plane)
+        assert (await harness.beat("a", 1))["error_code"] == e.UNKNOWN_MEMBER_ID
+        back = await harness.beat("a")
         assert (back["member_epoch"], partitions(back)) == (4, 1)
         assert again.by_name["g"].epoch == 4
 
@@ -316,22 +316,22 @@ def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> 
 def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMBERS_MAX", 2)
 
-    async def body(world: World) -> None:
-        await world.beat("a", group_id="one")
-        await world.beat("b", group_id="two")
-        assert (await world.beat("c", group_id="three"))["error_code"] == e.GROUP_MAX_SIZE_REACHED
-        await world.beat("a", -1, group_id="one")
-        assert (await world.beat("c", group_id="three"))["error_code"] == 0
-        await world.beat("b", -1, group_id="two")
+    async def body(harness: Harness) -> None:
+        await harness.beat("a", group_id="one")
+        await harness.beat("b", group_id="two")
+        assert (await harness.beat("c", group_id="three"))["error_code"] == e.GROUP_MAX_SIZE_REACHED
+        await harness.beat("a", -1, group_id="one")
+        assert (await harness.beat("c", group_id="three"))["error_code"] == 0
+        await harness.beat("b", -1, group_id="two")
         await pass_time(SESSION_S / 2)
-        assert (await world.beat("d", group_id="three"))["error_code"] == 0
+        assert (await harness.beat("d", group_id="three"))["error_code"] == 0
         # Both fall silent, one after the other.
         await pass_time(SESSION_S / 2 + 0.01)
-        assert set(world.context.consumer_groups.by_name["three"].members) == {"d"}
+        assert set(harness.context.consumer_groups.by_name["three"].members) == {"d"}
         await pass_time(SESSION_S / 2 + 0.01)
-        assert not world.context.consumer_groups.by_name
+        assert not harness.context.consumer_groups.by_name
         for name in ("e", "f"):
-            assert (await world.beat(name))["error_code"] == 0
+            assert (await harness.beat(name))["error_code"] == 0
 
     run(body)
 
@@ -339,10 +339,10 @@ def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPa
 def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
     session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
 
-    async def body(world: World) -> None:
+    async def body(harness: Harness) -> None:
         async def shown() -> dict[str, tuple[str, int]]:
             asked = {"resources": [{"resource_type": 32, "resource_name": "g", "configuration_keys": None}]}
-            found = (await world.ask(k.DESCRIBE_CONFIGS, 4, asked))["results"][0]
+            found = (await harness.ask(k.DESCRIBE_CONFIGS, 4, asked))["results"][0]
             return {each["name"]: (each["value"], each["config_source"]) for each in found["configs"]}
 
         async def alter(
@@ -351,29 +351,29 @@ def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
             configs = [{"name": label, "config_operation": operation, "value": value} for label, value in changes]
             resource = {"resource_type": 32, "resource_name": name, "configs": configs}
             asked = {"resources": [resource], "validate_only": trial}
-            code: int = (await world.ask(k.INCREMENTAL_ALTER_CONFIGS, 1, asked))["responses"][0]["error_code"]
+            code: int = (await harness.ask(k.INCREMENTAL_ALTER_CONFIGS, 1, asked))["responses"][0]["error_code"]
             return code
 
         assert await shown() == {session: ("45000", 5), beat: ("5000", 5)}
-        answer = await world.beat("a")
+        answer = await harness.beat("a")
         assert answer["heartbeat_interval_ms"] == 5000
         assert await alter((session, "20000"), trial=True) == 0
         assert await alter((session, "3000"), (beat, "1000")) == 0
         assert await shown() == {session: ("3000", 8), beat: ("1000", 8)}
-        assert (await world.beat("a", 1))["heartbeat_interval_ms"] == 1000
+        assert (await harness.beat("a", 1))["heartbeat_interval_ms"] == 1000
         for changes in ([(session, "1000")], [(session, "x")], [(session, None)], [(beat, "99")], [("other", "1")]):
             assert await alter(*changes) == e.INVALID_CONFIG, changes
         assert await alter((session, "4000"), operation=2) == e.INVALID_CONFIG
         assert await alter((session, "4000"), name="") == e.INVALID_REQUEST
         await pass_time(3.01)
-        assert not world.context.consumer_groups.by_name, "it was silent for the session that was set"
-        assert (await world.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]}))["results"][0]["error_code"] != 0
-        assert (await world.described())["error_code"] == e.GROUP_ID_NOT_FOUND, "settings do not make a group"
-        assert await world.listed() == []
-        assert (await world.beat("a"))["heartbeat_interval_ms"] == 1000
-        await world.beat("a", -1)
+        assert not harness.context.consumer_groups.by_name, "it was silent for the session that was set"
+        assert (await harness.ask(k.DELETE_GROUPS, 2, {"groups_names": ["g"]}))["results"][0]["error_code"] != 0
+        assert (await harness.described())["error_code"] == e.GROUP_ID_NOT_FOUND, "settings do not make a group"
+        assert await harness.listed() == []
+        assert (await harness.beat("a"))["heartbeat_interval_ms"] == 1000
+        await harness.beat("a", -1)
         assert await alter((beat, None), operation=1) == e.INVALID_CONFIG, "by default they speak every 5 s"
         assert await alter((beat, None), (session, None), operation=1) == 0
-        assert world.kept() is None
+        assert harness.kept() is None
 
     run(body)

@@ -79,7 +79,7 @@ GROUP: dict[str, Any] = {
 TYPED = GROUP | {"members": [MEMBER | {"member_type": 1}]}
 
 _OWNS = "02" + FIRST.bytes.hex() + "03" + "00000000" + "00000005" + "0000"
-_TOLD = (
+_REPORTED = (
     "00000000000000026d00000008000013880103" + FIRST.bytes.hex() + "03000000010000000200"
     "0000000000000003" + "0000000000000004" + "0200000009000000"
 )
@@ -96,8 +96,8 @@ MADE = [
     ),
     (BEAT.request, 0, SMALL, "0267026d000000070000ffffffff00000000"),
     (BEAT.request, 1, SMALL, "0267026d000000070000ffffffff0000000000"),
-    (BEAT.response, 0, ANSWER, _TOLD),
-    (BEAT.response, 1, ANSWER, _TOLD),
+    (BEAT.response, 0, ANSWER, _REPORTED),
+    (BEAT.response, 1, ANSWER, _REPORTED),
     (BEAT.response, 1, REFUSAL, "00000000006e036e6f000000000000000000ff00"),
     (DESCRIBE.request, 1, {"group_ids": ["g", "h"], "include_authorized_operations": True}, "03026702680100"),
     (DESCRIBE.response, 0, {"throttle_time_ms": 0, "groups": [GROUP]}, _DESCRIBED + _SHARES + "00800000000000"),

@@ -44,7 +44,7 @@ from basaltmq.streams.engines.segment.producers_row import (
 )
 
 
-class Anybody:
+class AnyUser:
     """A client that may do everything."""
 
     client_id = host = "anybody"
@@ -66,7 +66,7 @@ class Anybody:
         return True
 
 
-class World:
+class Harness:
     def __init__(self, path: Path) -> None:
         self.store: RocksStore = open_store(path)
         self.streams = VHostStreams(self.store, path, lambda: 1_700_000_000_000)
@@ -91,7 +91,7 @@ class World:
         }
 
         async def ask() -> Answer:
-            return fetch(self.context, cast(Client, Anybody()), Request(APIS[k.FETCH], 12, 1, None, body))
+            return fetch(self.context, cast(Client, AnyUser()), Request(APIS[k.FETCH], 12, 1, None, body))
 
         answer = asyncio.run(ask())
         assert isinstance(answer, dict)
@@ -104,8 +104,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "store")
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(tmp_path / "store")
     yield made
     made.close()
 
@@ -118,11 +118,11 @@ def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None, key: 
     return raw[:17] + struct.pack(">I", google_crc32c.value(covered)) + covered
 
 
-def positions(world: World, topic: str, offset: int, end: int) -> list[tuple[int, list[bytes]]]:
+def positions(harness: Harness, topic: str, offset: int, end: int) -> list[tuple[int, list[bytes]]]:
     """Where a consumer goes from batch to batch, with what it finds at or after its place."""
     steps = []
     while offset < end:
-        found = world.fetch(topic, offset, max_bytes=1)
+        found = harness.fetch(topic, offset, max_bytes=1)
         raw = b"".join(found["records"])
         header = read_header(raw)
         values = [each.value or b"" for each in records(raw) if each.offset >= offset]
@@ -133,32 +133,32 @@ def positions(world: World, topic: str, offset: int, end: int) -> list[tuple[int
     return steps
 
 
-def test_a_consumer_passes_over_what_was_deleted(world: World) -> None:
-    engine, shard = world.topic("holes")
+def test_a_consumer_passes_over_what_was_deleted(harness: Harness) -> None:
+    engine, shard = harness.topic("holes")
     for number in range(4):
         engine.append_kafka(shard, batch_of(*(b"%d%d" % (number, at) for at in range(3))))
     engine.delete_by_offset(shard, [1, 2, 3, 4, 5, 10, 11])
-    walked = positions(world, "holes", 0, 12)
+    walked = positions(harness, "holes", 0, 12)
     assert walked[-1][0] == 12
     assert [value for _, values in walked for value in values] == [b"00", b"20", b"21", b"22", b"30"]
 
 
-def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(world: World) -> None:
-    engine, shard = world.topic("same")
+def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(harness: Harness) -> None:
+    engine, shard = harness.topic("same")
     engine.append_kafka(shard, batch_of(b"first"))
     raw = batch_of(b"a", b"b")
     engine.append_kafka(shard, raw)
-    (found,) = world.fetch("same", 1)["records"]
+    (found,) = harness.fetch("same", 1)["records"]
     assert found[8:] == raw[8:]
     assert read_header(found).base_offset == 1
 
 
 def test_what_earlier_processes_appended_is_known_from_row_and_log(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producers_module, "ROW_EVERY", 4)
-    engine, shard = world.topic("producers")
-    first = Producers(world.store)
+    engine, shard = harness.topic("producers")
+    first = Producers(harness.store)
     pid, is_written = first.next_id()
     assert is_written
     for sequence in range(10):
@@ -166,10 +166,10 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
         assert first.check(engine, shard, read_header(raw)) is None
         first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
     # The process ends without a word: the row knows eight of them, the log all.
-    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+    row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert decode_row(row)[0] == 8
-    second = Producers(world.store)
+    second = Producers(harness.store)
     assert second.next_id()[0] >= pid + producers_module.BLOCK
     assert second.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9)))) == 9
     assert second.check(engine, shard, read_header(batch_of(b"5", producer=(pid, 0, 5)))) == 5
@@ -179,26 +179,26 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
     assert refused.value.code == e.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(world: World) -> None:
+def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(harness: Harness) -> None:
     """A power loss may take back what was appended, and leave the row that was written after it."""
-    engine, shard = world.topic("beyond")
-    pid, _ = Producers(world.store).next_id()
+    engine, shard = harness.topic("beyond")
+    pid, _ = Producers(harness.store).next_id()
     for sequence in range(2):
         engine.append_kafka(shard, batch_of(b"%d" % sequence, producer=(pid, 0, sequence)))
     ahead = Producer(0)
     ahead.batches.extend((sequence, sequence, sequence) for sequence in range(5))
     batch = Batch()
     batch.put(Family.PRODUCERS, stream_keys.producers_key(shard), encode_row(5, Known({pid: ahead})))
-    world.store.write(batch)
-    producers = Producers(world.store)
+    harness.store.write(batch)
+    producers = Producers(harness.store)
     assert producers.check(engine, shard, read_header(batch_of(b"1", producer=(pid, 0, 1)))) == 1
     assert producers.check(engine, shard, read_header(batch_of(b"2", producer=(pid, 0, 2)))) is None, "it was lost"
 
 
 @pytest.mark.promise("P1", "P2")
-def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_crash(world: World) -> None:
-    engine, shard = world.topic("compacted", ("cleanup.policy", "compact"))
-    producers = Producers(world.store)
+def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_crash(harness: Harness) -> None:
+    engine, shard = harness.topic("compacted", ("cleanup.policy", "compact"))
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
 
     def sent(sequence: int) -> KafkaHeader:
@@ -210,29 +210,29 @@ def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_cra
         return [(record.value or b"") for record in engine.read_by_offset(shard, 0).records()]
 
     def is_known_after_a_crash() -> None:
-        again = Producers(world.store)
+        again = Producers(harness.store)
         assert [again.check(engine, shard, sent(sequence)) for sequence in (4, 5, 6)] == [4, 5, None]
 
     for sequence in range(6):
         raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same")
         assert producers.check(engine, shard, read_header(raw)) is None
         producers.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
-    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+    row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert known_to(row) == 0
     engine.delete_by_offset(shard, [4])
     # Only the batches tell of their producer, so compaction has it written down before they go.
     assert compact() == [b"5"]
-    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+    row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert known_to(row) == 6
     is_known_after_a_crash()
 
 
 @pytest.mark.spec("B10")
-def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(world: World) -> None:
-    engine, shard = world.topic("mixed", ("cleanup.policy", "compact"))
-    producers = Producers(world.store)
+def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(harness: Harness) -> None:
+    engine, shard = harness.topic("mixed", ("cleanup.policy", "compact"))
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
     raw = batch_of(b"0", producer=(pid, 0, 0), key=b"same")
     assert producers.check(engine, shard, read_header(raw)) is None
@@ -242,16 +242,16 @@ def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(wo
     for _ in range(5):
         engine.retain(1_700_000_000_000)
     assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"3"]
-    assert Producers(world.store).check(engine, shard, read_header(raw)) == 0
+    assert Producers(harness.store).check(engine, shard, read_header(raw)) == 0
 
 
-def test_compaction_goes_on_when_what_is_known_is_written_down(world: World) -> None:
-    engine, shard = world.topic("settled", ("cleanup.policy", "compact"))
-    producers = Producers(world.store)
+def test_compaction_goes_on_when_what_is_known_is_written_down(harness: Harness) -> None:
+    engine, shard = harness.topic("settled", ("cleanup.policy", "compact"))
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
     sent(producers, engine, shard, pid, range(3))
     producers.settle(shard)
-    assert row_end(world, shard) == 3
+    assert row_end(harness, shard) == 3
     engine.retain(1_700_000_000_000)
     assert [record.value for record in engine.read_by_offset(shard, 0).records()] == [b"2"]
 
@@ -265,49 +265,49 @@ def sent(producers: Producers, engine: SegmentEngine, shard: int, pid: int, sequ
     return batches
 
 
-def row_end(world: World, shard: int) -> int:
-    raw = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+def row_end(harness: Harness, shard: int) -> int:
+    raw = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert raw is not None
     return known_to(raw)
 
 
 @pytest.mark.spec("B10")
 @pytest.mark.parametrize("how", ["retention", "delete"])
-def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(world: World, how: str) -> None:
-    engine, shard = world.topic("short", ("retention.bytes", "0"))
-    producers = Producers(world.store)
+def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(harness: Harness, how: str) -> None:
+    engine, shard = harness.topic("short", ("retention.bytes", "0"))
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
     before = sent(producers, engine, shard, pid, range(7))
     engine.append_kafka(shard, batch_of(b"somebody else's"))
-    assert row_end(world, shard) == 0, "the row was written before the first batch, and is behind"
+    assert row_end(harness, shard) == 0, "the row was written before the first batch, and is behind"
     if how == "retention":
         engine.retain(1_700_000_000_000)
     else:
         assert engine.delete_records_before(shard, 8) == 8
     assert engine.shard_info(shard).start_offset == 8
     # As after a kill: what was known in memory is not written.
-    again = Producers(world.store)
+    again = Producers(harness.store)
     assert [again.check(engine, shard, read_header(raw)) for raw in before[2:]] == [2, 3, 4, 5, 6]
     with pytest.raises(Refused):
         again.check(engine, shard, read_header(batch_of(b"9", producer=(pid, 0, 9))))
     assert again.check(engine, shard, read_header(batch_of(b"7", producer=(pid, 0, 7)))) is None
 
 
-def test_what_goes_leaves_a_row_alone_that_knows_more(world: World) -> None:
-    engine, shard = world.topic("known")
-    producers = Producers(world.store)
+def test_what_goes_leaves_a_row_alone_that_knows_more(harness: Harness) -> None:
+    engine, shard = harness.topic("known")
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
     sent(producers, engine, shard, pid, range(3))
     producers.settle(shard)
-    row = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+    row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert engine.delete_records_before(shard, 2) == 2
-    assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) == row
+    assert harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) == row
 
 
 @pytest.mark.promise("P1")
-def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> None:
-    engine, shard = world.topic("ahead")
-    producers = Producers(world.store)
+def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(harness: Harness) -> None:
+    engine, shard = harness.topic("ahead")
+    producers = Producers(harness.store)
     pid, _ = producers.next_id()
     other, _ = producers.next_id()
     gone, _ = producers.next_id()
@@ -320,25 +320,25 @@ def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(world: World) -> 
     ahead[gone].batches.extend([(8, 8, end - 1), (9, 9, end)])
     batch = Batch()
     batch.put(Family.PRODUCERS, stream_keys.producers_key(shard), encode_row(9, ahead))
-    world.store.write(batch)
-    drop_lost_batches(world.store, shard, end)
-    raw = world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
+    harness.store.write(batch)
+    drop_lost_batches(harness.store, shard, end)
+    raw = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert raw is not None
     known = recover(engine, shard, raw)
     assert {number: list(each.batches) for number, each in known.items()} == {
         pid: [(at, at, at) for at in range(1, 6)],
         gone: [(8, 8, end - 1)],
     }
-    again = Producers(world.store)
+    again = Producers(harness.store)
     assert again.check(engine, shard, read_header(batches[1])) == 1
     assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
-    drop_lost_batches(world.store, shard, end)
+    drop_lost_batches(harness.store, shard, end)
     assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
 
 
-def test_sequences_go_round_at_their_largest(world: World) -> None:
-    engine, shard = world.topic("round")
-    producers = Producers(world.store)
+def test_sequences_go_round_at_their_largest(harness: Harness) -> None:
+    engine, shard = harness.topic("round")
+    producers = Producers(harness.store)
     last = read_header(batch_of(b"a", b"b", producer=(5, 0, 0x7FFFFFFE)))
     assert producers.check(engine, shard, last) is None
     producers.appended(shard, last, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fuzz.kafka import World, answers, settle
+from tests.fuzz.kafka import Harness, answers, settle
 
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.protocols.kafka import connection, list_offsets, topics
@@ -30,11 +30,11 @@ def versions(number: int) -> bytes:
 @pytest.mark.promise("P13")
 def test_a_pipeline_is_split_and_another_client_is_answered_meanwhile(tmp_path: Path) -> None:
     async def run() -> None:
-        world = World(tmp_path)
+        harness = Harness(tmp_path)
         ticks = count()
-        world.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
-        flooding, flooded = world.connect()
-        other, answered = world.connect()
+        harness.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
+        flooding, flooded = harness.connect()
+        other, answered = harness.connect()
         flooding.data_received(b"".join(versions(number) for number in range(REQUESTS)))
         assert 0 < flooding.requests <= 10
         await settle(1)
@@ -43,12 +43,12 @@ def test_a_pipeline_is_split_and_another_client_is_answered_meanwhile(tmp_path: 
         assert len(answers(b"".join(answered.written))) == 1
         assert flooding.requests < REQUESTS
         await settle(REQUESTS)
-        told = answers(b"".join(flooded.written))
-        assert [struct.unpack_from(">i", each)[0] for each in told] == [*range(REQUESTS)], "all, in order"
-        assert world.server.shares.behind == 0
+        reported = answers(b"".join(flooded.written))
+        assert [struct.unpack_from(">i", each)[0] for each in reported] == [*range(REQUESTS)], "all, in order"
+        assert harness.server.shares.behind == 0
         for each in (flooding, other):
             each.connection_lost(None)
-        await world.close()
+        await harness.close()
 
     asyncio.run(run())
 
@@ -56,17 +56,17 @@ def test_a_pipeline_is_split_and_another_client_is_answered_meanwhile(tmp_path: 
 @pytest.mark.promise("P13")
 def test_a_client_that_leaves_with_requests_left_is_forgotten(tmp_path: Path) -> None:
     async def run() -> None:
-        world = World(tmp_path)
+        harness = Harness(tmp_path)
         ticks = count()
-        world.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
-        flooding, _ = world.connect()
+        harness.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
+        flooding, _ = harness.connect()
         flooding.data_received(b"".join(versions(number) for number in range(REQUESTS)))
-        assert world.server.shares.behind == 1
+        assert harness.server.shares.behind == 1
         flooding.connection_lost(None)
-        assert world.server.shares.behind == 0
+        assert harness.server.shares.behind == 0
         await settle(5)
         assert flooding.requests <= 10
-        await world.close()
+        await harness.close()
 
     asyncio.run(run())
 
@@ -79,30 +79,30 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
     monkeypatch.setattr(connection, "TOPICS_ENCODED_HERE_MAX", 5)
 
     async def run() -> None:
-        world = World(tmp_path)
-        context = world.server.context()
+        harness = Harness(tmp_path)
+        context = harness.server.context()
         names = [f"t{number:04}" for number in range(17)]
         for name in names:
             context.plane.topics.create(name, TopicConfig())
-        asking, told = world.connect()
-        other, answered = world.connect()
+        asking, reported = harness.connect()
+        other, answered = harness.connect()
         for asked in (None, [{"name": name, "topic_id": NIL} for name in names]):
-            told.written.clear()
+            reported.written.clear()
             answered.written.clear()
             body = {"topics": asked, "allow_auto_topic_creation": False}
             asking.data_received(k.encode_request(k.METADATA, 9, 1, "c", body))
-            assert not told.written
+            assert not reported.written
             other.data_received(versions(7))
             assert len(answers(b"".join(answered.written))) == 1
             for _ in range(1000):
-                if told.written:
+                if reported.written:
                     break
                 await asyncio.sleep(0.01)
-            (answer,) = answers(b"".join(told.written))
+            (answer,) = answers(b"".join(reported.written))
             assert all(name.encode() in answer for name in names)
         for each in (asking, other):
             each.connection_lost(None)
-        await world.close()
+        await harness.close()
 
     asyncio.run(run())
 
@@ -123,10 +123,10 @@ def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answer
     monkeypatch.setattr(list_offsets, "_offset_of", counting)
 
     async def run() -> None:
-        world = World(tmp_path)
-        world.server.context().plane.topics.create("t", TopicConfig(partitions=17))
-        asking, told = world.connect()
-        other, answered = world.connect()
+        harness = Harness(tmp_path)
+        harness.server.context().plane.topics.create("t", TopicConfig(partitions=17))
+        asking, reported = harness.connect()
+        other, answered = harness.connect()
         wanted = [{"partition_index": at, "current_leader_epoch": -1, "timestamp": -1} for at in range(17)]
         body = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": wanted}]}
         asking.data_received(k.encode_request(k.LIST_OFFSETS, 6, 1, "c", body))
@@ -134,18 +134,18 @@ def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answer
         assert len(placed) <= 5, "one portion per turn"
         other.data_received(versions(7))
         assert len(answers(b"".join(answered.written))) == 1
-        assert not told.written
+        assert not reported.written
         for _ in range(1000):
-            if told.written:
+            if reported.written:
                 break
             await asyncio.sleep(0.01)
         assert len(placed) == 17
-        (answer,) = answers(b"".join(told.written))
+        (answer,) = answers(b"".join(reported.written))
         offsets = [struct.pack(">ih", at, 0) + struct.pack(">qqi", -1, 0, -1) for at in range(17)]
         assert all(each in answer for each in offsets), "index, no error, no time, the end, no epoch"
         for each in (asking, other):
             each.connection_lost(None)
-        await world.close()
+        await harness.close()
 
     asyncio.run(run())
 

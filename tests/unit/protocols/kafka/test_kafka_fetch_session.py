@@ -47,7 +47,7 @@ class Client:
         assert isinstance(found, Plan)
         return [(topic["topic"], each["partition"]) for topic in found.topics for each in topic["partitions"]]
 
-    def told(self, *partitions: tuple[str, int, int, bytes, int]) -> list[tuple[str, int]]:
+    def reported(self, *partitions: tuple[str, int, int, bytes, int]) -> list[tuple[str, int]]:
         """Of an answer about these (topic, partition, high watermark, records, error), what is said."""
         session = self.holder.fetch_session
         assert isinstance(session, FetchSession)
@@ -75,28 +75,28 @@ def test_partitions_are_added_changed_and_forgotten() -> None:
     assert client.wanted((0, 0), {"a": [0, 1], "b": [0]}) == [("a", 0), ("a", 1), ("b", 0)]
     assert client.wanted((1, 1), {}) == [("a", 0), ("a", 1), ("b", 0)]
     assert client.wanted((1, 2), {"c": [0]}, {"a": [1], "none": [5]}) == [("a", 0), ("b", 0), ("c", 0)]
-    assert client.told(("a", 0, 5, b"", 0)) == [("a", 0)], "what it does not know yet"
-    assert client.told(("a", 0, 5, b"", 0)) == []
+    assert client.reported(("a", 0, 5, b"", 0)) == [("a", 0)], "what it does not know yet"
+    assert client.reported(("a", 0, 5, b"", 0)) == []
     assert client.wanted((1, 3), {}, {"a": [0]}) == [("b", 0), ("c", 0)]
     assert client.wanted((1, 4), {"a": [0]}) == [("b", 0), ("c", 0), ("a", 0)]
-    assert client.told(("a", 0, 5, b"", 0)) == [("a", 0)], "forgotten, it is told again"
+    assert client.reported(("a", 0, 5, b"", 0)) == [("a", 0)], "forgotten, it is told again"
 
 
 def test_news_are_records_marks_and_errors_and_an_error_is_told_until_it_is_over() -> None:
     client = Client()
     client.wanted((0, 0), {"a": [0], "b": [0]})
-    assert client.told(("a", 0, 0, b"", 0), ("b", 0, 0, b"", 0)) == [("a", 0), ("b", 0)]
-    assert client.told(("a", 0, 1, b"", 0), ("b", 0, 0, b"", 0)) == [("a", 0)]
-    assert client.told(("a", 0, 1, b"x", 0), ("b", 0, 0, b"", 0)) == [("a", 0)]
+    assert client.reported(("a", 0, 0, b"", 0), ("b", 0, 0, b"", 0)) == [("a", 0), ("b", 0)]
+    assert client.reported(("a", 0, 1, b"", 0), ("b", 0, 0, b"", 0)) == [("a", 0)]
+    assert client.reported(("a", 0, 1, b"x", 0), ("b", 0, 0, b"", 0)) == [("a", 0)]
     for _ in range(2):
-        assert client.told(("a", 0, 1, b"", 0), ("b", 0, 0, b"", e.UNKNOWN_TOPIC_OR_PARTITION)) == [("b", 0)]
-    assert client.told(("a", 0, 1, b"", 0), ("b", 0, 0, b"", 0)) == [("b", 0)], "it is well again"
+        assert client.reported(("a", 0, 1, b"", 0), ("b", 0, 0, b"", e.UNKNOWN_TOPIC_OR_PARTITION)) == [("b", 0)]
+    assert client.reported(("a", 0, 1, b"", 0), ("b", 0, 0, b"", 0)) == [("b", 0)], "it is well again"
 
 
 def test_who_brought_records_goes_to_the_end_of_the_line() -> None:
     client = Client()
     client.wanted((0, 0), {"a": [0], "b": [0], "c": [0]})
-    client.told(("a", 0, 9, b"x", 0), ("b", 0, 9, b"", 0), ("c", 0, 9, b"", 0))
+    client.reported(("a", 0, 9, b"x", 0), ("b", 0, 9, b"", 0), ("c", 0, 9, b"", 0))
     assert client.wanted((1, 1), {}) == [("b", 0), ("c", 0), ("a", 0)]
 
 

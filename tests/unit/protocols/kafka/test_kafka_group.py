@@ -37,7 +37,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
         runner.run(body())
 
 
-class World:
+class Harness:
     """A group and its clients."""
 
     def __init__(self) -> None:
@@ -95,42 +95,42 @@ class World:
 
 def test_members_that_come_together_begin_one_generation_and_get_their_shares() -> None:
     async def body() -> None:
-        world = World()
-        await world.two()
-        assert world.group.generation == 1
+        harness = Harness()
+        await harness.two()
+        assert harness.group.generation == 1
 
     run(body)
 
 
 def test_a_third_member_makes_the_others_join_again() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
-        third = world.join()
+        harness = Harness()
+        leader, other = await harness.two()
+        third = harness.join()
         await asyncio.sleep(0)
-        assert world.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS
-        joined = await asyncio.gather(world.join(leader), world.join(other), third)
+        assert harness.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS
+        joined = await asyncio.gather(harness.join(leader), harness.join(other), third)
         assert {each["generation_id"] for each in joined} == {2}
-        assert world.group.heartbeat(leader, None, 1) == e.ILLEGAL_GENERATION
-        assert world.group.commit_error(leader, None, 1) == e.ILLEGAL_GENERATION
-        assert world.group.commit_error("stranger", None, 2) == e.UNKNOWN_MEMBER_ID
+        assert harness.group.heartbeat(leader, None, 1) == e.ILLEGAL_GENERATION
+        assert harness.group.commit_error(leader, None, 1) == e.ILLEGAL_GENERATION
+        assert harness.group.commit_error("stranger", None, 2) == e.UNKNOWN_MEMBER_ID
 
     run(body)
 
 
 def test_a_member_that_does_not_join_again_is_out_after_the_rebalance_timeout() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
-        third = world.join()
-        again = world.join(leader)
+        harness = Harness()
+        leader, other = await harness.two()
+        third = harness.join()
+        again = harness.join(leader)
         keeps = asyncio.get_running_loop().time()
         # It is heard of all the time, and still does not join.
         while not again.done():
-            world.group.heartbeat(other, None, 1)
+            harness.group.heartbeat(other, None, 1)
             await asyncio.sleep(1)
         assert asyncio.get_running_loop().time() - keeps >= REBALANCE_S - 1
-        assert other not in world.group.members
+        assert other not in harness.group.members
         assert {(await again)["generation_id"], (await third)["generation_id"]} == {2}
 
     run(body)
@@ -138,58 +138,58 @@ def test_a_member_that_does_not_join_again_is_out_after_the_rebalance_timeout() 
 
 def test_a_silent_member_is_out_after_its_session_and_the_others_go_on() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
+        harness = Harness()
+        leader, other = await harness.two()
         for _ in range(30):
             await asyncio.sleep(SESSION_S / 10)
-            if world.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS:
+            if harness.group.heartbeat(leader, None, 1) == e.REBALANCE_IN_PROGRESS:
                 break
-        assert other not in world.group.members
-        assert (await world.join(leader))["generation_id"] == 2
+        assert other not in harness.group.members
+        assert (await harness.join(leader))["generation_id"] == 2
 
     run(body)
 
 
 def test_a_group_is_empty_when_the_last_member_left_or_fell_silent() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
-        assert world.group.leave(other, None) == e.NONE
-        assert world.group.leave(other, None) == e.UNKNOWN_MEMBER_ID
+        harness = Harness()
+        leader, other = await harness.two()
+        assert harness.group.leave(other, None) == e.NONE
+        assert harness.group.leave(other, None) == e.UNKNOWN_MEMBER_ID
         await asyncio.sleep(REBALANCE_S + SESSION_S)
-        assert leader not in world.group.members
-        assert world.group.state is State.EMPTY
-        assert world.emptied
-        assert world.group.commit_error("", None, -1) == e.NONE
+        assert leader not in harness.group.members
+        assert harness.group.state is State.EMPTY
+        assert harness.emptied
+        assert harness.group.commit_error("", None, -1) == e.NONE
 
     run(body)
 
 
 def test_members_that_do_not_ask_for_their_share_go() -> None:
     async def body() -> None:
-        world = World()
-        first, second = await asyncio.gather(world.join(), world.join())
+        harness = Harness()
+        first, second = await asyncio.gather(harness.join(), harness.join())
         lazy, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
-        waiting = world.sync(other["member_id"], 1)
+        waiting = harness.sync(other["member_id"], 1)
         for _ in range(int(REBALANCE_S) + 1):
             await asyncio.sleep(1)
             if waiting.done():
                 break
-            world.group.heartbeat(lazy["member_id"], None, 1)
+            harness.group.heartbeat(lazy["member_id"], None, 1)
         assert (await waiting)["error_code"] == e.REBALANCE_IN_PROGRESS
-        assert lazy["member_id"] not in world.group.members
+        assert lazy["member_id"] not in harness.group.members
 
     run(body)
 
 
 def test_an_id_is_asked_for_before_a_member_counts() -> None:
     async def body() -> None:
-        world = World()
-        told = await world.join(version=4)
-        assert told["error_code"] == e.MEMBER_ID_REQUIRED
-        joined = await world.join(told["member_id"], version=4)
+        harness = Harness()
+        reported = await harness.join(version=4)
+        assert reported["error_code"] == e.MEMBER_ID_REQUIRED
+        joined = await harness.join(reported["member_id"], version=4)
         assert (joined.get("error_code", 0), joined["generation_id"]) == (0, 1)
-        assert (await world.join("made-up", version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
+        assert (await harness.join("made-up", version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
 
     run(body)
 
@@ -197,32 +197,32 @@ def test_an_id_is_asked_for_before_a_member_counts() -> None:
 @pytest.mark.parametrize("version", [5, 9])
 def test_a_static_member_takes_its_place_again_and_its_former_self_is_fenced(version: int) -> None:
     async def body() -> None:
-        world = World()
-        first = await world.join(instance="one", version=version)
+        harness = Harness()
+        first = await harness.join(instance="one", version=version)
         old = first["member_id"]
-        await world.sync(old, 1, **{old.replace("-", "_"): b"A"})
-        back = await world.join(instance="one", version=version)
+        await harness.sync(old, 1, **{old.replace("-", "_"): b"A"})
+        back = await harness.join(instance="one", version=version)
         assert back["member_id"] != old
         assert back["generation_id"] == 1
-        assert world.group.state is State.STABLE
+        assert harness.group.state is State.STABLE
         if version >= 9:
             assert back["skip_assignment"]
         else:
             assert back["leader"] == old
-        assert world.group.heartbeat(old, "one", 1) == e.FENCED_INSTANCE_ID
-        assert (await world.sync(back["member_id"], 1))["assignment"] == b"A"
+        assert harness.group.heartbeat(old, "one", 1) == e.FENCED_INSTANCE_ID
+        assert (await harness.sync(back["member_id"], 1))["assignment"] == b"A"
 
     run(body)
 
 
 def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> None:
     async def body() -> None:
-        world = World()
+        harness = Harness()
         joined = await asyncio.gather(
-            world.join(protocols=("sticky", "range")), world.join(protocols=("roundrobin", "range"))
+            harness.join(protocols=("sticky", "range")), harness.join(protocols=("roundrobin", "range"))
         )
         assert {each["protocol_name"] for each in joined} == {"range"}
-        refused = await world.join(protocols=("sticky",))
+        refused = await harness.join(protocols=("sticky",))
         assert refused["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
 
     run(body)
@@ -230,19 +230,19 @@ def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> 
 
 def test_who_may_commit_follows_the_state_of_the_group() -> None:
     async def body() -> None:
-        world = World()
-        group = world.group
+        harness = Harness()
+        group = harness.group
         assert group.commit_error("", None, -1) == e.NONE, "nobody is there"
         assert group.commit_error("gone", None, 3) == e.UNKNOWN_MEMBER_ID
-        first, second = await asyncio.gather(world.join(), world.join())
+        first, second = await asyncio.gather(harness.join(), harness.join())
         leader, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
         assert group.commit_error(leader["member_id"], None, 1) == e.REBALANCE_IN_PROGRESS, "nothing is dealt out"
-        waiting = world.sync(other["member_id"], 1)
-        await world.sync(leader["member_id"], 1)
+        waiting = harness.sync(other["member_id"], 1)
+        await harness.sync(leader["member_id"], 1)
         await waiting
         assert group.commit_error(leader["member_id"], None, 1) == e.NONE
         assert group.commit_error("", None, -1) == e.UNKNOWN_MEMBER_ID, "members are there"
-        world.join()
+        harness.join()
         await asyncio.sleep(0)
         assert group.state is State.PREPARING
         assert group.commit_error(leader["member_id"], None, 1) == e.NONE, "before it joins again it may commit"
@@ -252,77 +252,77 @@ def test_who_may_commit_follows_the_state_of_the_group() -> None:
 
 def test_a_static_member_is_waited_for_beyond_a_rebalance_until_its_session_is_over() -> None:
     async def body() -> None:
-        world = World()
-        static = await world.join(instance="one", version=5)
-        await world.sync(static["member_id"], 1, **{static["member_id"].replace("-", "_"): b"A"})
-        coming = world.join()
+        harness = Harness()
+        static = await harness.join(instance="one", version=5)
+        await harness.sync(static["member_id"], 1, **{static["member_id"].replace("-", "_"): b"A"})
+        coming = harness.join()
         until = asyncio.get_running_loop().time() + REBALANCE_S + 1
         while asyncio.get_running_loop().time() < until:
             # It is heard of, and does not join.
-            world.group.heartbeat(static["member_id"], "one", 1)
+            harness.group.heartbeat(static["member_id"], "one", 1)
             await asyncio.sleep(1)
         joined = await coming
-        assert static["member_id"] in world.group.members
+        assert static["member_id"] in harness.group.members
         assert joined["leader"] == joined["member_id"], "one that is not there does not deal out"
         assert {each["group_instance_id"] for each in joined["members"]} == {"one", None}
-        world.sync(joined["member_id"], 2)
+        harness.sync(joined["member_id"], 2)
         await asyncio.sleep(SESSION_S - 1)
-        assert static["member_id"] in world.group.members
+        assert static["member_id"] in harness.group.members
         await asyncio.sleep(2)
-        assert static["member_id"] not in world.group.members
+        assert static["member_id"] not in harness.group.members
 
     run(body)
 
 
 def test_who_waits_for_an_answer_is_not_silent() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
-        coming = world.join()
-        again = world.join(leader)
+        harness = Harness()
+        leader, other = await harness.two()
+        coming = harness.join()
+        again = harness.join(leader)
         for _ in range(int(SESSION_S) * 3):
             # Far beyond a session; the others wait in their JoinGroup for this one.
-            world.group.heartbeat(other, None, 1)
+            harness.group.heartbeat(other, None, 1)
             await asyncio.sleep(1)
-        assert leader in world.group.members
-        joined = await asyncio.gather(world.join(other), coming, again)
-        assert len(joined) == len(world.group.members) == 3
+        assert leader in harness.group.members
+        joined = await asyncio.gather(harness.join(other), coming, again)
+        assert len(joined) == len(harness.group.members) == 3
 
     run(body)
 
 
 def test_an_id_that_was_given_out_is_waited_for_as_long_as_its_session() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
-        told = await world.join(version=4)
-        joining = [world.join(leader), world.join(other)]
-        third = world.join()
+        harness = Harness()
+        leader, other = await harness.two()
+        reported = await harness.join(version=4)
+        joining = [harness.join(leader), harness.join(other)]
+        third = harness.join()
         await asyncio.sleep(SESSION_S - 1)
         assert not any(each.done() for each in (*joining, third)), "the one with the id may come any moment"
         await asyncio.sleep(2)
         assert {(await each)["generation_id"] for each in (*joining, third)} == {2}
-        assert (await world.join(told["member_id"], version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
+        assert (await harness.join(reported["member_id"], version=4))["error_code"] == e.UNKNOWN_MEMBER_ID
 
     run(body)
 
 
 def test_a_share_of_another_protocol_or_generation_is_not_asked_for() -> None:
     async def body() -> None:
-        world = World()
-        leader, other = await world.two()
+        harness = Harness()
+        leader, other = await harness.two()
         asked: dict[str, Any] = {"member_id": leader, "group_instance_id": None, "generation_id": 1, "assignments": []}
         for wrong in (
             {"protocol_type": "connect", "protocol_name": None},
             {"protocol_type": None, "protocol_name": "x"},
         ):
-            assert (await world.group.sync({**asked, **wrong}))["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
+            assert (await harness.group.sync({**asked, **wrong}))["error_code"] == e.INCONSISTENT_GROUP_PROTOCOL
         for generation in (0, 2):
-            assert (await world.sync(leader, generation))["error_code"] == e.ILLEGAL_GENERATION
-            assert world.group.heartbeat(other, None, generation) == e.ILLEGAL_GENERATION
-        assert world.group.leave(leader, None) == e.NONE
-        assert world.group.heartbeat(other, None, 1) == e.REBALANCE_IN_PROGRESS
-        again = await world.join(other)
+            assert (await harness.sync(leader, generation))["error_code"] == e.ILLEGAL_GENERATION
+            assert harness.group.heartbeat(other, None, generation) == e.ILLEGAL_GENERATION
+        assert harness.group.leave(leader, None) == e.NONE
+        assert harness.group.heartbeat(other, None, 1) == e.REBALANCE_IN_PROGRESS
+        again = await harness.join(other)
         assert (again["leader"], again["generation_id"]) == (other, 2), "the leader that left leads no more"
 
     run(body)
@@ -330,10 +330,10 @@ def test_a_share_of_another_protocol_or_generation_is_not_asked_for() -> None:
 
 def test_who_waits_when_the_group_is_closed_is_told() -> None:
     async def body() -> None:
-        world = World()
-        waiting = world.join()
+        harness = Harness()
+        waiting = harness.join()
         await asyncio.sleep(0)
-        world.group.close()
+        harness.group.close()
         assert (await waiting)["error_code"] == e.COORDINATOR_NOT_AVAILABLE
 
     run(body)

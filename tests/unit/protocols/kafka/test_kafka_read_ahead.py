@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_context import Anybody, batch_of
-from tests.unit.protocols.kafka.test_kafka_transactions import World
+from tests.unit.protocols.kafka.test_kafka_context import AnyUser, batch_of
+from tests.unit.protocols.kafka.test_kafka_transactions import Harness
 
 from basaltmq.log.batches.kafka import read_header, records
 from basaltmq.log.batches.kafka_run import take_batches
@@ -28,7 +28,7 @@ STEPS = 120
 FIELDS = ("records", "high_watermark", "last_stable_offset", "log_start_offset", "error_code", "aborted_transactions")
 
 
-class Consumer(Anybody):
+class Consumer(AnyUser):
     """A client that goes on where it was."""
 
     def __init__(self) -> None:
@@ -39,13 +39,15 @@ class Consumer(Anybody):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("ahead") / "store")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    made = Harness(tmp_path_factory.mktemp("ahead") / "store")
     yield made
     made.close()
 
 
-def ask(world: World, consumer: Anybody, topics: dict[str, int], bytes_max: int, isolation_level: int = 0) -> list[Any]:
+def ask(
+    harness: Harness, consumer: AnyUser, topics: dict[str, int], bytes_max: int, isolation_level: int = 0
+) -> list[Any]:
     """What each partition is answered, in the order asked."""
     body = {
         "session_id": 0,
@@ -64,7 +66,7 @@ def ask(world: World, consumer: Anybody, topics: dict[str, int], bytes_max: int,
         ],
         "forgotten_topics": [],
     }
-    answer = fetch(world.context, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
+    answer = fetch(harness.context, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
     assert isinstance(answer, dict)
     return [{name: each["partitions"][0].get(name) for name in FIELDS} for each in answer["topics"]]
 
@@ -75,19 +77,19 @@ async def idle() -> None:
         await asyncio.sleep(0)
 
 
-def in_loop(world: World, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def in_loop(harness: Harness, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         try:
             await run()
         finally:
-            world.context.ahead.close()
+            harness.context.ahead.close()
 
     asyncio.run(whole())
 
 
-def filled(world: World, name: str, batches: int, value_bytes: int = 1000) -> tuple[SegmentEngine, int]:
-    world.topic(name)
-    engine, shard = world.context.engine(world.context.topic(name), 0)
+def filled(harness: Harness, name: str, batches: int, value_bytes: int = 1000) -> tuple[SegmentEngine, int]:
+    harness.topic(name)
+    engine, shard = harness.context.engine(harness.context.topic(name), 0)
     for number in range(batches):
         engine.wait(engine.append_kafka(shard, batch_of(b"%d" % number, b"x" * value_bytes)))
     return engine, shard
@@ -98,8 +100,8 @@ def next_of(answer: dict[str, Any]) -> int:
     return header.base_offset + header.last_offset_delta + 1
 
 
-def test_who_goes_on_is_answered_without_a_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    filled(world, "on", 30)
+def test_who_goes_on_is_answered_without_a_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(harness, "on", 30)
     taken: list[int] = []
 
     def counted(log: Any, shard: int, base_offset: int, *rest: Any, **more: Any) -> Any:
@@ -113,25 +115,25 @@ def test_who_goes_on_is_answered_without_a_read(world: World, monkeypatch: pytes
         offset = 0
         while offset < 40:
             taken.clear()
-            (answer,) = ask(world, consumer, {"on": offset}, 4096)
+            (answer,) = ask(harness, consumer, {"on": offset}, 4096)
             assert taken == ([] if offset else [0])
             offset = next_of(answer)
             await idle()
             assert offset in taken, "what follows is taken meanwhile"
         taken.clear()
-        ask(world, consumer, {"on": 2}, 4096)
+        ask(harness, consumer, {"on": 2}, 4096)
         assert taken == [2], "another place than the one made ready"
 
-    in_loop(world, run)
+    in_loop(harness, run)
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("BASALT_TEST_SEED", "1")), 2])
-def test_answers_are_those_of_who_has_nothing_ready(world: World, seed: int) -> None:
+def test_answers_are_those_of_who_has_nothing_ready(harness: Harness, seed: int) -> None:
     """Whatever happens to the partition between two fetches."""
     print(f"seed {seed}")
     dice = random.Random(seed)
     name = f"same-{seed}"
-    engine, shard = filled(world, name, 20)
+    engine, shard = filled(harness, name, 20)
 
     async def run() -> None:
         consumers = [Consumer() for _ in range(3)]
@@ -140,10 +142,10 @@ def test_answers_are_those_of_who_has_nothing_ready(world: World, seed: int) -> 
             at = dice.randrange(3)
             isolation = dice.randrange(2)
             bytes_max = dice.choice((2500, 4096, 4096, 4096, 9000))
-            (got,) = ask(world, consumers[at], {name: places[at]}, bytes_max, isolation)
+            (got,) = ask(harness, consumers[at], {name: places[at]}, bytes_max, isolation)
             stranger = Consumer()
-            (expected,) = ask(world, stranger, {name: places[at]}, bytes_max, isolation)
-            world.context.ahead.take(stranger)
+            (expected,) = ask(harness, stranger, {name: places[at]}, bytes_max, isolation)
+            harness.context.ahead.take(stranger)
             assert got == expected, f"seed {seed}, step {step}"
             info = engine.shard_info(shard)
             if got["records"]:
@@ -162,46 +164,46 @@ def test_answers_are_those_of_who_has_nothing_ready(world: World, seed: int) -> 
             elif what < 0.40 and step > 3 * STEPS // 4 and info.high_watermark > info.start_offset:
                 engine.delete_by_offset(shard, [dice.randint(info.start_offset, info.high_watermark - 1)])
 
-    in_loop(world, run)
+    in_loop(harness, run)
 
 
-def test_a_partition_that_was_trimmed_is_not_answered_with_what_was_ready(world: World) -> None:
-    engine, shard = filled(world, "trimmed", 20)
+def test_a_partition_that_was_trimmed_is_not_answered_with_what_was_ready(harness: Harness) -> None:
+    engine, shard = filled(harness, "trimmed", 20)
 
     async def run() -> None:
         consumer = Consumer()
-        (answer,) = ask(world, consumer, {"trimmed": 0}, 4096)
+        (answer,) = ask(harness, consumer, {"trimmed": 0}, 4096)
         await idle()
-        assert world.context.ahead.size_bytes > 0
+        assert harness.context.ahead.size_bytes > 0
         engine.delete_records_before(shard, 30)
-        (answer,) = ask(world, consumer, {"trimmed": next_of(answer)}, 4096)
+        (answer,) = ask(harness, consumer, {"trimmed": next_of(answer)}, 4096)
         assert answer["error_code"] == 1, "out of range"
-        assert world.context.ahead.size_bytes == 0
+        assert harness.context.ahead.size_bytes == 0
 
-    in_loop(world, run)
+    in_loop(harness, run)
 
 
-def test_what_was_deleted_is_not_in_what_was_ready(world: World) -> None:
-    engine, shard = filled(world, "deleted", 20)
+def test_what_was_deleted_is_not_in_what_was_ready(harness: Harness) -> None:
+    engine, shard = filled(harness, "deleted", 20)
 
     async def run() -> None:
         consumer = Consumer()
-        (answer,) = ask(world, consumer, {"deleted": 0}, 4096)
+        (answer,) = ask(harness, consumer, {"deleted": 0}, 4096)
         following = next_of(answer)
         await idle()
         engine.delete_by_offset(shard, [following])
-        (answer,) = ask(world, consumer, {"deleted": following}, 4096)
+        (answer,) = ask(harness, consumer, {"deleted": following}, 4096)
         assert b"%d" % (following // 2) not in [each.value for each in records_of(answer)]
 
-    in_loop(world, run)
+    in_loop(harness, run)
 
 
 def records_of(answer: dict[str, Any]) -> list[Any]:
     return [record for raw in answer["records"] for record in records(raw)]
 
 
-def test_what_was_ready_for_one_place_is_not_given_at_another(world: World) -> None:
-    engine, shard = filled(world, "place", 20)
+def test_what_was_ready_for_one_place_is_not_given_at_another(harness: Harness) -> None:
+    engine, shard = filled(harness, "place", 20)
     following = engine.read_kafka(shard, 0, 4096).next_offset
     ahead = segment_kafka.take_ahead(engine, shard, following, 4096)
     assert ahead is not None
@@ -213,35 +215,35 @@ def test_what_was_ready_for_one_place_is_not_given_at_another(world: World) -> N
 
 
 def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_ahead, "CLIENT_BYTES_MAX", 10_000)
     monkeypatch.setattr(read_ahead, "BYTES_MAX", 15_000)
     names = [f"little-{number}" for number in range(4)]
     for name in names:
-        filled(world, name, 20)
-    ahead = world.context.ahead
+        filled(harness, name, 20)
+    ahead = harness.context.ahead
 
     async def run() -> None:
         consumers = [Consumer() for _ in range(4)]
         for consumer in consumers:
-            ask(world, consumer, dict.fromkeys(names, 0), 4096)
+            ask(harness, consumer, dict.fromkeys(names, 0), 4096)
             await idle()
             assert ahead.size_bytes <= 15_000
         kept = [ahead.take(consumer) for consumer in consumers]
         assert [len(each) for each in kept] == [0, 0, 2, 2], "the oldest goes first; one has room for two partitions"
         assert ahead.size_bytes == 0
-        ask(world, consumers[0], dict.fromkeys(names, 0), 4096)
+        ask(harness, consumers[0], dict.fromkeys(names, 0), 4096)
         consumers[0].is_gone = True
         await idle()
         assert not ahead.take(consumers[0])
 
-    in_loop(world, run)
+    in_loop(harness, run)
 
 
-def test_what_nobody_asks_for_is_let_go_of(world: World) -> None:
-    engine, shard = filled(world, "aged", 20)
-    ahead = world.context.ahead
+def test_what_nobody_asks_for_is_let_go_of(harness: Harness) -> None:
+    engine, shard = filled(harness, "aged", 20)
+    ahead = harness.context.ahead
 
     async def run() -> None:
         old, young = Consumer(), Consumer()
@@ -255,4 +257,4 @@ def test_what_nobody_asks_for_is_let_go_of(world: World) -> None:
         assert ahead.take(young)
         assert ahead.size_bytes == 0
 
-    in_loop(world, run)
+    in_loop(harness, run)

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 import pytest
 from tests.unit.log.strategies import transactional
-from tests.unit.protocols.kafka.test_kafka_context import Anybody
+from tests.unit.protocols.kafka.test_kafka_context import AnyUser
 
 from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
@@ -36,7 +36,7 @@ from basaltmq.streams.offsets import Commit
 TIMEOUT_MS = 60_000
 
 
-class World:
+class Harness:
     """A context without a broker around it; `crash` leaves what a killed process would."""
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class World:
     async def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
         """As over the wire: what is missing has its default."""
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.context, cast(Client, Anybody()), k.decode_request(raw[4:]))
+        answer: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
         answer = await awaited(answer)
         encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
         return k.decode_response(key, version, encoded[4:])[1]
@@ -112,8 +112,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "store")
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(tmp_path / "store")
     yield made
     made.close()
 
@@ -124,30 +124,30 @@ async def refused(step: Coroutine[Any, Any, Any]) -> int:
     return found.value.code
 
 
-def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(world: World) -> None:
-    shard = world.topic("t")
+def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         pid, first = await transactions.initialize("id", TIMEOUT_MS)
         await transactions.add("id", pid, first, shards=frozenset((shard,)))
-        assert await world.produce("t", "id", transactional(pid, 0, b"zombie", epoch=first)) == 0
+        assert await harness.produce("t", "id", transactional(pid, 0, b"zombie", epoch=first)) == 0
         again, second = await transactions.initialize("id", TIMEOUT_MS)
         assert again == pid
         assert second > first
-        assert world.seen("t") == []
+        assert harness.seen("t") == []
         assert await refused(transactions.end("id", pid, first, True)) == e.PRODUCER_FENCED
         assert await refused(transactions.add("id", pid, first, shards=frozenset((shard,)))) == e.PRODUCER_FENCED
-        code = await world.produce("t", "id", transactional(pid, 1, b"zombie", epoch=first))
+        code = await harness.produce("t", "id", transactional(pid, 1, b"zombie", epoch=first))
         assert code == e.INVALID_PRODUCER_EPOCH
         for version, wanted in ((1, e.INVALID_PRODUCER_EPOCH), (2, e.PRODUCER_FENCED), (3, e.PRODUCER_FENCED)):
             late = {"transactional_id": "id", "producer_id": pid, "producer_epoch": first}
-            assert (await world.ask(k.END_TXN, version, {**late, "committed": True}))["error_code"] == wanted
-            added = await world.ask(k.ADD_OFFSETS_TO_TXN, version, {**late, "group_id": "g"})
+            assert (await harness.ask(k.END_TXN, version, {**late, "committed": True}))["error_code"] == wanted
+            added = await harness.ask(k.ADD_OFFSETS_TO_TXN, version, {**late, "group_id": "g"})
             assert added["error_code"] == wanted
         for version, wanted in ((3, e.INVALID_PRODUCER_EPOCH), (4, e.PRODUCER_FENCED)):
             asked = {"transactional_id": "id", "transaction_timeout_ms": TIMEOUT_MS, "producer_id": pid}
-            bumped = await world.ask(k.INIT_PRODUCER_ID, version, {**asked, "producer_epoch": first})
+            bumped = await harness.ask(k.INIT_PRODUCER_ID, version, {**asked, "producer_epoch": first})
             assert bumped["error_code"] == wanted
         assert await refused(transactions.end("id", pid + 1, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
         assert await refused(transactions.end("nobody", pid, second, True)) == e.INVALID_PRODUCER_ID_MAPPING
@@ -159,36 +159,36 @@ def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(world: Wo
     asyncio.run(run())
 
 
-def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(world: World) -> None:
+def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(harness: Harness) -> None:
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
         assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch)) == (pid, epoch + 1)
         assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch)) == (pid, epoch + 1), "asked again"
         assert await transactions.initialize("id", TIMEOUT_MS, (pid, epoch + 1)) == (pid, epoch + 2)
         assert await refused(transactions.initialize("id", TIMEOUT_MS, (pid, epoch))) == e.PRODUCER_FENCED
-        world.reopen()
-        assert await world.transactions.initialize("id", TIMEOUT_MS) == (pid, epoch + 3)
-        row = world.transactions.get("id")
+        harness.reopen()
+        assert await harness.transactions.initialize("id", TIMEOUT_MS) == (pid, epoch + 3)
+        row = harness.transactions.get("id")
         assert row is not None
-        world.transactions._write(msgspec.structs.replace(row, epoch=EPOCH_MAX - 1))
-        other, fresh = await world.transactions.initialize("id", TIMEOUT_MS)
+        harness.transactions._write(msgspec.structs.replace(row, epoch=EPOCH_MAX - 1))
+        other, fresh = await harness.transactions.initialize("id", TIMEOUT_MS)
         assert (other > pid, fresh) == (True, 0), "epochs are used up"
 
     asyncio.run(run())
 
 
-def test_states_answer_as_kafka_does(world: World) -> None:
-    shard = world.topic("t")
-    world.topic("u")
+def test_states_answer_as_kafka_does(harness: Harness) -> None:
+    shard = harness.topic("t")
+    harness.topic("u")
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
         assert await refused(transactions.end("id", pid, epoch, True)) == e.INVALID_TXN_STATE
         raw = transactional(pid, 0, b"early", epoch=epoch)
-        assert await world.produce("t", "id", raw) == e.INVALID_TXN_STATE
-        assert await world.produce("t", None, raw) == e.INVALID_REQUEST
+        assert await harness.produce("t", "id", raw) == e.INVALID_TXN_STATE
+        assert await harness.produce("t", None, raw) == e.INVALID_REQUEST
         assert await refused(transactions.commit_offsets("id", pid, epoch, "g", {})) == e.INVALID_TXN_STATE
         for is_commit in (True, False):
             await transactions.add("id", pid, epoch, shards=frozenset((shard,)))
@@ -202,37 +202,37 @@ def test_states_answer_as_kafka_does(world: World) -> None:
             assert await refused(transactions.end("id", pid, epoch, not is_commit)) == e.INVALID_TXN_STATE
         body = {"transactional_id": "id", "producer_id": pid, "producer_epoch": epoch}
         topics = [{"name": "t", "partitions": [0]}, {"name": "none", "partitions": [0]}]
-        answer = await world.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics})
+        answer = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics})
         codes = [each["results"][0]["error_code"] for each in answer["results"]]
         assert codes == [e.OPERATION_NOT_ATTEMPTED, e.UNKNOWN_TOPIC_OR_PARTITION]
-        answer = await world.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
+        answer = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
         assert answer["results"][0]["results"][0]["error_code"] == 0
-        assert await world.produce("u", "id", raw) == e.INVALID_TXN_STATE, "it was not added"
-        assert await world.produce("t", "id", raw) == 0
-        assert await world.produce("t", "id", raw) == 0, "sent again"
-        described = await world.ask(k.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id", "nobody"]})
+        assert await harness.produce("u", "id", raw) == e.INVALID_TXN_STATE, "it was not added"
+        assert await harness.produce("t", "id", raw) == 0
+        assert await harness.produce("t", "id", raw) == 0, "sent again"
+        described = await harness.ask(k.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["id", "nobody"]})
         first, second = described["transaction_states"]
         assert (first["transaction_state"], first["topics"]) == ("Ongoing", [{"topic": "t", "partitions": [0]}])
         assert second["error_code"] == e.TRANSACTIONAL_ID_NOT_FOUND
         asked = {"state_filters": ["Ongoing", "Nonsense"], "producer_id_filters": []}
-        listed = await world.ask(k.LIST_TRANSACTIONS, 0, asked)
+        listed = await harness.ask(k.LIST_TRANSACTIONS, 0, asked)
         assert [each["transactional_id"] for each in listed["transaction_states"]] == ["id"]
         assert listed["unknown_state_filters"] == ["Nonsense"]
-        answer = await world.ask(k.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]})
+        answer = await harness.ask(k.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]})
         (active,) = answer["topics"][0]["partitions"][0]["active_producers"]
         assert (active["producer_id"], active["current_txn_start_offset"]) == (pid, 0)
         await transactions.end("id", pid, epoch, True)
-        assert world.seen("t") == [b"early"]
+        assert harness.seen("t") == [b"early"]
 
     asyncio.run(run())
 
 
-def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: World) -> None:
-    shard, other = world.topic("t"), world.topic("u")
-    source = world.context.topic("t")
+def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(harness: Harness) -> None:
+    shard, other = harness.topic("t"), harness.topic("u")
+    source = harness.context.topic("t")
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
         await transactions.add("id", pid, epoch, groups=frozenset("g"))
         await asyncio.gather(
@@ -256,24 +256,24 @@ def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(world: W
         await asyncio.sleep(0)
         assert await refused(transactions.add("id", pid, epoch, groups=frozenset("g"))) == e.CONCURRENT_TRANSACTIONS
         await ending
-        committed = world.context.plane.offsets.of_group("g")
+        committed = harness.context.plane.offsets.of_group("g")
         assert {at: commit.offset for at, commit in committed.items()} == {(source.id, 0): 6}
 
     asyncio.run(run())
 
 
-def test_offsets_of_members_need_their_generation(world: World) -> None:
-    world.topic("t")
+def test_offsets_of_members_need_their_generation(harness: Harness) -> None:
+    harness.topic("t")
 
     async def run() -> None:
-        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
-        await world.transactions.add("id", pid, epoch, groups=frozenset("g"))
+        pid, epoch = await harness.transactions.initialize("id", TIMEOUT_MS)
+        await harness.transactions.add("id", pid, epoch, groups=frozenset("g"))
         topics = [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 3}]}]
         asked = {"transactional_id": "id", "group_id": "g", "producer_id": pid, "producer_epoch": epoch}
 
         async def code(member: str, generation: int) -> int:
             given = {"member_id": member, "generation_id": generation, "topics": topics}
-            answer = await world.ask(k.TXN_OFFSET_COMMIT, 3, {**asked, **given})
+            answer = await harness.ask(k.TXN_OFFSET_COMMIT, 3, {**asked, **given})
             found: int = answer["topics"][0]["partitions"][0]["error_code"]
             return found
 
@@ -285,107 +285,107 @@ def test_offsets_of_members_need_their_generation(world: World) -> None:
             "protocol_type": "consumer",
             "protocols": [{"name": "range", "metadata": b""}],
         }
-        joined = await world.ask(k.JOIN_GROUP, 3, {**joining, "member_id": ""})
+        joined = await harness.ask(k.JOIN_GROUP, 3, {**joining, "member_id": ""})
         member, generation = joined["member_id"], joined["generation_id"]
-        await world.ask(k.SYNC_GROUP, 3, {"group_id": "g", "generation_id": generation, "member_id": member})
+        await harness.ask(k.SYNC_GROUP, 3, {"group_id": "g", "generation_id": generation, "member_id": member})
         assert await code(member, generation + 1) == e.ILLEGAL_GENERATION
         assert await code("stranger", generation) == e.UNKNOWN_MEMBER_ID
-        assert not world.transactions.is_pending("g", world.context.topic("t").id, 0)
+        assert not harness.transactions.is_pending("g", harness.context.topic("t").id, 0)
         assert await code(member, generation) == e.NONE
-        assert world.transactions.is_pending("g", world.context.topic("t").id, 0)
+        assert harness.transactions.is_pending("g", harness.context.topic("t").id, 0)
 
     asyncio.run(run())
 
 
-def test_a_transaction_taken_up_after_a_crash_ends_when_its_time_is_over(world: World) -> None:
-    shard = world.topic("t")
+def test_a_transaction_taken_up_after_a_crash_ends_when_its_time_is_over(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
-        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
-        assert await world.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
-        world.now_ms += TIMEOUT_MS
-        world.reopen()
+        pid, epoch = await harness.transactions.initialize("id", TIMEOUT_MS)
+        await harness.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await harness.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
+        harness.now_ms += TIMEOUT_MS
+        harness.reopen()
         async with asyncio.timeout(60):
-            while (row := world.transactions.get("id")) is None or row.state is not State.COMPLETE_ABORT:  # noqa: ASYNC110
+            while (row := harness.transactions.get("id")) is None or row.state is not State.COMPLETE_ABORT:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert row.epoch == epoch + 1
 
     asyncio.run(run())
 
 
-def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(world: World) -> None:
-    shard = world.topic("t")
+def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         producers = {}
         for name in ("a", "b"):
             producers[name] = await transactions.initialize(name, TIMEOUT_MS)
             await transactions.add(name, *producers[name], shards=frozenset((shard,)))
         (a, epoch_a), (b, epoch_b) = producers["a"], producers["b"]
-        assert (await world.fetch("t"))["last_stable_offset"] == 0, "nothing is written"
-        assert await world.produce("t", "a", transactional(a, 0, b"a0", b"a1", epoch=epoch_a)) == 0
-        assert await world.produce("t", "b", transactional(b, 0, b"b0", epoch=epoch_b)) == 0
-        found = await world.fetch("t")
+        assert (await harness.fetch("t"))["last_stable_offset"] == 0, "nothing is written"
+        assert await harness.produce("t", "a", transactional(a, 0, b"a0", b"a1", epoch=epoch_a)) == 0
+        assert await harness.produce("t", "b", transactional(b, 0, b"b0", epoch=epoch_b)) == 0
+        found = await harness.fetch("t")
         assert (found["high_watermark"], found["last_stable_offset"], found["records"]) == (3, 0, b"")
         await transactions.end("a", a, epoch_a, False)
-        found = await world.fetch("t")
+        found = await harness.fetch("t")
         assert (found["high_watermark"], found["last_stable_offset"]) == (4, 2)
         assert found["aborted_transactions"] == [{"producer_id": a, "first_offset": 0}]
         latest = {"partition_index": 0, "timestamp": -1}
         for isolation_level, wanted in ((0, 4), (1, 2)):
             asked = {"isolation_level": isolation_level, "topics": [{"name": "t", "partitions": [latest]}]}
-            answer = await world.ask(k.LIST_OFFSETS, 6, {"replica_id": -1, **asked})
+            answer = await harness.ask(k.LIST_OFFSETS, 6, {"replica_id": -1, **asked})
             assert answer["topics"][0]["partitions"][0]["offset"] == wanted
         await transactions.add("a", a, epoch_a, shards=frozenset((shard,)))
-        assert await world.produce("t", "a", transactional(a, 2, b"a2", epoch=epoch_a)) == 0
+        assert await harness.produce("t", "a", transactional(a, 2, b"a2", epoch=epoch_a)) == 0
         await transactions.end("a", a, epoch_a, True)
         await transactions.end("b", b, epoch_b, False)
-        found = await world.fetch("t")
+        found = await harness.fetch("t")
         assert found["last_stable_offset"] == found["high_watermark"] == 7
         aborted = [{"producer_id": a, "first_offset": 0}, {"producer_id": b, "first_offset": 2}]
         assert found["aborted_transactions"] == aborted
-        assert (await world.fetch("t", offset=4))["aborted_transactions"] == [], "none of them lies there"
-        assert not (await world.fetch("t", isolation_level=0))["aborted_transactions"]
-        assert world.seen("t") == [b"a2"]
+        assert (await harness.fetch("t", offset=4))["aborted_transactions"] == [], "none of them lies there"
+        assert not (await harness.fetch("t", isolation_level=0))["aborted_transactions"]
+        assert harness.seen("t") == [b"a2"]
 
     asyncio.run(run())
 
 
-def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(world: World) -> None:
-    shard = world.topic("t")
+def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
-        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
-        assert await world.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
-        world.now_ms += TIMEOUT_MS - 1
-        await world.transactions.expire("id")
-        row = world.transactions.get("id")
+        pid, epoch = await harness.transactions.initialize("id", TIMEOUT_MS)
+        await harness.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await harness.produce("t", "id", transactional(pid, 0, b"late", epoch=epoch)) == 0
+        harness.now_ms += TIMEOUT_MS - 1
+        await harness.transactions.expire("id")
+        row = harness.transactions.get("id")
         assert row is not None
         assert row.state is State.ONGOING
-        world.reopen()
-        world.now_ms += 1
-        await world.transactions.expire("id")
-        row = world.transactions.get("id")
+        harness.reopen()
+        harness.now_ms += 1
+        await harness.transactions.expire("id")
+        row = harness.transactions.get("id")
         assert row is not None
         assert (row.state, row.epoch) == (State.COMPLETE_ABORT, epoch + 1)
-        assert await refused(world.transactions.end("id", pid, epoch, True)) == e.PRODUCER_FENCED
-        assert (await world.fetch("t"))["last_stable_offset"] == 2
-        assert world.seen("t") == []
+        assert await refused(harness.transactions.end("id", pid, epoch, True)) == e.PRODUCER_FENCED
+        assert (await harness.fetch("t"))["last_stable_offset"] == 2
+        assert harness.seen("t") == []
 
     asyncio.run(run())
 
 
 @pytest.mark.promise("P1", "P2")
 def test_what_is_added_and_what_is_decided_is_durable_before_anything_follows_from_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shard = world.topic("t")
+    shard = harness.topic("t")
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         loop = asyncio.get_running_loop()
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
         raw = transactional(pid, 0, b"x", epoch=epoch)
@@ -405,19 +405,19 @@ def test_what_is_added_and_what_is_decided_is_durable_before_anything_follows_fr
             return task, synced
 
         adding, synced = await before_it_is_durable(transactions.add("id", pid, epoch, shards=frozenset((shard,))))
-        assert await world.produce("t", "id", raw) == e.INVALID_TXN_STATE
+        assert await harness.produce("t", "id", raw) == e.INVALID_TXN_STATE
         synced.set_result(None)
         await adding
-        assert await world.produce("t", "id", raw) == 0
+        assert await harness.produce("t", "id", raw) == 0
         ending, synced = await before_it_is_durable(transactions.end("id", pid, epoch, True))
-        assert world.context.plane.drivers.info("t", 0).next_offset == 1, (
+        assert harness.context.plane.drivers.info("t", 0).next_offset == 1, (
             "a marker tells of a decision that may be lost"
         )
-        assert world.seen("t") == []
+        assert harness.seen("t") == []
         synced.set_result(None)
         await ending
-        assert world.context.plane.drivers.info("t", 0).next_offset == 2
-        assert world.seen("t") == [b"x"]
+        assert harness.context.plane.drivers.info("t", 0).next_offset == 2
+        assert harness.seen("t") == [b"x"]
 
     asyncio.run(run())
 
@@ -429,10 +429,10 @@ STEPS = ("decided", "marked", "completed")
 @pytest.mark.parametrize("is_commit", [True, False])
 @pytest.mark.parametrize("step", STEPS)
 def test_a_decision_is_finished_after_a_crash_at_any_step(
-    world: World, monkeypatch: pytest.MonkeyPatch, step: str, is_commit: bool
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str, is_commit: bool
 ) -> None:
-    topics = {name: world.topic(name) for name in ("t", "u")}
-    source = world.context.topic("t")
+    topics = {name: harness.topic(name) for name in ("t", "u")}
+    source = harness.context.topic("t")
 
     class Killed(Exception):
         pass
@@ -448,11 +448,11 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
         return done
 
     async def run() -> None:
-        transactions = world.transactions
+        transactions = harness.transactions
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
         await transactions.add("id", pid, epoch, shards=frozenset(topics.values()), groups=frozenset("g"))
         for name in topics:
-            assert await world.produce(name, "id", transactional(pid, 0, b"in " + name.encode(), epoch=epoch)) == 0
+            assert await harness.produce(name, "id", transactional(pid, 0, b"in " + name.encode(), epoch=epoch)) == 0
         await transactions.commit_offsets("id", pid, epoch, "g", {(source.id, 0): Commit(5)})
         assert transactions.is_pending("g", source.id, 0)
         if step == "decided":
@@ -463,97 +463,97 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
             monkeypatch.setattr(transactions, "_complete", dying(transactions._complete))
         with pytest.raises(Killed):
             await transactions.end("id", pid, epoch, is_commit)
-        ends = [world.context.plane.drivers.info(name, 0).next_offset for name in topics]
-        world.reopen()
-        row = world.transactions.get("id")
+        ends = [harness.context.plane.drivers.info(name, 0).next_offset for name in topics]
+        harness.reopen()
+        row = harness.transactions.get("id")
         assert row is not None
         assert row.state is (State.COMPLETE_COMMIT if is_commit else State.COMPLETE_ABORT)
         for name in topics:
-            assert world.seen(name) == ([b"in " + name.encode()] if is_commit else [])
-            assert (await world.fetch(name))["last_stable_offset"] == 2, "one record and one marker"
-        committed = world.context.plane.offsets.of_group("g")
+            assert harness.seen(name) == ([b"in " + name.encode()] if is_commit else [])
+            assert (await harness.fetch(name))["last_stable_offset"] == 2, "one record and one marker"
+        committed = harness.context.plane.offsets.of_group("g")
         assert {at: commit.offset for at, commit in committed.items()} == ({(source.id, 0): 5} if is_commit else {})
-        assert not world.transactions.is_pending("g", source.id, 0)
+        assert not harness.transactions.is_pending("g", source.id, 0)
         assert ends == ([1, 1] if step == "decided" else [2, 2])
-        await world.transactions.end("id", pid, epoch, is_commit)
+        await harness.transactions.end("id", pid, epoch, is_commit)
         assert not list(
-            world.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.busy_transaction_key("")))
+            harness.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.busy_transaction_key("")))
         )
         assert not list(
-            world.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.pending_offset_prefix("id")))
+            harness.store.scan(Family.TRANSACTIONS, *key_parts.prefix_range(stream_keys.pending_offset_prefix("id")))
         )
 
     asyncio.run(run())
 
 
-def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stops_nothing(world: World) -> None:
-    shard = world.topic("t")
+def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stops_nothing(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
-        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
-        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
-        world.reopen()
-        assert world.seen("t") == []
-        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0, "known from the log"
-        assert await world.produce("t", "id", transactional(pid, 1, b"1", epoch=epoch)) == 0
-        ending = asyncio.create_task(world.transactions.end("id", pid, epoch, True))
+        pid, epoch = await harness.transactions.initialize("id", TIMEOUT_MS)
+        await harness.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        assert await harness.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
+        harness.reopen()
+        assert harness.seen("t") == []
+        assert await harness.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0, "known from the log"
+        assert await harness.produce("t", "id", transactional(pid, 1, b"1", epoch=epoch)) == 0
+        ending = asyncio.create_task(harness.transactions.end("id", pid, epoch, True))
         await asyncio.sleep(0)
         ending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await ending
-        await asyncio.gather(*world.transactions._tasks)
-        assert world.seen("t") == [b"0", b"1"]
-        world.reopen()
-        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
-        code = await world.produce("t", "id", transactional(pid, 2, b"2", epoch=epoch))
+        await asyncio.gather(*harness.transactions._tasks)
+        assert harness.seen("t") == [b"0", b"1"]
+        harness.reopen()
+        await harness.transactions.add("id", pid, epoch, shards=frozenset((shard,)))
+        code = await harness.produce("t", "id", transactional(pid, 2, b"2", epoch=epoch))
         assert code == 0, "the marker has no place among a producer's batches"
 
     asyncio.run(run())
 
 
-def test_records_no_row_knows_of_are_aborted_at_open(world: World) -> None:
-    shard = world.topic("t")
-    engine, _ = world.context.engine(world.context.topic("t"), 0)
+def test_records_no_row_knows_of_are_aborted_at_open(harness: Harness) -> None:
+    shard = harness.topic("t")
+    engine, _ = harness.context.engine(harness.context.topic("t"), 0)
     engine.wait(engine.append_kafka(shard, transactional(900, 0, b"stranger", epoch=4)))
-    world.reopen()
-    engine, _ = world.context.engine(world.context.topic("t"), 0)
-    assert world.seen("t") == []
+    harness.reopen()
+    engine, _ = harness.context.engine(harness.context.topic("t"), 0)
+    assert harness.seen("t") == []
     assert engine.shard_info(shard).high_watermark == 2
     marker = read_header(engine.read_kafka(shard, 1).batches[0])
     assert (marker.is_control, marker.producer_id, marker.producer_epoch) == (True, 900, 4)
 
 
 @pytest.mark.promise("P10")
-def test_what_is_known_of_producers_goes_with_the_topic(world: World) -> None:
-    shard = world.topic("t")
+def test_what_is_known_of_producers_goes_with_the_topic(harness: Harness) -> None:
+    shard = harness.topic("t")
 
     async def run() -> None:
-        pid, epoch = await world.transactions.initialize("id", TIMEOUT_MS)
-        await world.transactions.add("id", pid, epoch, shards=frozenset((shard,)), groups=frozenset("g"))
-        assert await world.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
-        topic_id: UUID = world.context.topic("t").id
-        await world.transactions.commit_offsets("id", pid, epoch, "g", {(topic_id, 0): Commit(1)})
-        assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is not None
-        await asyncio.to_thread(world.context.plane.topics.delete, "t")
-        await world.transactions.end("id", pid, epoch, True)
-        world.context.producers.close()
-        assert world.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is None
-        assert world.context.plane.offsets.of_group("g") == {}
+        pid, epoch = await harness.transactions.initialize("id", TIMEOUT_MS)
+        await harness.transactions.add("id", pid, epoch, shards=frozenset((shard,)), groups=frozenset("g"))
+        assert await harness.produce("t", "id", transactional(pid, 0, b"0", epoch=epoch)) == 0
+        topic_id: UUID = harness.context.topic("t").id
+        await harness.transactions.commit_offsets("id", pid, epoch, "g", {(topic_id, 0): Commit(1)})
+        assert harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is not None
+        await asyncio.to_thread(harness.context.plane.topics.delete, "t")
+        await harness.transactions.end("id", pid, epoch, True)
+        harness.context.producers.close()
+        assert harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard)) is None
+        assert harness.context.plane.offsets.of_group("g") == {}
 
     asyncio.run(run())
 
 
-def test_ids_nobody_uses_are_forgotten(world: World) -> None:
+def test_ids_nobody_uses_are_forgotten(harness: Harness) -> None:
     async def run() -> None:
-        await world.transactions.initialize("old", TIMEOUT_MS)
-        pid, epoch = await world.transactions.initialize("open", TIMEOUT_MS)
-        await world.transactions.add("open", pid, epoch, groups=frozenset("g"))
-        world.now_ms += IDLE_MS_MAX
-        await world.transactions.initialize("young", TIMEOUT_MS)
-        world.now_ms += 1
-        assert world.transactions.sweep() == 1
-        assert [row.id for row in world.transactions.all()] == ["open", "young"]
+        await harness.transactions.initialize("old", TIMEOUT_MS)
+        pid, epoch = await harness.transactions.initialize("open", TIMEOUT_MS)
+        await harness.transactions.add("open", pid, epoch, groups=frozenset("g"))
+        harness.now_ms += IDLE_MS_MAX
+        await harness.transactions.initialize("young", TIMEOUT_MS)
+        harness.now_ms += 1
+        assert harness.transactions.sweep() == 1
+        assert [row.id for row in harness.transactions.all()] == ["open", "young"]
 
     asyncio.run(run())
 

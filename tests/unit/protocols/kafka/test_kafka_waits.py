@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.fuzz.kafka import World as Served
+from tests.fuzz.kafka import Harness as Served
 from tests.fuzz.kafka import answers
-from tests.unit.protocols.kafka.test_kafka_context import Anybody, World, batch_of
+from tests.unit.protocols.kafka.test_kafka_context import AnyUser, Harness, batch_of
 
 from basaltmq.protocols.kafka import connection as connection_module
 from basaltmq.protocols.kafka.context import BlockingAnswer, Client, PipelinedAnswer, Respond
@@ -25,14 +25,14 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "store")
+def harness(tmp_path: Path) -> Iterator[Harness]:
+    made = Harness(tmp_path / "store")
     yield made
     made.close()
 
 
 def asked(
-    world: World, client: Anybody, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000
+    harness: Harness, client: AnyUser, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000
 ) -> BlockingAnswer:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
     body = {
@@ -45,7 +45,7 @@ def asked(
         "topics": [{"topic": "t", "topic_id": None, "partitions": [partition]}],
         "forgotten_topics": [],
     }
-    answer: Any = fetch(world.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
+    answer: Any = fetch(harness.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
     assert not isinstance(answer, dict), "there is something to wait for"
     return cast(BlockingAnswer, answer)
 
@@ -56,7 +56,7 @@ def records_of(body: Fields | None) -> list[bytes]:
     return found
 
 
-class Told:
+class Responses:
     def __init__(self) -> None:
         self.answers: list[tuple[Fields | None, Exception | None]] = []
         self.came = asyncio.Event()
@@ -73,79 +73,79 @@ class Told:
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_turn(world: World) -> None:
-    engine, shard = world.topic("t")
+def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_turn(harness: Harness) -> None:
+    engine, shard = harness.topic("t")
     one = batch_of(b"one")
 
     async def run() -> None:
-        client, told = Anybody(), Told()
-        asked(world, client, 0, min_bytes=len(one) + 1).start(told)
+        client, reported = AnyUser(), Responses()
+        asked(harness, client, 0, min_bytes=len(one) + 1).start(reported)
         for _ in range(2):
-            assert not told.answers
+            assert not reported.answers
             engine.append_kafka(shard, one)
-            world.context.arrivals.notify_appended(shard, len(one))
-        assert not told.answers, "who appends is not held up"
-        found = records_of(await told.one())
+            harness.context.arrivals.notify_appended(shard, len(one))
+        assert not reported.answers, "who appends is not held up"
+        found = records_of(await reported.one())
         assert len(found) == 2
-        assert len(world.context.arrivals) == 0
+        assert len(harness.context.arrivals) == 0
         client.deadline.close()
 
     asyncio.run(run())
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(world: World) -> None:
-    world.topic("t")
+def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(harness: Harness) -> None:
+    harness.topic("t")
 
     async def run() -> None:
-        client, told = Anybody(), Told()
+        client, reported = AnyUser(), Responses()
         begin = asyncio.get_running_loop().time()
-        asked(world, client, 0, max_wait_ms=30).start(told)
-        assert records_of(await told.one()) == []
+        asked(harness, client, 0, max_wait_ms=30).start(reported)
+        assert records_of(await reported.one()) == []
         assert asyncio.get_running_loop().time() >= begin + 0.03
-        assert len(world.context.arrivals) == 0
+        assert len(harness.context.arrivals) == 0
 
     asyncio.run(run())
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(world: World) -> None:
-    engine, shard = world.topic("t")
+def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(harness: Harness) -> None:
+    engine, shard = harness.topic("t")
 
     async def run() -> None:
-        client, told = Anybody(), Told()
+        client, reported = AnyUser(), Responses()
         for has_come in (False, True):
-            waiting = asked(world, client, 0)
-            waiting.start(told)
+            waiting = asked(harness, client, 0)
+            waiting.start(reported)
             if has_come:
                 engine.append_kafka(shard, batch_of(b"one"))
-                world.context.arrivals.notify_appended(shard, 100)
+                harness.context.arrivals.notify_appended(shard, 100)
             waiting.cancel()
-            assert len(world.context.arrivals) == 0
+            assert len(harness.context.arrivals) == 0
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not told.answers
+        assert not reported.answers
         client.deadline.close()
 
     asyncio.run(run())
 
 
 @pytest.mark.spec("B2")
-def test_what_goes_wrong_in_a_fetch_that_waited_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.topic("t")
+def test_what_goes_wrong_in_a_fetch_that_waited_is_told(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    harness.topic("t")
 
     async def run() -> None:
-        client, told = Anybody(), Told()
-        asked(world, client, 0).start(told)
+        client, reported = AnyUser(), Responses()
+        asked(harness, client, 0).start(reported)
         failure = RuntimeError("a bug")
 
         def fails(*_: Any) -> Any:
             raise failure
 
         monkeypatch.setattr("basaltmq.protocols.kafka.fetch._look", fails)
-        world.context.arrivals.notify_appended(world.context.topic("t").shards[0], 1)
-        await asyncio.wait_for(told.came.wait(), WAIT_S)
-        assert told.answers == [(None, failure)]
+        harness.context.arrivals.notify_appended(harness.context.topic("t").shards[0], 1)
+        await asyncio.wait_for(reported.came.wait(), WAIT_S)
+        assert reported.answers == [(None, failure)]
         client.deadline.close()
 
     asyncio.run(run())
@@ -203,8 +203,8 @@ def test_answers_behind_a_write_that_waits_are_bounded_and_come_in_order(
         assert 1 < connection.requests < others, "what waits behind it is bounded"
         (tell,) = starts
         tell({"topics": []}, None)
-        told = answers(b"".join(transport.written))
-        assert [struct.unpack_from(">i", each)[0] for each in told] == [*range(1 + others)]
+        reported = answers(b"".join(transport.written))
+        assert [struct.unpack_from(">i", each)[0] for each in reported] == [*range(1 + others)]
         connection.connection_lost(None)
         await served.close()
 
