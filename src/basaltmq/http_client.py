@@ -45,10 +45,10 @@ PAUSE_MAX_S: Final = 3.0
 """The pause between two attempts doubles up to this limit."""
 
 TIMEOUT_S: Final = 120.0
-"""For the next bytes. Twice the timeout of the broker for a slow client."""
+"""Timeout for the next bytes: twice the broker's timeout for a slow client."""
 
 LONG_TIMEOUT_S: Final = 3600.0
-"""For operations on a whole store, and for imports of many gigabytes: the broker sends nothing meanwhile."""
+"""Timeout for operations on a whole store and for large imports: the broker sends nothing meanwhile."""
 
 PAGE_ITEMS: Final = 500
 
@@ -106,7 +106,7 @@ def check_server(text: str) -> str:
     """Return the normalized address. Credentials are refused, because Spark shows the address in plans."""
     address, user, password = parse_server(text)
     if user is not None or password is not None:
-        raise InvalidArgumentError("put user and password into the options of these names, not into server")
+        raise InvalidArgumentError("the option server must not contain credentials; use the options user and password")
     return address
 
 

@@ -93,7 +93,9 @@ class Target:
             if self.client_certificate is not None and self.client_key is not None:
                 _load(context, self.client_certificate, self.client_key)
         except (ssl.SSLError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(f"the certificates cannot be used: {error}") from None
+            raise InvalidArgumentError(
+                f"the certificates cannot be used: {error}; check ca_certificate, client_certificate and client_key"
+            ) from None
         context.set_alpn_protocols(["h2"])
         return context
 

@@ -78,7 +78,7 @@ class Settings:
     events: EventSettings | None = None
     """Publish events of queue messages to the system topic `__events`; None turns this off."""
     clock_ns: Callable[[], int] = time.time_ns
-    """Clock of the queues, whose places and deadlines are in nanoseconds."""
+    """Clock of the queues, whose enqueue times and deadlines are in nanoseconds."""
     disk: DiskLimits = field(default_factory=DiskLimits)
     """Space limits below which producers are refused."""
 

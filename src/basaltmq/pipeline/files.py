@@ -46,7 +46,9 @@ class Files:
     def rename(self, source: str, target: str) -> None:
         self._system.mkdirs(self._path(target).getParent())
         if not self._system.rename(self._path(source), self._path(target)):
-            raise OSError(f"{source} cannot be renamed to {target}")
+            raise OSError(
+                f"{source} cannot be renamed to {target}; check the permissions, and that the target does not exist"
+            )
 
     def delete(self, path: str) -> None:
         self._system.delete(self._path(path), True)
@@ -76,7 +78,9 @@ class Files:
         finally:
             reader.close()
         if not least:
-            raise CorruptionError(f"the footer of {path} has no statistics of column {column!r}")
+            raise CorruptionError(
+                f"the footer of {path} has no statistics of column {column!r}; write it with Spark's defaults"
+            )
         return min(least), max(largest), rows
 
     def write(self, path: str, content: bytes) -> None:

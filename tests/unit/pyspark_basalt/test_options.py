@@ -61,7 +61,7 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"path": "/d", "server": "h", "subscribe": "a"}, "path, for a directory, or server"),
         ({"path": "/d", "subscribe": "a", "password": "p"}, "password requires server"),
         ({"server": "ftp://h", "subscribe": "a"}, "address of a broker's admin API"),
-        ({"server": "http://me:s3same@h", "subscribe": "a"}, "not into server"),
+        ({"server": "http://me:s3same@h", "subscribe": "a"}, "must not contain credentials"),
         ({"server": "http://h:port", "subscribe": "a"}, "address of a broker's admin API"),
         ({"server": "http://h", "subscribe": "a", "ca": "/nowhere.pem"}, "ca cannot be read"),
         ({"server": "h", "subscribe": "a", "retryTimeoutMs": "soon"}, "number of milliseconds"),

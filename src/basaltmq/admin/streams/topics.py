@@ -111,7 +111,9 @@ class Topics:
             await on_plane(vhost, lambda: plane.topics.create(name, config))
             return json_response({"name": name}, 201)
         if found.config != config:
-            raise HttpError(409, f"topic {name!r} exists with other settings")
+            raise HttpError(
+                409, f"topic {name!r} exists with other settings; request the same settings, or use another name"
+            )
         return Response(204)
 
     async def offset_at(self, call: Call) -> Any:

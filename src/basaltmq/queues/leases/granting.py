@@ -63,7 +63,7 @@ def grant(
     visibility_ms: int | None,
     bodies: Mapping[bytes, bytes],
 ) -> list[Delivery]:
-    """Lease entries whose rows are in memory. `bodies` are the payloads stored apart, by key."""
+    """Lease entries whose rows are in memory. `bodies` are the payloads stored separately, by key."""
     token = queue.shared.tokens.next()
     message_keys = [e.key for e in entries]
     ids = [key[-16:] for key in message_keys]

@@ -12,7 +12,7 @@ where it died before is dropped and counted. Exception: a consumer rejected it, 
 
 A layer above may route dead letters (an exchange with bindings). It names the target queues and the new properties, and
 keeps its own history in them. All of that is in the batch in which the message dies. The first copy keeps the message's
-id, the others get new ids, and all share a body stored apart.
+id, the others get new ids, and all share one separate body.
 
 A message keeps its id and body. It goes to the end of the other queue, with that queue's TTL and no attempts.
 """

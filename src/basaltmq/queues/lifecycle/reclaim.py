@@ -1,7 +1,7 @@
 """Reclaims the rows of deleted queues in the background (SPEC C13, promises P8, P10).
 
-Deleting a queue is one batch. If no message has its body stored apart, DeleteRange removes everything. Bodies stored
-apart must be found row by row, and there may be millions. In that case the batch writes a tombstone:
+Deleting a queue is one batch. If no message has a separate body, DeleteRange removes everything. Separate
+bodies must be found row by row, and there may be millions. In that case the batch writes a tombstone:
 
     deleted queue   | queue name |  ->  | floor ns u64 |
 

@@ -1,7 +1,7 @@
 """Purges and deletes queues (SPEC C13, P10).
 
-Without bodies stored apart, one batch of range deletes removes everything, whatever the size. Bodies stored apart must
-be found row by row. So a queue with such bodies is purged page by page, and is consistent after each page. Deleting it
+Without separate bodies, one batch of range deletes removes everything, whatever the size. Separate bodies must be found
+row by row. So a queue with such bodies is purged page by page, and is consistent after each page. Deleting it
 takes one batch and leaves its message rows to reclaim.py.
 """
 
@@ -78,7 +78,7 @@ def _purge_ranges(queue: Queue, change: Change) -> None:
 
 
 def delete_queue(queue: Queue, change: Change) -> None:
-    """Delete a queue in one batch. Messages with bodies stored apart are left to reclaim.py."""
+    """Delete a queue in one batch. Messages with separate bodies are left to reclaim.py."""
     calls = queue.leases.calls()
     for call in calls[:EXPIRIES_MAX]:
         queue.leases.delete_expiry(change.batch, call)

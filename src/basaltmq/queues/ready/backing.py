@@ -62,9 +62,9 @@ TRANSIENT: Final = 1
 SPILLED: Final = 2
 """A transient message that is on disk for lack of memory."""
 APART: Final = 4
-"""The body is not in the row but in the family `bodies`."""
+"""The body is stored separately, in the family `bodies`."""
 SHARED: Final = 8
-"""The body apart is shared with other messages through reference rows."""
+"""The separate body is shared with other messages through reference rows."""
 TIMED: Final = 16
 """Has a row in the expiry index."""
 RETURNED: Final = 32

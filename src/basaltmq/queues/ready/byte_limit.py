@@ -1,6 +1,6 @@
 """Limits how many bytes one lease call delivers.
 
-Bodies stored apart are read when they are delivered: 1,000 bodies of 1 MiB would all be in memory at once. So a call
+Separate bodies are read when they are delivered: 1,000 bodies of 1 MiB would all be in memory at once. So a call
 delivers the first message, and further messages while they fit into a number of bytes. The default is
 `LEASE_BYTES_MAX`.
 """

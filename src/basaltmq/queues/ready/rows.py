@@ -2,7 +2,7 @@
 
 A row has the format of message.py, or the same in an envelope with further state:
 
-    | layout 0x80 | flags u8 | body id (16) | body bytes u32 | returns u32 | row, with an empty payload if it is apart |
+    | layout 0x80 | flags u8 | body id (16) | body bytes u32 | returns u32 | row, with an empty payload if APART |
 
 The flags are those of backing.py (APART, SHARED, TIMED, RETURNED). `returns` exists only with RETURNED. Without APART,
 the body id is zero and the payload is in the row. Envelopes do not nest.
@@ -96,7 +96,7 @@ def read_entry(key: bytes, row: bytes) -> Entry:
         if payload_bytes or body_id == NO_BODY:
             raise _damaged(key, row, "the reference to its body is invalid")
     elif flags & SHARED:
-        raise _damaged(key, row, "it is marked as sharing a body, but has none apart")
+        raise _damaged(key, row, "it is marked as sharing a body, but has no separate body")
     if attempts:
         flags |= RETURNED
     return Entry(key, row, body_bytes if flags & APART else payload_bytes, flags, expires_ns)
@@ -199,12 +199,12 @@ def _read_any(found: Sequence[tuple[bytes, bytes]], damaged: Callable[[bytes, by
 
 
 def body_of(row: bytes) -> bytes:
-    """Return the id of the body stored apart; zeros if there is none."""
+    """Return the id of the body stored separately; zeros if there is none."""
     return unwrap(row)[2]
 
 
 def payload_of(row: bytes) -> bytes:
-    """Return the payload in a row; empty if it is stored apart."""
+    """Return the payload in a row; empty if it is stored separately."""
     inner = unwrap(row)[0]
     size: int = _SIZE.unpack_from(inner, HEAD.size - _SIZE.size)[0]
     return inner[len(inner) - size :]
@@ -276,7 +276,7 @@ def plain_rows(
 
 
 def open_row(key: bytes, row: bytes, body: bytes | None = None) -> Message:
-    """Decode the message of a row. `body` is the payload if it is stored apart (empty by default)."""
+    """Decode the message of a row. `body` is the payload if it is stored separately (empty by default)."""
     message = decode_row(key, unwrap(row)[0])
     if body is not None:
         message.payload = body

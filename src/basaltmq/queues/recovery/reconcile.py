@@ -1,15 +1,15 @@
-"""The rows of the queues brought in line with each other, after a repair that could not read all of them.
+"""Makes the rows of the queue plane consistent after a repair that could not read all of them.
 
-    messages, delayed      a message whose body is lost is removed; one of a queue whose configuration is lost gets its
-                           queue back, with default settings; one of a queue that was deleted goes
-    bodies, content_refs   bodies of no message go; references are made what the messages say
-    leases, branches       what cannot be read goes; expiry rows are made again
-    expiry, timers, dedup  index rows are made again from what they index
-    queue_stats            counted; totals stay as they were
-    version rows           the last enqueue time, the boot number of lease tokens
+    messages, delayed      removes messages without a body and messages of deleted queues; restores a queue whose
+                           configuration is lost, with default settings
+    bodies, content_refs   deletes bodies without a message; rebuilds references from the messages
+    leases, branches       removes unreadable ones; rebuilds their expiry rows
+    expiry, timers, dedup  rebuilds the index rows
+    queue_stats            recounts messages; totals do not change
+    version rows           raises the last enqueue time and the boot number of lease tokens
 
 A message without a row that another row names is reported by its id. Everything removed here is still in the damaged
-database, in quarantine. Memory is a few dozen bytes per body that is kept apart. Nothing else may use the store.
+database, in quarantine. Memory is a few dozen bytes per separate body. Nothing else may use the store.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ BATCH_ROWS: Final = 1000
 """Rows changed in one write."""
 
 BOOTS_SKIPPED: Final = 1 << 16
-"""Added to the boot number of lease tokens when the row that had it is lost: tokens of boots that nothing tells of any
-more must stay below. There are 2^24."""
+"""Added to the boot number of lease tokens when its row is lost: new tokens must be above those of all earlier boots.
+There are 2^24 boot numbers."""
 
 _U64: Final = Struct(">Q")
 _TIME_AND_ID_BYTES: Final = 24
@@ -52,7 +52,7 @@ _ANY_SIZE: Final = -1
 
 
 def reconcile_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
-    """Bring the rows of the queues in line; what that cost."""
+    """Make the rows of the queues consistent. Return the losses."""
     reconciliation = _Reconciliation(store, losses, now_ns)
     reconciliation.run()
     return reconciliation.found
@@ -72,9 +72,9 @@ class _Reconciliation:
         self._old: dict[str, QueueStats] = {}
         self._counts: dict[str, QueueStats] = {}
         self._bodies: dict[bytes, int] = {}
-        """Sizes of the bodies apart that are there."""
+        """Sizes of the separate bodies that exist."""
         self._wanted: set[bytes] = set()
-        """Bodies that a message or a draft has."""
+        """Bodies that a message or a draft refers to."""
         self._references: set[bytes] = set()
         self._last_enqueued_ns = 0
         self._last_token = 0
@@ -120,7 +120,7 @@ class _Reconciliation:
             if name not in self._configs and self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(name)):
                 self._restore_config(name, "its configuration is lost")
             if self._losses.hit(Family.DELETED_QUEUES) and name not in self._floors and self._old[name].floor_ns:
-                # Rows below the floor of a queue are of an earlier one of its name.
+                # Rows below the floor belong to an earlier queue of the same name.
                 self._floors[name] = self._old[name].floor_ns
                 self._put(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(name), encode_floor(self._floors[name]))
 
@@ -140,7 +140,7 @@ class _Reconciliation:
                 queue, _, enqueued_ns, message_id = queue_keys.decode_message_key(message_key)
                 entry = rows.read_entry(message_key, row)
             except (BasaltError, UnicodeDecodeError):
-                # A row that is damaged in a block that is not: the queues themselves put it aside.
+                # A damaged row in an intact block: the queue plane quarantines it at the next open.
                 continue
             self._last_enqueued_ns = max(self._last_enqueued_ns, enqueued_ns)
             if not self._is_of_queue(queue, enqueued_ns):
@@ -164,7 +164,7 @@ class _Reconciliation:
                 self._timer(due_ns, timers.DELAYED, queue)
 
     def _is_of_queue(self, queue: str, enqueued_ns: int) -> bool:
-        """Whether a row belongs to a queue that is there. The configuration of one that was lost is made again."""
+        """Whether a row belongs to an existing queue. Restore the queue if its configuration is lost."""
         if queue not in self._configs:
             if enqueued_ns < self._floors.get(queue, 0):
                 return False
@@ -202,7 +202,7 @@ class _Reconciliation:
             self._ensure(Family.TIMERS, key)
 
     def _drafts(self) -> None:
-        """Prepared branches, and what they are to enqueue."""
+        """Check prepared branches and the messages that they will enqueue."""
         found: Counter[bytes] = Counter()
         lost: Counter[bytes] = Counter()
         for key, raw in self._store.scan(Family.BRANCH_DRAFTS):
@@ -243,7 +243,7 @@ class _Reconciliation:
         )
 
     def _content(self) -> None:
-        """Bodies and references as the messages call for them."""
+        """Make bodies and references match the messages."""
         orphans = [key for key in self._bodies if key not in self._wanted]
         for key in orphans:
             self._delete(Family.MESSAGE_CONTENT, key)
@@ -319,7 +319,7 @@ class _Reconciliation:
             self._timer(expires_ns + -expires_ns % timers.DEDUP_NS, timers.DEDUP, queue)
 
     def _stats(self) -> None:
-        """Counts as the rows tell them, totals as they were."""
+        """Take counts from the rows. Totals do not change."""
         fields = FIELDS[:DURABLE_FIELDS]
         for name, config in self._configs.items():
             old = self._old.get(name)
@@ -351,7 +351,7 @@ class _Reconciliation:
                 )
 
     def _versions(self) -> None:
-        """Rows that are kept once for all queues."""
+        """Restore the rows that exist once for all queues."""
         is_used = any(next(iter(self._store.scan(family)), None) is not None for family in FAMILIES)
         if is_used and self._losses.hit(Family.VERSION) and read_version(self._store, CONTENT) is None:
             put_version(self._batch, CONTENT, VERSION)

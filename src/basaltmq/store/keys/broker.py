@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from basaltmq.store.keys.parts import U64, lp, malformed, take_text, whole, whole_text
+from basaltmq.store.keys.parts import U64, decode_unprefixed, lp, malformed, take_text, unprefixed
 
 _EXCHANGE: Final = b"e"
 
@@ -24,7 +24,7 @@ _POLICY: Final = b"p"
 
 
 def exchange_key(name: str) -> bytes:
-    return _EXCHANGE + whole(name)
+    return _EXCHANGE + unprefixed(name)
 
 
 def exchange_prefix() -> bytes:
@@ -34,11 +34,11 @@ def exchange_prefix() -> bytes:
 def decode_exchange_key(key: bytes) -> str:
     if key[:1] != _EXCHANGE:
         raise malformed(key)
-    return whole_text(key[1:])
+    return decode_unprefixed(key[1:])
 
 
 def binding_key(source: str, kind: bytes, destination: str, routing_key: str, arguments_hash: int) -> bytes:
-    """`kind` says what the destination is."""
+    """`kind` is the kind of the destination."""
     assert len(kind) == 1, f"the kind of a destination is one byte, not {kind!r}"
     return _BINDING + lp(source) + kind + lp(destination) + lp(routing_key) + U64.pack(arguments_hash)
 
@@ -61,8 +61,8 @@ def decode_binding_key(key: bytes) -> tuple[str, bytes, str, str, int]:
 
 
 def policy_key(kind: bytes, name: str) -> bytes:
-    """`kind` says whose policy it is."""
-    return policy_prefix(kind) + whole(name)
+    """`kind` separates user policies from operator policies."""
+    return policy_prefix(kind) + unprefixed(name)
 
 
 def policy_prefix(kind: bytes) -> bytes:
@@ -73,12 +73,12 @@ def policy_prefix(kind: bytes) -> bytes:
 def decode_policy_key(key: bytes) -> tuple[bytes, str]:
     if key[:1] != _POLICY or len(key) < 2:
         raise malformed(key)
-    return key[1:2], whole_text(key[2:])
+    return key[1:2], decode_unprefixed(key[2:])
 
 
 def api_key_key(key_id: str) -> bytes:
-    return whole(key_id)
+    return unprefixed(key_id)
 
 
 def decode_api_key_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)

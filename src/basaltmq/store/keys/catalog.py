@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 from uuid import UUID
 
-from basaltmq.store.keys.parts import ID_BYTES, exactly, lp, malformed, take_text, whole, whole_text
+from basaltmq.store.keys.parts import ID_BYTES, decode_unprefixed, exactly, lp, malformed, take_text, unprefixed
 
 _UUID_TEXT_BYTES: Final = 36
 
@@ -35,7 +35,7 @@ def decode_configured_key(key: bytes) -> UUID:
 
 
 def hierarchy_key(child: UUID, parent_type: str) -> bytes:
-    return hierarchy_prefix(child) + whole(parent_type)
+    return hierarchy_prefix(child) + unprefixed(parent_type)
 
 
 def hierarchy_prefix(child: UUID) -> bytes:
@@ -53,7 +53,7 @@ def decode_hierarchy_key(key: bytes) -> tuple[UUID, str]:
 
 
 def object_name_key(parent: UUID, kind: str, name: str) -> bytes:
-    return object_name_prefix(parent, kind) + whole(name)
+    return object_name_prefix(parent, kind) + unprefixed(name)
 
 
 def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
@@ -62,7 +62,7 @@ def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
 
 def decode_object_name_key(key: bytes) -> tuple[UUID, str, str]:
     kind, at = take_text(key, ID_BYTES)
-    return UUID(bytes=key[:ID_BYTES]), kind, whole_text(key[at:])
+    return UUID(bytes=key[:ID_BYTES]), kind, decode_unprefixed(key[at:])
 
 
 def preference_key(preference_id: UUID) -> bytes:

@@ -1,4 +1,4 @@
-"""Parts of keys: length-prefixed strings, ranges of a prefix, and checks of what is decoded.
+"""Parts of keys: length-prefixed strings, ranges of a prefix, and checks of decoded keys.
 
 Layouts:
 
@@ -13,7 +13,7 @@ from typing import Final
 from basaltmq.errors import CorruptionError, InvalidArgumentError
 
 STRING_BYTES_MAX: Final = 0xFFFF
-"""What a u16 length can say."""
+"""Largest length that fits a u16."""
 
 
 _U16: Final = Struct(">H")
@@ -29,7 +29,7 @@ SIGN: Final = 1 << 63
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes | None]:
-    """The [start, end) that holds exactly the keys beginning with `prefix`; no end if there is no key above."""
+    """Return the range [start, end) of all keys that start with `prefix`. The end is None if no key is above."""
     stripped = prefix.rstrip(b"\xff")
     if not stripped:
         return prefix, None
@@ -55,7 +55,7 @@ def _utf8(text: str) -> bytes:
 
 
 def take_lp(key: bytes, at: int) -> tuple[bytes, int]:
-    """The length-prefixed bytes at `at`, and where the next part begins."""
+    """Return the length-prefixed bytes at `at`, and the position of the next part."""
     begin = at + 2
     if begin > len(key):
         raise malformed(key)
@@ -88,12 +88,12 @@ def sized_id(message_id: bytes) -> bytes:
     return message_id
 
 
-def whole(name: str) -> bytes:
-    """A key that is one string needs no length; it sorts as text and can be listed by prefix."""
+def unprefixed(name: str) -> bytes:
+    """Encode a key that is a single string. Without a length prefix it sorts as text and can be listed by prefix."""
     return lp(name)[2:]
 
 
-def whole_text(key: bytes) -> str:
+def decode_unprefixed(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError:

@@ -32,18 +32,18 @@ from basaltmq.store.keys.parts import (
     ID_BYTES,
     SIGN,
     U64,
+    decode_unprefixed,
     exactly,
     lp,
     malformed,
     sized_id,
     take_lp,
     take_text,
-    whole,
-    whole_text,
+    unprefixed,
 )
 
 PREFIXES_KEPT: Final = 4096
-"""Message prefixes kept ready; with names of usual length under 1 MiB."""
+"""Cached message key prefixes: under 1 MiB with names of usual length."""
 
 
 _TWO_U64: Final = Struct(">QQ")
@@ -89,7 +89,7 @@ def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
 
 
 class KeyedMessage(Protocol):
-    """What a message's key is made of."""
+    """A message with the fields of its key."""
 
     @property
     def queue(self) -> str: ...
@@ -105,7 +105,7 @@ class KeyedMessage(Protocol):
 
 
 def message_keys(messages: Iterable[KeyedMessage]) -> list[bytes]:
-    """The keys of many messages, mostly of one queue, at less than the cost of one each."""
+    """Return the keys of messages. Cheaper than single calls, because prefixes are encoded once."""
     made: list[bytes] = []
     append = made.append
     pack = _TIME_ID.pack
@@ -127,7 +127,7 @@ def message_keys(messages: Iterable[KeyedMessage]) -> list[bytes]:
 
 @lru_cache(PREFIXES_KEPT)
 def _known_prefix(queue: str, fairness_key: str) -> bytes:
-    """Most of what a message's key costs is this part, and it is the same for many."""
+    """Cached, because many messages share this prefix and it is the expensive part of a key."""
     return message_prefix(queue, fairness_key)
 
 
@@ -140,24 +140,24 @@ def decode_message_key(key: bytes) -> tuple[str, str, int, bytes]:
 
 
 def lease_expiry_bound(expires_ns: int) -> bytes:
-    """The end (exclusive) of all leases that expire before `expires_ns`."""
+    """Return the end (exclusive) of the rows of leases that expire before `expires_ns`."""
     return U64.pack(expires_ns)
 
 
 def queue_key(queue: str) -> bytes:
-    return whole(queue)
+    return unprefixed(queue)
 
 
 def decode_queue_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
 
 
 def state_key(name: str) -> bytes:
-    return whole(name)
+    return unprefixed(name)
 
 
 def decode_state_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
 
 
 def body_key(body_id: bytes) -> bytes:
@@ -183,19 +183,19 @@ def decode_content_ref_key(key: bytes) -> tuple[bytes, bytes]:
 
 
 def queue_stats_key(queue: str) -> bytes:
-    return whole(queue)
+    return unprefixed(queue)
 
 
 def decode_queue_stats_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
 
 
 def deleted_queue_key(queue: str) -> bytes:
-    return whole(queue)
+    return unprefixed(queue)
 
 
 def decode_deleted_queue_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
 
 
 def lease_key(queue: str, token: int) -> bytes:
@@ -222,7 +222,7 @@ def lease_expiry_key(expires_ns: int, queue: str, token: int) -> bytes:
 
 
 def lease_expiry_key_of(expires_ns: int, prefix: bytes, token: int) -> bytes:
-    """The same key from `lease_prefix` of its queue."""
+    """Return the same key from the `lease_prefix` of its queue."""
     return U64.pack(expires_ns) + prefix + U64.pack(token)
 
 
@@ -241,7 +241,7 @@ def timed_message_prefix(queue: str) -> bytes:
 
 
 def timed_message_bound(queue: str, at_ns: int) -> bytes:
-    """The end (exclusive) of all of a queue's rows before `at_ns`."""
+    """Return the end (exclusive) of a queue's rows before `at_ns`."""
     return lp(queue) + U64.pack(at_ns)
 
 
@@ -254,13 +254,13 @@ def decode_timed_message_key(key: bytes) -> tuple[str, int, str, int, bytes]:
 
 
 def timed_of(message: bytes, at_ns: int) -> bytes:
-    """The timed key of the message with this key, without taking it apart."""
+    """Return the timed key of the message with this key, without decoding the key."""
     middle = 2 + int.from_bytes(message[:2], "big")
     return message[:middle] + U64.pack(at_ns) + message[middle:]
 
 
 def message_of(timed: bytes) -> tuple[bytes, int]:
-    """The message's own key out of a timed one, and the time."""
+    """Return the message key in a timed key, and the time."""
     middle = 2 + int.from_bytes(timed[:2], "big")
     return timed[:middle] + timed[middle + 8 :], int.from_bytes(timed[middle : middle + 8], "big")
 
@@ -270,7 +270,7 @@ def timer_key(due_ns: int, kind: bytes, queue: str) -> bytes:
 
 
 def timer_bound(due_ns: int) -> bytes:
-    """The end (exclusive) of all timers due before `due_ns`."""
+    """Return the end (exclusive) of the timers due before `due_ns`."""
     return U64.pack(due_ns)
 
 
@@ -321,5 +321,5 @@ def decode_quarantine_key(key: bytes) -> tuple[str, int, int]:
 
 
 def transient_counts_key(queue: str) -> bytes:
-    """How many transient messages a queue has that is not in memory: before those messages, in their family."""
+    """Return the key of the count of transient messages on disk. It sorts before these messages in their family."""
     return lp(queue)

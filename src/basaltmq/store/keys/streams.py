@@ -34,7 +34,17 @@ from struct import Struct
 from typing import Final
 from uuid import UUID
 
-from basaltmq.store.keys.parts import ID_BYTES, SIGN, U64, exactly, lp, malformed, take_text, whole, whole_text
+from basaltmq.store.keys.parts import (
+    ID_BYTES,
+    SIGN,
+    U64,
+    decode_unprefixed,
+    exactly,
+    lp,
+    malformed,
+    take_text,
+    unprefixed,
+)
 
 _U32: Final = Struct(">I")
 
@@ -151,12 +161,12 @@ def decode_stream_tail_key(key: bytes) -> int:
 
 
 def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes:
-    """A row that finds records by key (`K`) or tag (`G`)."""
+    """Return the key of an index row for records by key (`K`) or tag (`G`)."""
     return _STREAM_INDEX.pack(kind, shard, hash64, offset)
 
 
 def stream_index_keys(kind: bytes, shard: int, hashes: Iterable[bytes], offset: int) -> list[bytes]:
-    """The same for many hashes, each as the 8 bytes it has in the key."""
+    """Return the same for many hashes, each given as its 8 bytes in the key."""
     head, tail = _SHARD.pack(kind, shard), _STREAM_INDEX_OFFSET.pack(offset)
     return [head + each + tail for each in hashes]
 
@@ -180,12 +190,12 @@ def decode_stream_time_key(key: bytes) -> tuple[int, int, int]:
 
 
 def stream_expiry_key(expire_at_ms: int, shard: int, offset: int) -> bytes:
-    """Time first, so that what is due is found without asking every shard."""
+    """The time comes first, so that one range scan finds expired records of all shards."""
     return _STREAM_INDEX.pack(b"E", expire_at_ms + SIGN, shard, offset)
 
 
 def stream_expiry_bound(time_ms: int) -> bytes:
-    """The end (exclusive) of all records that expire before `time_ms`."""
+    """Return the end (exclusive) of the rows of records that expire before `time_ms`."""
     return b"E" + U64.pack(time_ms + SIGN)
 
 
@@ -269,12 +279,12 @@ def decode_log_segment_key(key: bytes) -> tuple[int, int]:
 
 
 def frame_key(shard: int, last_offset: int) -> bytes:
-    """By the last offset, so that one seek from any offset finds the frame that holds it."""
+    """The key has the last offset, so that one seek from any offset finds its frame."""
     return _FRAME.pack(b"O", shard, last_offset)
 
 
 def frame_keys(shards: Iterable[int], last_offsets: Iterable[int]) -> list[bytes]:
-    """The same for many frames."""
+    """Return the same for many frames."""
     return list(map(_FRAME.pack, repeat(b"O"), shards, last_offsets))
 
 
@@ -308,16 +318,16 @@ def _shard_of(key: bytes, kind: bytes) -> int:
 
 
 def import_key(name: str) -> bytes:
-    """`name` is the run's."""
-    return whole(name)
+    """`name` is the name of the run."""
+    return unprefixed(name)
 
 
 def decode_import_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
 
 
 def producers_key(shard: int) -> bytes:
-    """What is known of a shard's idempotent producers; shard 0, which is none, stands for all: ids given out."""
+    """Return the key of a shard's idempotent producers. The row of shard 0, which does not exist, has the next id."""
     return U64.pack(shard)
 
 
@@ -331,29 +341,29 @@ _PENDING_OFFSET: Final = b"P"
 
 
 def transaction_key(transactional_id: str) -> bytes:
-    """What is known of a transactional id."""
-    return _TRANSACTION + whole(transactional_id)
+    """Return the key of the state of a transactional id."""
+    return _TRANSACTION + unprefixed(transactional_id)
 
 
 def decode_transaction_key(key: bytes) -> str:
     if key[:1] != _TRANSACTION:
         raise malformed(key)
-    return whole_text(key[1:])
+    return decode_unprefixed(key[1:])
 
 
 def busy_transaction_key(transactional_id: str) -> bytes:
-    """Stands while a transaction is open, or decided and not finished."""
-    return _BUSY_TRANSACTION + whole(transactional_id)
+    """Return the key of a row that exists while a transaction is open, or decided but not finished."""
+    return _BUSY_TRANSACTION + unprefixed(transactional_id)
 
 
 def decode_busy_transaction_key(key: bytes) -> str:
     if key[:1] != _BUSY_TRANSACTION:
         raise malformed(key)
-    return whole_text(key[1:])
+    return decode_unprefixed(key[1:])
 
 
 def pending_offset_key(transactional_id: str, group: str, topic_id: UUID, partition: int) -> bytes:
-    """An offset that its group commits if the transaction does."""
+    """Return the key of an offset that is committed with the transaction."""
     return pending_offset_prefix(transactional_id) + consumer_offset_key(group, topic_id, partition)
 
 
@@ -369,9 +379,9 @@ def decode_pending_offset_key(key: bytes) -> tuple[str, str, UUID, int]:
 
 
 def consumer_group_key(group: str) -> bytes:
-    """What is kept of a group of Kafka's second protocol."""
-    return whole(group)
+    """Return the key of a KIP-848 consumer group."""
+    return unprefixed(group)
 
 
 def decode_consumer_group_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)

@@ -318,7 +318,7 @@ class GroupSync:
         return False
 
     def _finish_sync(self) -> None:
-        """Work after a sync that nobody waits for."""
+        """Do the work after a sync that no caller waits for."""
 
     def _write(self, members: Sequence[_Member]) -> Sequence[_Member]:
         """Write the members' batches and return the members whose result depends on the sync."""

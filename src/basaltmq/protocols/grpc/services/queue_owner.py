@@ -69,7 +69,9 @@ class VHostOwner:
         if queue.is_stream:
             raise PreconditionFailedError(f"queue {name!r} is a stream, which is read by offset; use a stream consumer")
         if queue.owner is not None:
-            raise ResourceLockedError(f"queue {name!r} is exclusive to the connection that declared it")
+            raise ResourceLockedError(
+                f"queue {name!r} is exclusive to the AMQP connection that declared it; use another queue"
+            )
 
     def require_room(self) -> None:
         reason = self._node.alarms.reason(self._vhost.name)
