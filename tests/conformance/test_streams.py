@@ -88,7 +88,7 @@ def test_a_record_comes_back_as_it_was_written(rig: Rig) -> None:
 @pytest.mark.spec("B2", "B6")
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.binary(max_size=40), min_size=1, max_size=6))
-def test_keys_and_tags_of_any_bytes_are_told_apart(rig: Rig, keys: list[bytes]) -> None:
+def test_keys_and_tags_of_any_bytes_are_distinguished(rig: Rig, keys: list[bytes]) -> None:
     shard = rig.shard()
     rig.engine.batch_write(shard, [record(key, key=key, tags=(key, key + b"\x00")) for key in keys])
     for key in keys:
@@ -365,7 +365,7 @@ def test_a_synced_record_is_seen_only_after_the_sync_and_hides_those_after_it(du
 
 
 @pytest.mark.promise("P1")
-def test_what_was_told_durable_can_be_read_at_once(durable_rig: Rig) -> None:
+def test_confirmed_records_can_be_read_at_once(durable_rig: Rig) -> None:
     rig = durable_rig
     shard = rig.shard(durability=Durability.SYNCED)
     for number in range(20):
@@ -376,7 +376,7 @@ def test_what_was_told_durable_can_be_read_at_once(durable_rig: Rig) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_a_loop_is_told_when_its_append_is_durable(rig: Rig) -> None:
+def test_a_loop_callback_runs_when_its_append_is_durable(rig: Rig) -> None:
     shard = rig.shard(durability=Durability.SYNCED if rig.is_durable else Durability.MEMORY)
 
     async def appending() -> list[int]:

@@ -21,7 +21,7 @@ def test_damage_never_crashes_hangs_or_hides_a_loss(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_the_fuzz_finds_losses_that_nobody_names(tmp_path: Path) -> None:
+def test_the_fuzz_finds_losses_that_are_not_reported(tmp_path: Path) -> None:
     fuzz.build(tmp_path, SEED, size=8)
     case = fuzz.Case(0, SEED, tmp_path)
     shutil.rmtree(case.path)

@@ -142,7 +142,7 @@ def test_a_clock_outside_48_bits_is_refused() -> None:
         Ids(lambda: (1 << 48) * MS).next()
 
 
-def test_random_bytes_are_asked_for_many_at_once_used_once_and_never_by_a_forked_process() -> None:
+def test_random_bytes_are_read_in_blocks_and_never_reused_after_a_fork() -> None:
     asked: list[int] = []
     process = [1]
 

@@ -77,7 +77,7 @@ def test_strangers_get_401_and_a_challenge(broker: Broker) -> None:
     assert "wrong" in refused(401, client.get, path("overview"))
 
 
-def test_users_let_in_from_this_machine_only_are_not_let_in_through_a_proxy(broker: Broker) -> None:
+def test_loopback_only_users_cannot_log_in_through_a_proxy(broker: Broker) -> None:
     assert raw(broker, "/api/whoami", Authorization=GUEST)[0] == 200
     status, _, body = raw(broker, "/api/whoami", Authorization=GUEST, **{"X-Forwarded-For": "10.0.0.9"})
     assert status == 401
@@ -195,7 +195,7 @@ def test_a_body_that_is_not_declared_as_json_is_refused(broker: Broker, api: Htt
     assert status("POST", "/api/vhosts/%2F/store/flush", None) == 204
 
 
-def test_a_body_that_is_not_what_is_wanted_is_told(api: HttpClient) -> None:
+def test_an_invalid_body_gets_a_clear_error(api: HttpClient) -> None:
     where = path("queues", "/", "never")
     for body, said in (
         (b"{", "invalid body"),

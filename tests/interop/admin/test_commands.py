@@ -81,7 +81,7 @@ def test_a_message_travels_by_commands_alone(basalt: Run) -> None:
     assert "news" not in basalt("exchange", "list").stdout
 
 
-def test_users_are_made_let_in_and_taken_away(basalt: Run) -> None:
+def test_users_are_created_log_in_and_are_deleted(basalt: Run) -> None:
     basalt("user", "create", "erin", "--tag", "management", stdin="first\n")
     basalt("permission", "set", "erin", "--configure", "^erin")
     assert "^erin" in basalt("permission", "list").stdout
@@ -318,7 +318,7 @@ def test_the_directory_of_a_broker_is_read_beside_it_and_not_written(broker: Bro
     assert (locked.exit_code, "this is a broker's directory: use --server" in locked.stderr) == (1, True)
 
 
-def test_a_request_that_is_too_large_is_told_so_though_the_broker_read_none_of_it(broker: Broker) -> None:
+def test_a_too_large_request_gets_its_status_although_the_body_is_not_read(broker: Broker) -> None:
     with pytest.raises(RemoteError, match="the body exceeds") as caught:
         broker.call("PUT", path("queues", "/", "large"), {"arguments": {"x": "y" * (64 << 20)}})
     assert caught.value.status == 413

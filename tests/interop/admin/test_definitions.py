@@ -81,7 +81,7 @@ def test_one_virtual_host_is_exported_and_imported_under_another_name(broker: Br
         broker.call("POST", path("definitions", "copy"), {"users": [{"name": "x"}]})
 
 
-def test_what_cannot_be_taken_is_told_and_the_rest_is(broker: Broker) -> None:
+def test_unsupported_definitions_are_reported_and_the_rest_is_imported(broker: Broker) -> None:
     given = {
         "users": [{"name": "odd", "password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"}],
         "permissions": [{"user": "guest", "vhost": "nowhere", "configure": "", "write": "", "read": ""}],

@@ -62,7 +62,7 @@ def test_bytes_come_and_go_as_base64(api: HttpClient) -> None:
     assert (found["payload"], found["payload_encoding"], found["payload_bytes"]) == (raw, "base64", 256)
 
 
-def test_what_no_queue_takes_is_told_and_wrong_messages_are_refused(api: HttpClient) -> None:
+def test_unroutable_messages_are_reported_and_invalid_ones_refused(api: HttpClient) -> None:
     where = path("exchanges", "/", "amq.fanout", "publish")
     assert api.post(where, {"routing_key": "", "payload": "x"}) == {"routed": False}
     assert "unknown property" in refused(

@@ -140,7 +140,7 @@ def state(broker: Broker) -> dict[str, Any]:
     }
 
 
-def test_nobody_uses_a_route_without_a_password_or_a_tag(broker: Broker) -> None:
+def test_every_route_requires_a_password_and_a_tag(broker: Broker) -> None:
     before = state(broker)
     for method, where in routes(broker):
         status, said = ask(broker, method, where, None)
@@ -151,7 +151,7 @@ def test_nobody_uses_a_route_without_a_password_or_a_tag(broker: Broker) -> None
     assert state(broker) == before
 
 
-def test_a_user_who_only_watches_changes_nothing(broker: Broker) -> None:
+def test_a_monitoring_user_cannot_change_anything(broker: Broker) -> None:
     before = state(broker)
     for method, where in routes(broker):
         if method != "GET":

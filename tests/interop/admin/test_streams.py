@@ -128,7 +128,7 @@ def test_parts_that_cannot_be_imported_are_refused_as_they_come(broker: Broker) 
     assert not list((broker.data_dir / "vhosts").glob("*/store/staging/bad"))
 
 
-def test_what_is_wrong_is_told_in_a_line(broker: Broker) -> None:
+def test_errors_are_reported_in_one_line(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "told")
     for call, error, reported in (
@@ -199,7 +199,7 @@ def test_a_run_of_imports_is_changed_by_its_owner_only(broker: Broker) -> None:
     seen(broker).forget_run("owned-run")
 
 
-def test_groups_are_told_and_show_how_far_behind_they_are(broker: Broker) -> None:
+def test_groups_commit_and_show_their_lag(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "lagging")
     write(view, "lagging", [b"x"] * 10, "fill-lagging", 0)
@@ -210,7 +210,7 @@ def test_groups_are_told_and_show_how_far_behind_they_are(broker: Broker) -> Non
     assert "reports" in list(view.groups())
 
 
-def test_queues_are_read_and_left_as_they_are_and_their_events_told(broker: Broker) -> None:
+def test_queues_and_their_events_are_read_without_changes(broker: Broker) -> None:
     view = seen(broker)
     broker.call("PUT", path("queues", "/", "jobs"), {"durable": True})
     assert view.queue_times("jobs") == (0, 0)

@@ -21,7 +21,7 @@ PERSISTENT = b"\x10\0\2"
 
 @pytest.mark.spec("A11")
 @pytest.mark.promise("P8")
-def test_publishers_are_held_and_told_while_consumers_are_served(tmp_path: Path) -> None:
+def test_publishers_are_blocked_and_notified_while_consumers_are_served(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with (
         running(data, "--disk-free-min=1000TiB") as broker,
@@ -98,7 +98,7 @@ def test_every_confirmed_message_survives_a_kill_and_what_was_acknowledged_stays
     assert found == sorted(found, key=int)
 
 
-def test_a_stop_tells_clients_and_what_they_held_is_there_after_it(own_broker: Broker) -> None:
+def test_a_stop_closes_connections_and_keeps_unacknowledged_messages(own_broker: Broker) -> None:
     with raw_client(own_broker.port()) as client:
         client.open().call(declare("q", durable=True))
         client.sock.sendall(publish(b"x", properties=PERSISTENT))

@@ -232,7 +232,7 @@ def test_dead_letters_carry_their_history(channel: Any, name: str) -> None:
 
 
 @pytest.mark.spec("E8")
-def test_a_consumer_is_told_when_its_queue_is_deleted(connection: Any, name: str) -> None:
+def test_a_consumer_is_notified_when_its_queue_is_deleted(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name)
     reported: list[Any] = []

@@ -57,7 +57,7 @@ def test_a_password_over_tls(secured: Broker) -> None:
     assert round_trip(connect(secured, pika.PlainCredentials("guest", "guest"), with_certificate=False))
 
 
-def test_a_certificate_says_who_its_client_is(secured: Broker) -> None:
+def test_a_client_certificate_identifies_its_user(secured: Broker) -> None:
     connection = connect(secured, pika.credentials.ExternalCredentials(), with_certificate=True)
     (seen,) = [each for each in secured.call("GET", "/api/connections") if each["user"] == "alice"]
     assert seen["ssl"] is True
@@ -65,6 +65,6 @@ def test_a_certificate_says_who_its_client_is(secured: Broker) -> None:
     assert round_trip(connection)
 
 
-def test_without_a_certificate_there_is_nobody_to_speak_for(secured: Broker) -> None:
+def test_external_login_without_a_certificate_is_refused(secured: Broker) -> None:
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(secured, pika.credentials.ExternalCredentials(), with_certificate=False)

@@ -178,7 +178,7 @@ def test_a_long_poll_waits_for_the_first_message_and_no_longer(client: Client, q
         assert [each.payload for each in waiting.result(WAIT_S)] == [b"here"]
 
 
-def test_many_who_poll_get_each_message_once(client: Client, queue: str) -> None:
+def test_concurrent_polls_get_each_message_once(client: Client, queue: str) -> None:
     with ThreadPoolExecutor(8) as pool:
         polls = [pool.submit(client.lease, queue, 1, wait=WAIT_S) for _ in range(8)]
         client.enqueue(queue, [b"%d" % i for i in range(8)])

@@ -125,7 +125,9 @@ def test_a_handler_that_hangs_loses_its_message_if_leases_are_not_kept(client: C
 
 
 @pytest.mark.spec("C7")
-def test_stopping_finishes_what_runs_and_gives_back_the_rest(client: Client, queue: str, admin: Admin) -> None:
+def test_a_stop_finishes_running_handlers_and_releases_the_other_messages(
+    client: Client, queue: str, admin: Admin
+) -> None:
     client.enqueue(queue, [b"%d" % i for i in range(20)])
     begun, finish = threading.Semaphore(0), threading.Event()
 

@@ -309,7 +309,7 @@ def test_a_pattern_is_seen_by_a_topic_that_comes_later_and_the_group_is_describe
     assert "patterned" not in {each.group_id for each in listed.valid}
 
 
-def test_a_static_member_restarts_and_nobody_is_disturbed(broker: Broker, stack: ExitStack) -> None:
+def test_a_static_member_restarts_without_a_rebalance(broker: Broker, stack: ExitStack) -> None:
     create(broker, "static")
     group = Group(broker, "statics", stack, "static")
     other = group.read()
@@ -323,7 +323,7 @@ def test_a_static_member_restarts_and_nobody_is_disturbed(broker: Broker, stack:
     assert other.handed == handed or group.has_lost
 
 
-def test_who_may_not_read_a_group_is_told(broker: Broker) -> None:
+def test_unauthorized_use_of_a_group_is_an_error(broker: Broker) -> None:
     broker.call("PUT", path("users", "carol"), {"password": "secret", "tags": []})
     broker.call("PUT", path("permissions", "/", "carol"), {"configure": "", "write": "", "read": "^open-"})
     consumer = confluent_kafka.Consumer(

@@ -108,7 +108,7 @@ def test_nothing_is_answered_before_authentication(tmp_path: Path) -> None:
             assert client.is_closed()
 
 
-def test_who_does_not_say_who_they_are_in_time_is_sent_away(tmp_path: Path) -> None:
+def test_a_connection_without_login_is_closed_after_the_handshake_timeout(tmp_path: Path) -> None:
     flags = ("--kafka-enabled=true", "--kafka-port=0", "--kafka-access=users", "--fila-enabled=false")
     with (
         running(tmp_path / "data", *flags, "--limits-handshake-timeout-ms=200") as broker,

@@ -174,7 +174,7 @@ def wants(session: tuple[int, int], asked: dict[UUID, int], forgotten: tuple[UUI
     }
 
 
-def test_a_fetch_session_tells_only_what_the_client_does_not_know(kafka: Broker) -> None:
+def test_a_fetch_session_returns_only_changed_partitions(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client, RawClient(kafka.port("kafka")) as other:
         for name in ("session-a", "session-b"):
             client.create(name)

@@ -39,7 +39,7 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
 
 @pytest.mark.spec("A11")
 @pytest.mark.promise("P8")
-def test_a_disk_that_is_nearly_full_holds_publishers_never_consumers_until_there_is_room(tmp_path: Path) -> None:
+def test_a_nearly_full_disk_blocks_publishers_but_not_consumers(tmp_path: Path) -> None:
     file = tmp_path / "basalt.toml"
     file.write_text("")
     publish = path("exchanges", "/", "amq.default", "publish")

@@ -172,7 +172,7 @@ def serve_events(connection: pika.BlockingConnection) -> None:
 
 @pytest.mark.promise("P1")
 @pytest.mark.spec("E6")
-def test_a_stop_confirms_what_came_in_tells_clients_and_leaves_data_that_opens_cleanly(own_broker: Broker) -> None:
+def test_a_stop_confirms_received_messages_closes_connections_and_leaves_clean_data(own_broker: Broker) -> None:
     with connected(own_broker) as connection, connected(own_broker) as consumer:
         channel = connection.channel()
         channel.queue_declare("jobs", durable=True)

@@ -216,7 +216,7 @@ def plant(root: Path) -> tuple[str, list[str]]:
     return gone["path"], [file["path"] for file in raw["files"]]
 
 
-def test_latency_is_told_from_events(spark: SparkSession, tmp_path: Path) -> None:
+def test_latency_is_computed_from_events(spark: SparkSession, tmp_path: Path) -> None:
     now_ns = 1_700_000_000_000_000_000
 
     def clock_ns() -> int:

@@ -39,7 +39,7 @@ def test_a_batch_reads_a_topic_that_is_being_written(spark: SparkSession, tmp_pa
         assert source.load(str(tmp_path / "data")).where("partition = 0").count() == 51
 
 
-def test_wrong_options_are_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+def test_invalid_options_are_reported_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders")
     read = spark.read.format("basalt")

@@ -189,7 +189,7 @@ def test_dead_letters_are_sent_back_by_the_broker_that_has_them_once(broker: Bro
         dlq._move(RedriveJob(path=str(broker.data_dir), queue="dead", checkpoint=str(tmp_path)), plan, ids, None)
 
 
-def test_what_is_wrong_is_told_in_one_line_before_any_task_runs(broker: Broker) -> None:
+def test_errors_are_reported_in_one_line_before_any_task_runs(broker: Broker) -> None:
     server = broker.url("admin")
     wrong: list[tuple[dict[str, str], type[BasaltError], str]] = [
         ({"subscribe": "order"}, TopicNotFoundError, f"there is no topic 'order' in {server}; there are"),

@@ -151,7 +151,7 @@ def every_error(root: type[errors.BasaltError]) -> list[type[errors.BasaltError]
     return [root, *(each for below in root.__subclasses__() for each in every_error(below))]
 
 
-def test_every_error_has_a_status_and_clients_can_tell_theirs_from_ours() -> None:
+def test_every_error_has_a_status_that_separates_client_and_server_errors() -> None:
     theirs = (errors.InvalidArgumentError, errors.NotFoundError, errors.AlreadyExistsError, errors.AccessRefusedError)
     for kind in every_error(errors.BasaltError):
         status = next(STATUS[each] for each in kind.__mro__ if each in STATUS)

@@ -89,7 +89,7 @@ def test_head_has_the_length_and_no_body() -> None:
     serve(test)
 
 
-def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+def test_expect_continue_gets_100_continue() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
@@ -152,7 +152,9 @@ def test_a_client_that_goes_away_in_the_middle_leaves_nothing() -> None:
     ("limit", "raw"),
     [("HEAD_TIMEOUT_S", b"GET"), ("BODY_TIMEOUT_S", b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\na")],
 )
-def test_a_slow_client_is_told_and_cut(monkeypatch: pytest.MonkeyPatch, limit: str, raw: bytes) -> None:
+def test_a_slow_client_gets_a_timeout_status_and_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch, limit: str, raw: bytes
+) -> None:
     monkeypatch.setattr(module, limit, 0.05)
 
     async def test(app: Echo, server: HttpServer, port: int) -> None:

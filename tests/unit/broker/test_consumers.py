@@ -52,7 +52,7 @@ def test_a_backlog_of_large_messages_is_delivered_whole() -> None:
 
 
 @pytest.mark.spec("E8")
-def test_nobody_gets_more_than_credit_and_credit_brings_more() -> None:
+def test_consumers_get_messages_up_to_their_credit_and_more_with_new_credit() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -162,7 +162,7 @@ def test_a_consumer_whose_client_does_not_read_gets_nothing_until_it_does() -> N
 
 
 @pytest.mark.spec("E8")
-def test_consumers_of_a_deleted_queue_are_told() -> None:
+def test_consumers_of_a_deleted_queue_are_notified() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -190,7 +190,7 @@ def test_what_goes_to_a_consumer_that_does_not_acknowledge_is_done() -> None:
 
 
 @pytest.mark.promise("P3")
-def test_what_is_requeued_comes_first_again_and_says_so() -> None:
+def test_requeued_messages_come_first_and_are_marked_redelivered() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)

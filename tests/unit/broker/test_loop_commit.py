@@ -94,7 +94,7 @@ def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries
 
 
 @pytest.mark.promise("P1")
-def test_who_asks_during_a_sync_is_told_by_the_next_one(watched: Watched) -> None:
+def test_a_request_during_a_sync_is_confirmed_by_the_next_sync(watched: Watched) -> None:
     async def work() -> None:
         commit = commit_of(watched)
         reported: list[str] = []

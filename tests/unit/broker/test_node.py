@@ -189,7 +189,7 @@ def test_unknown_directories_are_moved_aside_and_reported(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("P7")
-def test_a_vhost_whose_directory_is_gone_or_anothers_stays_down_and_is_not_made_anew(tmp_path: Path) -> None:
+def test_a_vhost_with_a_missing_or_foreign_directory_stays_down_and_is_not_recreated(tmp_path: Path) -> None:
     async def make(node: Node) -> None:
         await node.create_vhost("one")
         await node.create_vhost("two")

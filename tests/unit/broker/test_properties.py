@@ -111,7 +111,7 @@ def test_values_that_do_not_fit_are_refused(wrong: Properties) -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=60), PROPERTIES)
-def test_an_envelope_gives_back_what_was_put_in(exchange: str, key: str, given_properties: Properties) -> None:
+def test_an_envelope_round_trip_keeps_everything(exchange: str, key: str, given_properties: Properties) -> None:
     raw = properties.encode(given_properties)
     envelope = properties.seal(exchange, key, raw)
     assert properties.open_envelope(envelope) == (exchange, key, raw)

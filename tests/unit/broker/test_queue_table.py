@@ -246,7 +246,7 @@ def test_messages_expire_by_their_own_time_and_in_their_queues_time() -> None:
 
 @pytest.mark.spec("E7")
 @pytest.mark.parametrize("by", ["queue", "message"])
-def test_a_message_that_lives_for_no_time_reaches_who_can_take_it_at_once_and_nobody_else(by: str) -> None:
+def test_a_message_with_ttl_zero_is_delivered_at_once_or_expires(by: str) -> None:
     clock = Clock()
 
     async def test(vhost: VHost) -> None:

@@ -194,7 +194,7 @@ def test_dead_letters_reach_a_stream_whole_also_over_a_restart() -> None:
     run(after, store)
 
 
-def test_a_message_too_large_for_a_stream_is_refused_and_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_too_large_for_a_stream_is_refused_without_side_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(vhost: VHost) -> None:
         await filled(vhost, 1)
 

@@ -68,7 +68,7 @@ def test_a_hash_is_salted_and_checks_its_password_alone() -> None:
 
 
 @given(st.text(max_size=60), st.text(max_size=10))
-def test_what_is_no_hash_lets_nobody_in(stored: str, password: str) -> None:
+def test_an_invalid_hash_matches_no_password(stored: str, password: str) -> None:
     assert not passwords.verify(stored, password) or stored.startswith("scrypt$")
 
 

@@ -33,7 +33,7 @@ def test_the_unit_starts_commands_that_are_there_with_flags_they_know(service: d
         assert {each for each in arguments if each.startswith("--")} <= flags
 
 
-def test_faults_that_a_restart_does_not_mend_are_not_restarted(service: dict[str, str]) -> None:
+def test_permanent_faults_are_not_restarted(service: dict[str, str]) -> None:
     codes = dict(EXIT_CODES)
     assert set(map(int, service["RestartPreventExitStatus"].split())) == {
         codes[InvalidConfigError],

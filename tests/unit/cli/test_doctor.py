@@ -68,14 +68,14 @@ def test_a_port_that_the_running_broker_of_this_data_uses_is_no_trouble(tmp_path
     )
 
 
-def test_a_full_disk_is_something_to_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_a_failed_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: Usage(1 << 40, 1 << 40, 1 << 20))
     disk = of(findings(tmp_path, code=2), "disk")[0]
     assert disk["state"] == "FAIL"
     assert "disk.free_min" in disk["advice"]
 
 
-def test_a_certificate_that_ended_or_does_not_fit_is_something_to_mend(tmp_path: Path) -> None:
+def test_an_expired_or_mismatched_certificate_is_a_failed_check(tmp_path: Path) -> None:
     key = f"--tls-key={TLS / 'server.key'}"
     assert of(findings(tmp_path, f"--tls-certificate={TLS / 'server.pem'}", key), "tls")[0]["state"] == "ok"
     ended = of(findings(tmp_path, f"--tls-certificate={TLS / 'expired.pem'}", key, code=2), "tls")[0]
@@ -84,7 +84,7 @@ def test_a_certificate_that_ended_or_does_not_fit_is_something_to_mend(tmp_path:
     assert "do not work together" in other["detail"]
 
 
-def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_expires_soon_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_checks, "expires_at_s", lambda _tls: time.time() + 5.5 * 86_400)
     flags = (f"--tls-certificate={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}")
     soon = of(findings(tmp_path, *flags), "tls")[0]
@@ -92,14 +92,14 @@ def test_a_certificate_that_ends_soon_is_told_in_time(tmp_path: Path, monkeypatc
     assert "expires in 5 days" in soon["detail"] or "expires in 6 days" in soon["detail"]
 
 
-def test_more_connections_than_files_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_than_open_files_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda _which: (256, 1024))
     found = of(findings(tmp_path), "open files")[0]
     assert found["state"] == "warn"
     assert "LimitNOFILE=11280" in found["advice"]
 
 
-def test_data_that_is_served_and_data_that_is_not_a_brokers_are_told_apart(tmp_path: Path) -> None:
+def test_data_in_use_and_data_of_no_broker_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "letter").write_text("dear")
     assert "letter" in of(findings(tmp_path, code=2), "data")[0]["detail"]
@@ -124,6 +124,6 @@ def test_verifying_names_what_is_damaged(tmp_path: Path) -> None:
     assert manifest.name in faults[0]["detail"]
 
 
-def test_a_variable_with_a_slip_in_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelled_variable_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BASALT_AMQP_PROT", "1")
     assert "BASALT_AMQP_PORT?" in of(findings(tmp_path), "settings")[0]["detail"]

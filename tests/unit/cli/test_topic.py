@@ -103,7 +103,7 @@ def test_errors_are_one_line_with_a_code(basalt: Basalt, words: tuple[str, ...],
         ("groups", "g", "--reset", "sometime", "--topic", "orders"),
     ],
 )
-def test_wrong_usage_is_said_as_such(basalt: Basalt, words: tuple[str, ...]) -> None:
+def test_invalid_usage_is_reported_as_a_usage_error(basalt: Basalt, words: tuple[str, ...]) -> None:
     basalt("topic", "create", "orders")
     assert "Usage:" in basalt("topic", *words, code=2).stderr
 

@@ -277,7 +277,7 @@ def test_the_index_is_brought_to_disk_as_the_log_grows(tmp_path: Path, monkeypat
 
 
 @pytest.mark.promise("P7")
-def test_what_the_log_lost_is_said_when_the_store_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_of_the_log_are_reported_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         topic = db.topic("orders")
         for at in range(3):

@@ -24,7 +24,7 @@ def events(db: Basalt) -> list[Event]:
     return [event for record in db.topic(TOPIC, create=False).read() for event in decode_events(record.value or b"")]
 
 
-def test_without_the_option_nothing_is_told(tmp_path: Path) -> None:
+def test_without_the_option_no_events_are_written(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.queue("q").enqueue(b"x")
         assert db.event_counters() == {}
@@ -76,7 +76,7 @@ def test_a_topic_that_cannot_be_written_costs_events_and_nothing_else(
         assert {event.kind for event in events(db)} == {Kind.LEASED, Kind.ACKED}
 
 
-def test_whoever_flushes_finds_everything_that_was_told_in_the_topic(tmp_path: Path) -> None:
+def test_a_flush_writes_all_events_to_the_topic(tmp_path: Path) -> None:
     with open_with(tmp_path, gather_s=3600) as db:
         queue = db.queue("q")
         writer = db._open_queues().events

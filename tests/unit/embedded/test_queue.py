@@ -227,7 +227,7 @@ def test_a_nack_counts_an_attempt_and_a_release_does_not(queue: EmbeddedQueue) -
 
 
 @pytest.mark.spec("C8")
-def test_a_nack_with_delay_comes_back_by_itself_and_wakes_who_waits(queue: EmbeddedQueue) -> None:
+def test_a_delayed_nack_is_redelivered_and_wakes_a_waiting_consumer(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     queue.nack(queue.lease(), delay_ms=30)
     assert queue.lease() == []

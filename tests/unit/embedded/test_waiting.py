@@ -10,7 +10,7 @@ from basaltmq.embedded.waiting import Arrivals, WaitLimit
 from basaltmq.errors import InvalidArgumentError
 
 
-def test_who_has_no_patience_left_does_not_go_on_because_of_what_came_meanwhile() -> None:
+def test_an_expired_wait_limit_ends_the_wait_although_records_arrived() -> None:
     arrivals = Arrivals()
     seen = arrivals.count
     arrivals.wake()

@@ -148,7 +148,7 @@ def test_a_handler_may_settle_a_message_itself(queue: EmbeddedQueue) -> None:
     assert (worker.handled, worker.failed, worker.late) == (1, 0, 0)
 
 
-def test_a_stop_finishes_what_runs_and_gives_back_what_is_not_begun(queue: EmbeddedQueue) -> None:
+def test_a_stop_finishes_running_handlers_and_releases_unstarted_messages(queue: EmbeddedQueue) -> None:
     seen = Seen(hold=True)
     queue.enqueue([b"%d" % number for number in range(10)])
     worker = queue.worker(seen, concurrency=2, batch=4)
@@ -381,7 +381,7 @@ def test_a_poison_message_waits_longer_each_time_and_its_error_is_logged(
     assert "raise ValueError" in caplog.text
 
 
-def test_attempts_are_limited_unless_somebody_says_otherwise(db: Basalt) -> None:
+def test_attempts_are_limited_by_default(db: Basalt) -> None:
     limited = db.queue("limited", durability="written")
     assert limited.config.attempts_max == 20
     assert db.queue("for ever", attempts_max=None).config.attempts_max is None

@@ -42,7 +42,7 @@ def test_a_mark_survives_its_bytes_and_no_single_changed_byte_does(is_doubted: b
 
 
 @pytest.mark.promise("P3")
-def test_other_processes_are_told_of_syncs_not_of_writes(tmp_path: Path) -> None:
+def test_the_published_position_follows_syncs_not_writes(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     assert read_mark(tmp_path) is None
     put(lane, b"a")

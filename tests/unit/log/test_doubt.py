@@ -229,7 +229,7 @@ def test_what_is_in_doubt_stays_so_until_it_was_written_again(tmp_path: Path) ->
 
 
 @pytest.mark.promise("P1")
-def test_doubt_is_not_overwritten_by_a_sync_that_is_telling_its_position(
+def test_a_doubted_mark_is_not_overwritten_by_a_concurrent_publish(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed = Committed(tmp_path, 1, 0)

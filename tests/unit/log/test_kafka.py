@@ -172,7 +172,7 @@ def test_more_records_than_a_write_may_have_are_refused() -> None:
     assert len(kafka.records(raw)) == kafka.RECORDS_MAX + 1, "one that is stored is read"
 
 
-def test_a_codec_nobody_knows_is_named() -> None:
+def test_an_unknown_codec_is_named_in_the_error() -> None:
     with pytest.raises(UnsupportedCodecError, match="compression 6"):
         kafka.records(compressed(6, kafka.encode_plain([Record(b"x", timestamp_ms=1)]), b"?"))
 

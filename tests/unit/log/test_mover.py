@@ -142,7 +142,7 @@ def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
 
 
 @pytest.mark.promise("P1")
-def test_a_segment_that_takes_nothing_stops_the_lane_and_the_ring_has_what_was_promised(
+def test_a_failed_segment_write_poisons_the_lane_and_the_ring_keeps_durable_frames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = large_ring(tmp_path / "lane")
@@ -161,7 +161,7 @@ def test_a_segment_that_takes_nothing_stops_the_lane_and_the_ring_has_what_was_p
     assert found(tmp_path / "lane", tmp_path) == [0, 1]
 
 
-def test_the_disk_is_told_to_begin_only_with_what_is_there_and_never_of_a_file_that_was_closed(
+def test_write_back_covers_only_written_bytes_and_never_a_closed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = large_ring(tmp_path)

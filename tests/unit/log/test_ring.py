@@ -103,7 +103,7 @@ def found(path: Path, tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.promise("P1")
-def test_secured_frames_survive_a_power_loss_before_their_segment_has_them(tmp_path: Path) -> None:
+def test_ring_frames_survive_a_power_loss_before_the_segment_has_them(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     kept = lane.end
     gather(lane, 1)
@@ -124,7 +124,7 @@ def test_secured_frames_survive_a_power_loss_before_their_segment_has_them(tmp_p
 
 
 @pytest.mark.promise("P1")
-def test_what_was_not_secured_is_not_promised_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_unsynced_ring_frames_are_not_durable_and_leave_no_trace(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     gather(lane, 1)
     lane.sync_through_ring()
@@ -134,7 +134,7 @@ def test_what_was_not_secured_is_not_promised_and_leaves_no_trace(tmp_path: Path
     assert found(tmp_path / "lane", tmp_path) == [0, 1, 2]
 
 
-def test_readers_see_what_is_secured_whether_or_not_it_was_tidied(tmp_path: Path) -> None:
+def test_readers_see_ring_frames_before_and_after_the_move(tmp_path: Path) -> None:
     lane = ringed(tmp_path)
     begin = lane.end
     whole = gather(lane, 1) + gather(lane, 2)
@@ -202,9 +202,7 @@ def test_a_read_while_the_ring_takes_more_gives_what_was_durable_and_the_rest_fo
 
 
 @pytest.mark.promise("P1")
-def test_frames_that_are_written_beside_secured_ones_are_synced_with_their_segment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_frames_written_directly_are_synced_with_their_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = ringed(tmp_path)
     whole = frame(1)
     lane.append((whole,), len(whole))
@@ -320,7 +318,7 @@ def test_a_ring_without_room_leaves_the_sync_to_the_segment(tmp_path: Path, monk
 
 
 @pytest.mark.promise("P1")
-def test_secured_frames_of_a_segment_that_was_rolled_away_from_are_put_back_into_it(tmp_path: Path) -> None:
+def test_ring_frames_of_a_rolled_segment_are_written_back_to_it(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane", segment_bytes=400)
     kept = lane.end
     gather(lane, 1)
@@ -401,7 +399,7 @@ def test_a_failed_sync_of_the_ring_poisons_the_lane_and_promises_nothing(
 
 
 @pytest.mark.promise("P1", "P11")
-def test_secured_frames_that_their_segment_refuses_are_there_after_the_next_opening(
+def test_ring_frames_survive_a_failed_segment_write_and_a_reopen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = ringed(tmp_path)

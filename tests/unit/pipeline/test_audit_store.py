@@ -254,7 +254,7 @@ def test_a_damaged_frame_is_found(data: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [3, -1])
-def test_a_segment_that_is_not_there_is_found_and_told_by_readers_with_what_to_do(tmp_path: Path, which: int) -> None:
+def test_a_missing_segment_is_found_and_readers_name_the_remedy(tmp_path: Path, which: int) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders", durability="written")
         (shard,) = db.streams.topics.get("orders").shards

@@ -95,7 +95,7 @@ def _missing(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-def test_lag_is_told_on_a_page_without_spark(tmp_path: Path) -> None:
+def test_the_lag_page_is_written_without_spark(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders").append([b"a", b"b", b"c"])
         db.streams.offsets.commit("readers", {(db.streams.topics.get("orders").id, 0): 1})

@@ -15,7 +15,7 @@ from basaltmq.pipeline.lag import lag
 pytestmark = pytest.mark.spec("F2")
 
 
-def test_backlog_and_pace_are_told_beside_a_writer(tmp_path: Path) -> None:
+def test_backlog_and_rates_are_reported_while_a_writer_runs(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         orders.append([b"x"] * 100)

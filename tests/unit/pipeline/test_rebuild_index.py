@@ -164,7 +164,7 @@ def test_interrupted_anywhere_the_index_is_the_old_one_or_is_built_at_the_next_s
     shut(again)
 
 
-def test_a_torn_tail_is_left_for_the_next_start_and_damage_is_told(tmp_path: Path) -> None:
+def test_a_torn_tail_is_left_for_the_next_start_and_damage_is_reported(tmp_path: Path) -> None:
     rig = rig_of(tmp_path, segment_bytes=2000)
     shard = rig.shard()
     for number in range(40):

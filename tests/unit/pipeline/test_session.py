@@ -26,7 +26,7 @@ def java(home: Path, reported: str) -> str:
     ("reported", "number"),
     [('openjdk version "17.0.9" 2023-10-17', 17), ('java version "1.8.0_392"', 8), ('openjdk version "21" 2023', 21)],
 )
-def test_every_way_java_tells_its_version_is_understood(
+def test_every_format_of_the_java_version_is_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: str, number: int
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", java(tmp_path, reported))
@@ -40,7 +40,7 @@ def refusal() -> str:
     return str(caught.value)
 
 
-def test_a_missing_and_an_old_java_are_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_or_old_java_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert "needs Java 17 but Java is not installed: apt install" in refusal()
     monkeypatch.delenv("JAVA_HOME")
@@ -51,7 +51,7 @@ def test_a_missing_and_an_old_java_are_told_with_the_remedy(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(("package", "version"), [("pyarrow", "11.0.0"), ("pyspark", "3.5.1")])
-def test_a_package_that_is_too_old_or_missing_is_told_with_the_remedy(
+def test_a_missing_or_old_package_is_reported_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str
 ) -> None:
     real = metadata.version

@@ -109,7 +109,7 @@ def test_what_is_read_and_from_where_is_the_same_in_batches_and_streams(
         ({"startingTimestamp": "2000", "endingTimestamp": "4000"}, of("a", 0, 2, 4) + of("a", 1, 2, 4)),
     ],
 )
-def test_a_batch_ends_where_it_is_told(store: Path, options: dict[str, str], expected: Rows) -> None:
+def test_a_batch_ends_at_the_ending_offset(store: Path, options: dict[str, str], expected: Rows) -> None:
     assert batch(store, subscribe="a", **options) == expected
 
 
@@ -156,7 +156,7 @@ def test_a_topic_that_comes_and_fits_the_pattern_is_read_from_its_beginning(tmp_
     assert list(batches(reader, end)) == []
 
 
-def test_what_is_lost_between_two_batches_fails_a_stream_or_is_passed_over_as_asked(tmp_path: Path) -> None:
+def test_losses_between_batches_fail_the_stream_or_are_skipped(tmp_path: Path) -> None:
     fill(tmp_path, "a", partitions=1)
     strict, lenient = (
         StreamReader(
@@ -182,7 +182,7 @@ def test_what_is_lost_between_two_batches_fails_a_stream_or_is_passed_over_as_as
 
 
 @pytest.mark.parametrize("is_streaming", [False, True])
-def test_what_is_not_there_is_told_before_anything_is_read(store: Path, is_streaming: bool) -> None:
+def test_missing_topics_and_partitions_are_reported_before_reading(store: Path, is_streaming: bool) -> None:
     def ask(**options: str) -> None:
         given = parse({"path": str(store), **options}, is_streaming=is_streaming)
         if is_streaming:

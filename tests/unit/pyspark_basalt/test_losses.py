@@ -251,7 +251,7 @@ def test_a_topic_deleted_between_listing_and_its_offsets_is_left_out(
         view.close()
 
 
-def test_a_group_is_not_told_offsets_of_another_topic(recreated: tuple[Path, Json]) -> None:
+def test_offsets_of_a_recreated_topic_are_not_committed_to_the_group(recreated: tuple[Path, Json]) -> None:
     path, end = recreated
     found = lenient(path, commitGroup="reports")
     after = found.latestOffset(end, ReadMaxRows(30))

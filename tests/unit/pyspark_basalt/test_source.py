@@ -107,7 +107,7 @@ def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Pat
             assert [row["value"] for row in rows] == [b"new"] * count
 
 
-def test_a_segment_that_cannot_be_read_is_told_in_one_line_or_skipped_as_asked(tmp_path: Path) -> None:
+def test_an_unreadable_segment_is_reported_in_one_line_or_skipped(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         for at in range(4):

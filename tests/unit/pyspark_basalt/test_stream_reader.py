@@ -63,7 +63,7 @@ def test_available_now_waits_for_nothing(tmp_path: Path) -> None:
         assert found.latestOffset(end, ALL) is end
 
 
-def test_a_group_is_told_of_each_finished_batch_the_last_included(tmp_path: Path) -> None:
+def test_each_finished_batch_is_committed_to_the_group(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"] * 3)
     found = reader(tmp_path, commitGroup="reports")

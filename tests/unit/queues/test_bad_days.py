@@ -190,7 +190,7 @@ def test_bodies_of_16_mib_go_in_come_back_whole_and_leave_nothing(planes: Planes
 
 @pytest.mark.spec("C7", "C8")
 @pytest.mark.promise("P5")
-def test_a_consumer_that_never_acks_gets_each_message_as_often_as_allowed_and_holds_up_nobody(
+def test_a_consumer_that_never_acks_exhausts_attempts_without_blocking_others(
     plane: QueuePlane, make: Make, clock: Clock
 ) -> None:
     make("q", attempts_max=3, dead_letter_queue="dead", visibility_timeout_ms=100)

@@ -70,7 +70,7 @@ def test_a_queue_made_again_shows_nothing_of_the_one_before(tmp_path: Path) -> N
             assert [payload for payload, _ in found(seen, "jobs")] == [b"young"]
 
 
-def test_priorities_are_told_apart_from_fairness_keys(tmp_path: Path) -> None:
+def test_priorities_are_distinguished_from_fairness_keys(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.queue("ranked", priorities_max=9).enqueue(b"x", priority=5, fairness_key="tenant")
         with db.store.snapshot(*FAMILIES) as seen:

@@ -75,7 +75,7 @@ def test_a_lease_that_is_not_written_leaves_every_message_at_its_place(
 
 
 @pytest.mark.promise("P3")
-def test_what_does_not_fit_stays_in_order_within_its_fairness_key_and_is_not_called_redelivered(
+def test_messages_over_the_byte_limit_keep_their_order_and_are_not_redelivered(
     plane: QueuePlane, make: Callable[..., str]
 ) -> None:
     make()

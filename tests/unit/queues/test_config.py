@@ -97,7 +97,7 @@ def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) 
 
 
 @pytest.mark.spec("C4")
-def test_a_row_of_another_queue_or_with_a_field_from_the_future_is_told() -> None:
+def test_a_row_of_another_queue_or_with_an_unknown_field_is_reported() -> None:
     with pytest.raises(CorruptionError, match="contains the name 'q'"):
         decode_config("other", encode_config(QueueConfig(name="q")))
     with pytest.raises(CorruptionError, match="colour"):

@@ -227,7 +227,7 @@ def test_a_cycle_without_a_worker_in_it_ends_and_one_with_a_worker_goes_on(
     assert payloads(plane, "a") == [b"y"]
 
 
-def test_cycles_are_told_by_the_history() -> None:
+def test_cycles_are_detected_by_the_death_history() -> None:
     def death(queue: str, reason: str) -> Death:
         return Death(queue, reason, 1, 0, 0)
 

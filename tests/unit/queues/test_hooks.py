@@ -129,7 +129,7 @@ def test_a_script_that_does_not_compile_rejects_the_queue_by_line() -> None:
         ("'default'", "on_enqueue must return a table, got string"),
     ],
 )
-def test_unusable_answers_give_the_defaults_and_are_told(answer: str, problem: str) -> None:
+def test_invalid_script_results_give_the_defaults_and_are_counted(answer: str, problem: str) -> None:
     hooks = enqueue_hooks(f"return {answer}")
     assert advise(hooks, "a") == [DEFAULT]
     assert (counters(hooks).runs, counters(hooks).failures) == (1, 1)

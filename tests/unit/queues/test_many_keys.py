@@ -196,9 +196,7 @@ def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, mo
 
 
 @pytest.mark.spec("C10")
-def test_those_whose_turn_it_is_are_read_together_even_where_a_pass_ends_before_them(
-    planes: Planes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_keys_are_read_together_across_the_end_of_a_pass(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
     plane = planes.open(budget=MemoryBudget(0), paging=PagingLimits(read_ahead_bytes=2000))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))

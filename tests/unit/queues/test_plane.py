@@ -108,7 +108,7 @@ def test_deleting_a_queue_removes_all_its_data_and_it_starts_empty_again(
 
 
 @pytest.mark.spec("C13")
-def test_a_queue_deleted_under_a_waiting_consumer_tells_it(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_deleting_a_queue_fails_its_waiting_consumer(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     errors: list[BaseException] = []
 
@@ -521,7 +521,7 @@ def test_bad_arguments_are_refused_and_nothing_is_lost(plane: QueuePlane, make: 
     assert plane.stats(queue)["enqueued"] == 0
 
 
-def test_a_closed_plane_refuses_and_wakes_those_who_wait(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_a_closed_plane_refuses_calls_and_wakes_waiters(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     errors: list[BaseException] = []
 

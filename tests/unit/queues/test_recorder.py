@@ -36,7 +36,7 @@ def seen(recorder: Recorder) -> list[tuple[str, str, int | None]]:
     return [(event.kind.name.lower(), event.queue, event.attempts) for event in reported(recorder)]
 
 
-def test_the_life_of_a_message_is_told_with_times_consumer_and_latency(
+def test_events_of_a_message_have_times_consumer_and_latency(
     plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
 ) -> None:
     make("q")
@@ -54,7 +54,7 @@ def test_the_life_of_a_message_is_told_with_times_consumer_and_latency(
     assert leased.latency_ns == 7 * MS
 
 
-def test_failures_expiry_and_dead_letters_are_told_with_attempts(
+def test_events_of_failures_expiry_and_dead_letters_have_attempts(
     plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
 ) -> None:
     make("q", attempts_max=2, dead_letter_queue="dead", visibility_timeout_ms=100)
@@ -78,7 +78,7 @@ def test_failures_expiry_and_dead_letters_are_told_with_attempts(
     assert sorted(kinds) == [("dropped", "short", 0)] * 2 + [("expired", "short", 0)] * 2
 
 
-def test_priorities_delays_and_straight_deliveries_are_told(plane: QueuePlane, make: Make, recorder: Recorder) -> None:
+def test_events_of_priorities_delays_and_direct_deliveries(plane: QueuePlane, make: Make, recorder: Recorder) -> None:
     make("p", priorities_max=9)
     plane.enqueue("p", [Draft(payload=b"", priority=3, fairness_key="a|b"), Draft(payload=b"", delay_ms=50)])
     assert [(e.fairness_key, e.priority) for e in reported(recorder)] == [("a|b", 3), ("default", 0)]
@@ -89,7 +89,7 @@ def test_priorities_delays_and_straight_deliveries_are_told(plane: QueuePlane, m
 
 
 @pytest.mark.promise("P2")
-def test_what_was_not_written_is_not_told(plane: QueuePlane, make: Make, store: TestStore, recorder: Recorder) -> None:
+def test_a_failed_change_emits_no_events(plane: QueuePlane, make: Make, store: TestStore, recorder: Recorder) -> None:
     make("q")
     store.refuse = 1
     with pytest.raises(StoreStalledError):
@@ -124,7 +124,7 @@ def test_what_finds_no_room_is_dropped_and_counted_and_the_queue_goes_on(plane: 
     assert plane.stats("q")["ready"] == 80_001
 
 
-def test_a_sample_tells_the_whole_life_of_some_messages(plane: QueuePlane, make: Make) -> None:
+def test_a_sample_has_all_events_of_the_sampled_messages(plane: QueuePlane, make: Make) -> None:
     make("q")
     recorder = Recorder(sample=0.25)
     plane.record_events(recorder)
@@ -182,7 +182,7 @@ def test_messages_that_differ_by_their_ids_are_told_by_them() -> None:
             list(decode_events(damaged))
 
 
-def test_a_lease_over_several_calls_tells_of_each_message_when_it_came(
+def test_a_lease_over_several_calls_has_the_enqueue_time_of_each_message(
     plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
 ) -> None:
     make("q")

@@ -199,7 +199,7 @@ def test_a_value_may_be_as_large_as_the_limit(config: RuntimeConfig) -> None:
     assert config.reveal("a") == "x" * VALUE_BYTES_MAX
 
 
-def test_watchers_are_told_after_the_change_is_written(config: RuntimeConfig) -> None:
+def test_watchers_are_notified_after_the_change_is_written(config: RuntimeConfig) -> None:
     seen: list[tuple[str, str | None, str | None]] = []
     end = config.watch("throttle.", lambda key, value: seen.append((key, value, config.reveal(key))))
     config.set("throttle.x", "1,1")

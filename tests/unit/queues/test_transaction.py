@@ -80,7 +80,7 @@ def test_a_block_commits_and_one_that_raises_aborts(plane: QueuePlane) -> None:
 
 @pytest.mark.promise("P3")
 @pytest.mark.usefixtures("queues")
-def test_an_abort_gives_back_what_it_dequeued_and_leaves_leases_of_others_as_they_were(plane: QueuePlane) -> None:
+def test_an_abort_returns_dequeued_messages_and_keeps_other_leases(plane: QueuePlane) -> None:
     (outside,) = plane.lease("in", consumer="somebody")
     tx = plane.transaction()
     tx.ack("in", outside.token)

@@ -110,7 +110,7 @@ def test_a_rollback_returns_what_was_held_to_its_place_and_forgets_what_was_to_c
 
 
 @pytest.mark.usefixtures("queues")
-def test_who_leased_before_the_prepare_has_nothing_to_say_after_it(plane: QueuePlane) -> None:
+def test_a_lease_token_from_before_the_prepare_is_fenced(plane: QueuePlane) -> None:
     held = plane.lease("in", 2, consumer="somebody")
     session = plane.xa.begin(X)
     session.ack("in", held[0].token, [held[0].id])
@@ -159,7 +159,7 @@ def test_one_phase_needs_no_record_and_what_is_empty_needs_no_second_phase(plane
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_branch_that_ended_unprepared_gives_back_what_it_leased(plane: QueuePlane) -> None:
+def test_an_unprepared_branch_releases_its_leases(plane: QueuePlane) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in", 2)
     session.end()

@@ -118,7 +118,7 @@ def test_a_lone_commit_is_synced_at_once_and_exactly_once(disk: SlowDisk, group:
 
 @pytest.mark.spec("E6")
 @pytest.mark.promise("P1")
-def test_one_sync_serves_all_who_gathered_while_another_ran(disk: SlowDisk, group: GroupCommit) -> None:
+def test_one_sync_serves_all_commits_that_arrived_during_the_last(disk: SlowDisk, group: GroupCommit) -> None:
     first = group.submit(batch_of(b"first"))
     disk.await_sync()
     rest = [group.submit(batch_of(b"%d" % n)) for n in range(64)]

@@ -52,7 +52,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_threads_told_together_share_the_next_sync_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_notified_together_share_the_next_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_module, "RETURN_WAIT_S_MAX", WAIT_S)
     monkeypatch.setattr(commit_module, "time", SlowTime())
     disk = Disk()

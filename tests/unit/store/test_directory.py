@@ -76,7 +76,7 @@ def test_a_lock_that_was_not_claimed_leaves_no_trace(tmp_path: Path) -> None:
     assert [entry.name for entry in tmp_path.iterdir()] == ["STORE"]
 
 
-def test_of_many_who_ask_at_once_one_holds_the_directory(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_openers_locks_the_directory(tmp_path: Path) -> None:
     write_durably(tmp_path / "STORE", Marker(uuid4()).encode())
     start = threading.Barrier(8)
     inside: list[int] = []

@@ -83,13 +83,13 @@ def test_a_file_is_not_a_store(tmp_path: Path) -> None:
     refused(tmp_path / "file" / "below", NotAStoreError, f"{tmp_path / 'file'} is a file")
 
 
-def test_somebody_elses_directory_is_not_a_store(tmp_path: Path) -> None:
+def test_a_foreign_directory_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
     refused(tmp_path / "photos", NotAStoreError, r"cat\.jpg")
 
 
-def test_what_file_systems_and_tools_leave_does_not_make_a_directory_somebody_elses(tmp_path: Path) -> None:
+def test_leftovers_of_file_systems_and_tools_are_not_foreign_files(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".DS_Store").touch()
     open_store(tmp_path).close()

@@ -194,7 +194,7 @@ def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_without_accepting_loss_nothing_changes_and_the_loss_is_told(closed: Path) -> None:
+def test_without_accept_loss_nothing_changes_and_the_loss_is_reported(closed: Path) -> None:
     flip(max((closed / "kv").glob("*.sst"), key=lambda each: each.stat().st_size), 20_000)
     before = tree(closed)
     outcome = repair(closed, accept_loss=False)

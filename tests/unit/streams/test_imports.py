@@ -205,13 +205,13 @@ def test_what_a_topic_would_refuse_is_refused_before_anything_happens(tmp_path: 
             assert read_run(db.store, "q").intent is None
 
 
-def test_a_store_that_is_in_use_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_store_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     store(tmp_path)
     with basaltmq.open(tmp_path), pytest.raises(StoreLockedError, match="exclusive access"), open_imports(tmp_path):
         pass
 
 
-def test_stages_that_nobody_finishes_expire(tmp_path: Path) -> None:
+def test_unfinished_stages_expire(tmp_path: Path) -> None:
     store(tmp_path)
     staged(tmp_path, "old", 4, CHUNKS)
     staged(tmp_path, "needed", 1, CHUNKS)

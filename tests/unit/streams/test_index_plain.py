@@ -52,7 +52,7 @@ def test_a_body_with_anything_else_is_left_to_others(records: list[Record]) -> N
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("kind", [VALUE_OFFSETS, KEY_OFFSETS])
 @pytest.mark.parametrize("place", [0, 2])
-def test_offsets_that_do_not_fit_their_data_are_left_to_who_can_tell(kind: int, place: int) -> None:
+def test_offsets_that_do_not_match_their_data_take_the_slow_path(kind: int, place: int) -> None:
     batch = ColumnBatch.from_records([Record(b"v", b"a"), Record(b"v", b"b")], 1)
     body = bytearray(batch.body)
     at = batch.extents[kind][0] + 4 * place
@@ -61,7 +61,7 @@ def test_offsets_that_do_not_fit_their_data_are_left_to_who_can_tell(kind: int, 
 
 
 @pytest.mark.promise("P6")
-def test_a_count_or_a_length_other_than_the_headers_is_left_to_who_can_tell() -> None:
+def test_a_count_or_length_that_differs_from_the_header_takes_the_slow_path() -> None:
     batch = ColumnBatch.from_records([Record(b"v", b"a"), Record(b"v", b"b")], 1)
     assert _found(batch, records=1) is None
     assert key_hashes(batch.body, 0, len(batch.body) - 8, 2, is_wanted=True) is None

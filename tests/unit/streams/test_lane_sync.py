@@ -198,7 +198,7 @@ def test_closing_while_the_loop_syncs_ends_the_thread(watched: Watched) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_sync_is_told_and_poisons_the_lane(watched: Watched) -> None:
+def test_a_failed_sync_fails_its_waiters_and_poisons_the_lane(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         watched.error = OSError("the disk is gone")

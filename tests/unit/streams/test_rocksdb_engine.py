@@ -185,7 +185,7 @@ def test_writers_that_nobody_waits_for_are_held(rig: Rig, monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("P1", "P11")
-def test_a_sync_that_fails_shows_nothing_and_tells_those_who_wait(rig: Rig) -> None:
+def test_a_failed_sync_shows_nothing_and_fails_its_waiters(rig: Rig) -> None:
     shard = rig.shard(durability=Durability.SYNCED)
     append = rig.engine.write(shard, record("x"))
     rig.store.fail_sync = StorageError("on purpose")

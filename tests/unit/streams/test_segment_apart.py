@@ -55,7 +55,7 @@ def test_every_record_is_read_once_whatever_the_limits_and_the_order_of_frames(t
     rig.close()
 
 
-def test_damage_between_frames_that_lie_apart_is_told_and_hides_nothing_before_it(tmp_path: Path) -> None:
+def test_damage_between_scattered_frames_is_reported_after_the_frames_before_it(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
     shard, other = rig.shard(), rig.shard()
     for at in range(20):

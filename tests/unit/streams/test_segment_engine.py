@@ -259,9 +259,7 @@ def test_shards_are_spread_over_lanes_and_more_lanes_on_disk_are_all_opened(tmp_
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_sync_is_told_to_those_who_wait_and_nobody_sees_the_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_fails_its_waiters_and_hides_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
 

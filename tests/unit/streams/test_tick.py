@@ -44,7 +44,7 @@ def test_sixteen_writers_that_wait_for_each_write_need_one_sync_per_round() -> N
 
 
 @pytest.mark.promise("P1")
-def test_those_who_are_called_share_the_sync_and_its_failure_with_those_who_await_it() -> None:
+def test_callbacks_and_awaiters_share_a_sync_and_its_failure() -> None:
     target = Target()
     group = GroupSync(target)
     tick = TickSync(group)
@@ -70,7 +70,7 @@ def test_those_who_are_called_share_the_sync_and_its_failure_with_those_who_awai
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_sync_and_a_closed_group_are_told_to_everyone_who_still_waits() -> None:
+def test_a_failed_sync_or_a_closed_group_fails_all_waiters() -> None:
     target = Target()
     target.error = StorageError("gone")
     group = GroupSync(target)

@@ -159,7 +159,7 @@ def test_a_creation_does_not_wait_for_ever_for_another(plane: StreamPlane) -> No
 
 
 @pytest.mark.spec("B8")
-def test_of_many_who_create_one_name_one_does(plane: StreamPlane) -> None:
+def test_one_of_many_concurrent_creates_succeeds(plane: StreamPlane) -> None:
     made: list[object] = []
     refused: list[BaseException] = []
     begin = threading.Barrier(6)

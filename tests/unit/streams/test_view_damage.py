@@ -34,7 +34,7 @@ def open_view(writer: Writer) -> StreamView:
     return StreamView.open(writer.path, clock_ms=writer.clock_ms)
 
 
-def test_a_segment_that_is_missing_for_good_is_said_and_does_not_go_round_for_ever(writer: Writer) -> None:
+def test_a_missing_segment_is_reported_and_the_read_ends(writer: Writer) -> None:
     writer.create("orders")
     for at in range(60):
         writer.put("orders", b"%d" % at * 100)

@@ -177,7 +177,7 @@ def test_a_client_that_asks_and_does_not_read_the_answers_is_not_read_either() -
 
 
 @pytest.mark.spec("A11")
-def test_publishers_of_a_held_virtual_host_are_told_and_not_read_until_it_has_room() -> None:
+def test_publishers_of_a_blocked_vhost_are_notified_and_not_read_until_it_has_room() -> None:
     async def scenario(harness: Harness) -> None:
         publisher, transport = await opened(harness, heartbeat=10)
         reader, reading = await opened(harness)

@@ -339,7 +339,7 @@ def test_settling_many_deliveries_is_split_and_what_follows_sees_all_of_it(metho
     in_harness(scenario)
 
 
-def test_a_connection_that_is_cut_gives_back_what_it_held_a_portion_per_turn() -> None:
+def test_a_lost_connection_requeues_its_deliveries_in_portions() -> None:
     async def scenario(harness: Harness) -> None:
         harness.vhost.tick.chores._clock_s = count().__next__
         connection, _ = await with_unacked(harness, 5 * PORTION)

@@ -82,7 +82,7 @@ def test_the_answer_to_columns_makes_no_delivery(sizes: tuple[int, ...]) -> None
     commit.close()
 
 
-def test_messages_that_differ_in_key_or_time_only_are_told_apart() -> None:
+def test_messages_that_differ_only_in_key_or_time_are_distinguished() -> None:
     store = MemoryStore()
     commit = GroupCommit(store)
     with QueuePlane(store, commit) as plane:

@@ -129,7 +129,7 @@ def test_permissions_replace_those_before_and_are_all_or_nothing() -> None:
 
 
 @pytest.mark.parametrize("row", [b"", b"\x07", b"\x01", b"\x01\xff", b"\x01\x80"])
-def test_a_row_that_cannot_be_read_is_told_by_name(row: bytes) -> None:
+def test_an_unreadable_row_is_reported_by_name(row: bytes) -> None:
     store = MemoryStore()
     batch = Batch()
     batch.put(Family.API_KEYS, api_key_key("abc"), row)
@@ -155,7 +155,7 @@ def test_a_row_that_cannot_be_read_is_told_by_name(row: bytes) -> None:
         ("ipv4:127.0.0.1.example.com:80", False),
     ],
 )
-def test_who_is_on_this_machine(peer: str, is_local: bool) -> None:
+def test_loopback_peers_are_recognized(peer: str, is_local: bool) -> None:
     assert peer_of(peer).is_loopback is is_local
 
 
@@ -291,7 +291,7 @@ def test_another_form_of_authorization_is_refused(text: str) -> None:
         ask()
 
 
-def test_keys_that_are_not_valid_are_refused_more_slowly_each_time_and_valid_ones_at_once() -> None:
+def test_invalid_keys_are_throttled_and_valid_keys_are_not() -> None:
     book, keys = accounts(), ApiKeys(MemoryStore())
     waits: list[float] = []
 

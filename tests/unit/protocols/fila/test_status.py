@@ -50,11 +50,11 @@ def test_every_error_arrives_at_a_client_as_what_it_is() -> None:
         assert str(arrived) == "what happened"
 
 
-def test_a_code_nobody_knows_becomes_what_its_status_says() -> None:
+def test_an_unknown_code_becomes_the_error_of_its_status() -> None:
     assert type(error_of_code("from the future", "x", BY_STATUS[StatusCode.NOT_FOUND])) is errors.NotFoundError
 
 
-def test_what_may_be_tried_again_is_told_so_by_its_status_too() -> None:
+def test_retriable_errors_have_a_retriable_status() -> None:
     for kind, code in STATUS.items():
         if code is StatusCode.UNAVAILABLE and kind is not errors.StoreClosedError:
             assert kind.retriable, kind

@@ -99,7 +99,7 @@ def test_any_connection_may_answer_where_that_is_wanted() -> None:
 
 
 @pytest.mark.spec("C7")
-def test_a_stream_that_ends_gives_back_what_it_holds_and_is_forgotten() -> None:
+def test_a_stream_that_ends_releases_its_messages_and_is_removed() -> None:
     async def test(bench: Bench) -> None:
         bench.fill(5)
         stream = bench.consume("one")

@@ -127,7 +127,7 @@ def test_who_does_not_wait_gets_what_a_full_party_must_leave() -> None:
     run(test)
 
 
-def test_who_does_not_wait_goes_behind_who_does() -> None:
+def test_a_lease_without_wait_yields_to_waiting_consumers() -> None:
     async def test(bench: Bench) -> None:
         waiting = bench.take()
         await turns()
@@ -161,7 +161,7 @@ def test_a_consumer_alone_is_not_limited() -> None:
     run(test)
 
 
-def test_several_who_wait_share_what_comes() -> None:
+def test_waiting_consumers_share_new_messages() -> None:
     async def test(bench: Bench) -> None:
         waiting = [bench.take(100, bench.push_consumer()) for _ in range(4)]
         await turns()
@@ -229,7 +229,7 @@ def test_a_party_that_is_refused_stops_waiting() -> None:
     run(test)
 
 
-def test_nothing_is_kept_of_queues_nobody_waits_at() -> None:
+def test_queues_without_waiters_keep_no_state() -> None:
     async def test(bench: Bench) -> None:
         push_consumer = bench.push_consumer()
         await bench.take(timeout_s=0.01)

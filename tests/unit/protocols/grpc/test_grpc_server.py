@@ -222,7 +222,7 @@ def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
     run(work)
 
 
-def test_who_cannot_be_answered_does_not_keep_the_others_from_theirs(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocked_client_does_not_delay_the_answers_of_others(caplog: pytest.LogCaptureFixture) -> None:
     later: ImmediateFuture[bytes] = ImmediateFuture()
     reported: list[ImmediateFuture[bytes]] = []
 
@@ -316,7 +316,7 @@ def test_compressed_requests_are_read_and_bombs_are_not() -> None:
         ([("x", "y"), (":method", "POST"), (":scheme", "http"), (":path", "/Echo")], b"400"),
     ],
 )
-def test_what_is_not_grpc_is_told_so_in_http(fields: list[tuple[str, str]], status: bytes) -> None:
+def test_requests_that_are_not_grpc_get_an_http_error(fields: list[tuple[str, str]], status: bytes) -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         session.give(headers(1, fields, ends=True))
@@ -434,7 +434,7 @@ def test_a_message_in_the_smallest_frames_takes_no_more_memory_than_it_has_bytes
     assert list(messages.ready) == [message]
 
 
-def test_who_does_not_begin_or_is_dead_is_sent_away_in_time() -> None:
+def test_silent_and_dead_connections_are_closed_in_time() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         silent, transport = ServerConnection(server), Transport()
         silent.connection_made(transport)  # type: ignore[arg-type]
@@ -457,7 +457,7 @@ def test_who_does_not_begin_or_is_dead_is_sent_away_in_time() -> None:
     run(work)
 
 
-def test_connections_over_the_limit_are_told_so() -> None:
+def test_connections_over_the_limit_get_an_error() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         first, second = Session(server), ServerConnection(server)
         transport = Transport()

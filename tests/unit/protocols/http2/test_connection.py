@@ -335,7 +335,7 @@ def test_a_rule_broken_on_a_stream_ends_the_stream_and_no_other(raw: bytes, code
     [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00", f.PREFACE + headers(1), f.PREFACE + f.SETTINGS_ACK],
     ids=["HTTP/1.1", "TLS", "no settings", "an answer to settings"],
 )
-def test_who_does_not_begin_with_http2_is_sent_away(raw: bytes) -> None:
+def test_a_wrong_preface_closes_the_connection(raw: bytes) -> None:
     core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
     core.take()
     assert [type(each) for each in core.receive(raw)] == [ConnectionFailed]
@@ -447,7 +447,7 @@ def test_an_answer_before_all_was_said_asks_for_no_more() -> None:
     assert not core.is_over
 
 
-def test_who_leaves_takes_no_more_streams() -> None:
+def test_no_streams_are_accepted_after_goaway() -> None:
     core = served()
     stream = opened(core)
     core.leave(text="bye")

@@ -93,7 +93,7 @@ def test_a_large_frame_of_an_unknown_kind_is_passed_over() -> None:
     assert [type(each) for each in events] == [Headers]
 
 
-def test_what_is_sent_is_cut_as_the_other_side_says_and_to_the_least_before_it_does() -> None:
+def test_frames_respect_the_peers_max_frame_size_and_the_minimum_before_its_settings() -> None:
     core = served()
     stream = opened(core)
     core.receive(f.window_update(0, 1 << 30) + f.window_update(1, 1 << 30))

@@ -312,7 +312,7 @@ def test_every_request_is_looked_at_here() -> None:
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda each: f"{APIS[each.key].name}-{'-'.join(each.right)}")
-def test_without_the_right_nothing_is_done_and_it_is_said(harness: Harness, asked: Asked) -> None:
+def test_without_permission_nothing_changes_and_the_error_says_why(harness: Harness, asked: Asked) -> None:
     before = harness.transactions.get(ID)
     answer = ask(harness, asked.right, asked.key, asked.version, asked.body)
     assert asked.reported(answer) == asked.code
@@ -351,7 +351,7 @@ def test_lists_leave_out_what_may_not_be_seen(harness: Harness) -> None:
     assert len(ask(harness, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1
 
 
-def test_coordinators_are_told_to_who_may_use_what_they_coordinate(harness: Harness) -> None:
+def test_find_coordinator_requires_permission_on_the_group_or_id(harness: Harness) -> None:
     asked = {"key_type": 0, "coordinator_keys": ["another", GROUP]}
     another, denied = ask(harness, READS_GROUP, k.FIND_COORDINATOR, 4, asked)["coordinators"]
     assert (another["key"], another["error_code"], another["host"], another["port"]) == (
@@ -368,7 +368,7 @@ def test_coordinators_are_told_to_who_may_use_what_they_coordinate(harness: Harn
     assert (unknown["error_code"], unknown["node_id"]) == (e.INVALID_REQUEST, -1)
 
 
-def test_a_topic_is_made_in_passing_only_for_who_may_configure_it(harness: Harness) -> None:
+def test_auto_creation_of_topics_requires_the_configure_permission(harness: Harness) -> None:
     asked = {"topics": [{"name": "passing"}], "allow_auto_topic_creation": True}
     answer = ask(harness, (CONFIGURE, "passing"), k.METADATA, 4, asked)
     assert answer["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION

@@ -41,7 +41,7 @@ def test_uniform_spreads_one_topic_over_everybody() -> None:
         assert {topic_id for topic_id, _ in share} == {UUID(int=0).bytes, UUID(int=1).bytes}
 
 
-def test_nobody_has_two_more_than_one_who_could_take_one_whatever_they_subscribe_to() -> None:
+def test_assignment_is_balanced_for_any_subscriptions() -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seed {seed}")
     rng = random.Random(seed)

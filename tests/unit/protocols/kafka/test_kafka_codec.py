@@ -172,7 +172,7 @@ def test_a_varint_without_end_is_malformed() -> None:
             read_varint(raw, 0)
 
 
-def test_unknown_requests_and_versions_are_told_apart() -> None:
+def test_unknown_requests_and_unknown_versions_get_different_errors() -> None:
     with pytest.raises(k.UnsupportedVersionError):
         k.decode_request(b"\x00\x12\x00\x63\0\0\0\1\xff\xff")
     with pytest.raises(MalformedRequestError, match="API key 99"):

@@ -86,7 +86,7 @@ def test_a_partition_reaches_its_next_member_when_the_one_before_has_let_go() ->
     assert reported(harness.say("b", 2, {2, 3})) is None
 
 
-def test_a_member_that_leaves_or_is_silent_gives_back_what_it_had() -> None:
+def test_partitions_of_a_leaving_or_expired_member_are_released() -> None:
     harness = Harness(t=4)
     harness.join("a")
     harness.join("b")
@@ -159,7 +159,7 @@ def test_a_member_that_joins_again_has_nothing_until_it_is_told() -> None:
     assert reported(harness.say("b", 2)) == {1}
 
 
-def test_a_static_member_comes_back_to_what_it_had_and_nobody_is_disturbed() -> None:
+def test_a_returning_static_member_gets_its_partitions_without_a_rebalance() -> None:
     harness = Harness(t=4)
     harness.join("a", instance_id="one")
     harness.join("b")

@@ -356,7 +356,7 @@ def test_rows_of_producers_come_back() -> None:
     ]
 
 
-def test_a_row_of_producers_that_is_cut_off_is_told() -> None:
+def test_a_truncated_producers_row_is_reported() -> None:
     producer = Producer(3)
     producer.batches.append((0, 4, 100))
     raw = encode_row(106, Known({7: producer}))

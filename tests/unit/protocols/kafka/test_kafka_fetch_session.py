@@ -82,7 +82,7 @@ def test_partitions_are_added_changed_and_forgotten() -> None:
     assert client.reported(("a", 0, 5, b"", 0)) == [("a", 0)], "forgotten, it is told again"
 
 
-def test_news_are_records_marks_and_errors_and_an_error_is_told_until_it_is_over() -> None:
+def test_changed_partitions_have_new_records_watermarks_or_errors() -> None:
     client = Client()
     client.wanted((0, 0), {"a": [0], "b": [0]})
     assert client.reported(("a", 0, 0, b"", 0), ("b", 0, 0, b"", 0)) == [("a", 0), ("b", 0)]
@@ -93,7 +93,7 @@ def test_news_are_records_marks_and_errors_and_an_error_is_told_until_it_is_over
     assert client.reported(("a", 0, 1, b"", 0), ("b", 0, 0, b"", 0)) == [("b", 0)], "it is well again"
 
 
-def test_who_brought_records_goes_to_the_end_of_the_line() -> None:
+def test_a_partition_that_returned_records_moves_to_the_end() -> None:
     client = Client()
     client.wanted((0, 0), {"a": [0], "b": [0], "c": [0]})
     client.reported(("a", 0, 9, b"x", 0), ("b", 0, 9, b"", 0), ("c", 0, 9, b"", 0))

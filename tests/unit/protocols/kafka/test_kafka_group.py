@@ -274,7 +274,7 @@ def test_a_static_member_is_waited_for_beyond_a_rebalance_until_its_session_is_o
     run(body)
 
 
-def test_who_waits_for_an_answer_is_not_silent() -> None:
+def test_a_member_with_a_pending_request_does_not_expire() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -328,7 +328,7 @@ def test_a_share_of_another_protocol_or_generation_is_not_asked_for() -> None:
     run(body)
 
 
-def test_who_waits_when_the_group_is_closed_is_told() -> None:
+def test_closing_the_group_fails_pending_requests() -> None:
     async def body() -> None:
         harness = Harness()
         waiting = harness.join()

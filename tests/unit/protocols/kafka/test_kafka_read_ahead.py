@@ -100,7 +100,7 @@ def next_of(answer: dict[str, Any]) -> int:
     return header.base_offset + header.last_offset_delta + 1
 
 
-def test_who_goes_on_is_answered_without_a_read(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequential_fetch_is_answered_from_the_read_ahead(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(harness, "on", 30)
     taken: list[int] = []
 
@@ -241,7 +241,7 @@ def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
     in_loop(harness, run)
 
 
-def test_what_nobody_asks_for_is_let_go_of(harness: Harness) -> None:
+def test_unused_read_ahead_is_dropped(harness: Harness) -> None:
     engine, shard = filled(harness, "aged", 20)
     ahead = harness.context.ahead
 

@@ -25,7 +25,7 @@ def exchange(*, is_somebody: bool = True) -> ScramExchange:
     return ScramExchange(SHA_256, lambda name: (made, is_somebody), OURS)
 
 
-def test_the_example_of_the_rfc_is_let_in() -> None:
+def test_the_example_of_the_rfc_is_accepted() -> None:
     begun = exchange()
     assert begun.first(FIRST) == f"r={THEIRS}{OURS},s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096".encode()
     assert begun.final(FINAL) == b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4="
@@ -50,7 +50,7 @@ def test_what_is_not_a_proof_of_the_password_is_refused(final: bytes) -> None:
         begun.final(final)
 
 
-def test_a_right_proof_for_a_credential_that_is_nobodys_is_refused() -> None:
+def test_a_valid_proof_for_an_unknown_user_is_refused() -> None:
     begun = exchange(is_somebody=False)
     begun.first(FIRST)
     with pytest.raises(AuthenticationError, match="wrong"):

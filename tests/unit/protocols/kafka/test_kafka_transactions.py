@@ -314,7 +314,7 @@ def test_a_transaction_taken_up_after_a_crash_ends_when_its_time_is_over(harness
     asyncio.run(run())
 
 
-def test_the_last_stable_offset_and_the_aborted_are_told_to_who_reads_the_committed(harness: Harness) -> None:
+def test_read_committed_fetches_get_last_stable_offset_and_aborted_transactions(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -544,7 +544,7 @@ def test_what_is_known_of_producers_goes_with_the_topic(harness: Harness) -> Non
     asyncio.run(run())
 
 
-def test_ids_nobody_uses_are_forgotten(harness: Harness) -> None:
+def test_unused_transactional_ids_expire(harness: Harness) -> None:
     async def run() -> None:
         await harness.transactions.initialize("old", TIMEOUT_MS)
         pid, epoch = await harness.transactions.initialize("open", TIMEOUT_MS)
@@ -558,7 +558,7 @@ def test_ids_nobody_uses_are_forgotten(harness: Harness) -> None:
     asyncio.run(run())
 
 
-def test_a_row_comes_back_as_it_was_and_a_damaged_one_is_told() -> None:
+def test_rows_round_trip_and_a_damaged_row_is_reported() -> None:
     row = Transaction("id", 7, 3, 2, State.PREPARE_ABORT, 1000, 5, 6, frozenset((1, 1 << 40)), frozenset(("g", "ü")))
     raw = row.encode()
     assert Transaction.decode("id", raw) == row

@@ -109,7 +109,7 @@ def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(harness: H
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(harness: Harness) -> None:
+def test_a_cancelled_fetch_leaves_no_state(harness: Harness) -> None:
     engine, shard = harness.topic("t")
 
     async def run() -> None:
@@ -131,7 +131,7 @@ def test_a_fetch_that_nobody_waits_for_any_more_leaves_nothing_behind(harness: H
 
 
 @pytest.mark.spec("B2")
-def test_what_goes_wrong_in_a_fetch_that_waited_is_told(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_a_waiting_fetch_is_returned(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.topic("t")
 
     async def run() -> None:
