@@ -16,7 +16,7 @@ import pika
 import pika.exceptions
 import pytest
 from tests.fixtures.small_disk import MIB, fill, small_disk_at
-from tests.interop.serve.test_bad_days import eventually, refused
+from tests.interop.serve.test_blocked_publishers import eventually, refused
 from tests.interop.server import Broker, running
 
 from basaltmq.errors import RemoteError
