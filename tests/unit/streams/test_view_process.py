@@ -11,8 +11,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from tests.unit.streams.ring_child import CONFIRMED, TOPIC
 from tests.unit.streams.view_child import SEGMENT_BYTES, TOPICS
-from tests.unit.streams.view_rig import Writer
+from tests.unit.streams.view_rig import Writer, values
 
 from basaltmq.errors import TopicNotFoundError
 from basaltmq.log.committed import read_mark
@@ -81,8 +82,7 @@ def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_pa
             for topic in TOPICS:
                 confirmed[topic].update(child.confirmed[topic])
             view = view or StreamView.open(path)
-            # Writers are told when the ring has their frames, and views when the segment has them: what was confirmed
-            # at the last moment is seen once recovery has brought it there.
+            # A confirmed batch may be only in the ring. Views see it after recovery has moved it to its segment.
             Writer(path, segment_bytes=SEGMENT_BYTES).close()
             view.refresh()
             with StreamView.open(path) as fresh:
@@ -98,6 +98,24 @@ def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_pa
     finally:
         if view is not None:
             view.close()
+
+
+@pytest.mark.promise("P1")
+def test_a_batch_that_only_the_ring_holds_at_a_kill_appears_with_the_next_open(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.unit.streams.ring_child", str(path)],
+        capture_output=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    base = int(child.stdout)
+    with StreamView.open(path) as view:
+        assert len(values(view, TOPIC)) == base
+        Writer(path, segment_bytes=SEGMENT_BYTES).close()
+        view.refresh()
+        assert values(view, TOPIC)[base:] == list(CONFIRMED)
 
 
 def require_confirmed(

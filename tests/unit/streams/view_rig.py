@@ -41,6 +41,9 @@ class Writer:
     def open(self) -> None:
         self.store: RocksStore = open_store(self.path)
         self.plane = StreamPlane(self.store, self.clock_ms, makers={Engine.SEGMENT: partial(self._engine, self.store)})
+        if (self.path / "log").is_dir():
+            # Recover the log at open, as `Basalt.open` does. A plane alone opens the engine at the first use.
+            self.plane.engines.get(Engine.SEGMENT)
 
     def _engine(
         self, managed: RocksStore, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders
