@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -33,19 +34,29 @@ import basaltmq
 from basaltmq.embedded.database import LOG, Basalt, Settings
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
+from basaltmq.log.lane import Lane
+from basaltmq.log.ring import SLOT_BYTES
 from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.pipeline.findings import Severity
 from basaltmq.queues.draft import Draft
 from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.verify import verify
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.shards import Engine
 from basaltmq.streams.view import StreamView
 
 QUEUES: Final = ("plain", "large", "late", "left", "right")
+STEPS: Final = 4
 TOPICS: Final = {"frames": "segment", "rows": "rocksdb"}
 PARTITIONS: Final = 2
+IDLE: Final = "idle"
+"""A topic that gets its last record before the log's last segments start."""
+RING_WAIT_S: Final = 60
 STATES: Final = ("closed", "killed")
-WAYS: Final = ("flip", "truncate", "remove", "zero", "flips", "swap", "cut in two")
+EARLIER: Final = "earlier"
+"""The directory with the files as they were before the last step."""
+WAYS: Final = ("flip", "truncate", "remove", "zero", "flips", "swap", "cut in two", "older", "duplicate")
 FLIPS: Final = 20
 CASE_S: Final = 60
 """For one case; most take less than a second."""
@@ -62,12 +73,33 @@ def build(folder: Path, seed: int, size: int = 40) -> None:
             db.queue(name)
         for name, engine in TOPICS.items():
             db.topic(name, engine=engine, partitions=PARTITIONS)
-        for step in range(4):
+        db.topic(IDLE, engine="segment")
+        segments = db.streams.engines.get(Engine.SEGMENT)
+        assert isinstance(segments, SegmentEngine)
+        for step in range(STEPS):
             _fill(db, chance, step, size)
+            if step == 1:
+                for at in range(size):
+                    db.topic(IDLE).append([Label(IDLE, at).body(100)])
             if step < 2:
                 db.store.flush()
+                segments.lanes[0].log.roll()
+            if step == STEPS - 2:
+                db.store.sync()
+                shutil.copytree(folder / "closed", folder / EARLIER)
+        _use_ring(db, segments.lanes[0].log)
         db.store.sync()
         shutil.copytree(folder / "closed", folder / "killed")
+
+
+def _use_ring(db: Basalt, lane: Lane) -> None:
+    """Append until the ring has frames."""
+    deadline = time.monotonic() + RING_WAIT_S
+    batches = 0
+    while lane._ring is None or lane._ring.used_bytes < 10 * SLOT_BYTES:
+        assert time.monotonic() < deadline, "a lane with frequent syncs does not use a ring"
+        db.topic("frames").append([Label("busy", batches).body(100)], partition=0)
+        batches += 1
 
 
 def _fill(db: Basalt, chance: random.Random, step: int, size: int) -> None:
@@ -88,12 +120,24 @@ def _fill(db: Basalt, chance: random.Random, step: int, size: int) -> None:
             db.topic(name).append(list(bodies(f"{name}-{partition}", size, 2_000)), partition=partition)
 
 
+def _spare_name(file: Path) -> str:
+    """A name for a copy of a file that belongs to the same kind of files, if the kind has numbered names."""
+    stem, dot, end = file.name.rpartition(".")
+    if stem.isdecimal():
+        return f"{int(stem) + 8:0{len(stem)}d}.{end}"
+    head, dash, number = file.name.rpartition("-")
+    if number.isdecimal():
+        return f"{head}-{int(number) + 8:0{len(number)}d}"
+    return f"{file.name}.copy"
+
+
 class Case:
     """One case. `fault` is empty if it went well."""
 
     def __init__(self, number: int, seed: int, folder: Path) -> None:
         self.chance = random.Random(f"{seed}.{number}")
         self.state = self.chance.choice(STATES)
+        self._earlier = folder / EARLIER
         self.path = folder / f"case-{number}"
         shutil.copytree(folder / self.state, self.path)
         self.census = Census.take(self.path)
@@ -116,12 +160,23 @@ class Case:
             raw = file.read_bytes()
             begin = self.chance.randrange(len(raw))
             file.write_bytes(raw[:begin] + raw[begin + self.chance.randint(1, 4096) :])
+        elif way == "older" and self._older(file) is not None:
+            shutil.copyfile(self._earlier / file.relative_to(self.path), file)
+        elif way == "duplicate":
+            shutil.copyfile(file, file.with_name(_spare_name(file)))
         elif way == "flips":
             for _ in range(FLIPS):
                 harm(file, "flip", self.chance)
         else:
-            harm(file, "flip" if way == "swap" else way, self.chance)
+            harm(file, "flip" if way in ("swap", "older") else way, self.chance)
         return f"{self.state}, {way} {kind.name} {file.name}"
+
+    def _older(self, file: Path) -> Path | None:
+        """The file as it was earlier, if it has changed since."""
+        if not file.is_relative_to(self.path):
+            return None
+        older = self._earlier / file.relative_to(self.path)
+        return older if older.is_file() and older.read_bytes() != file.read_bytes() else None
 
     def _files(self, pattern: str) -> list[Path]:
         return sorted(each for each in self.path.glob(pattern) if each.is_file() and each.stat().st_size)
@@ -136,6 +191,9 @@ class Case:
             return f"the repair leaves {outcome.remaining[0]}"
         if left := verify(self.path):
             return f"verify after the repair: {left[0]}"
+        again = repair(self.path, mend=mend_planes)
+        if again.done or again.losses:
+            return f"a second repair is not idle: {[*again.done, *again.losses][0]}"
         after = self._drain()
         self.report.add_unreadable(self.path)
         unnamed = self._missing(after)

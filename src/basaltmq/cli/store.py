@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from basaltmq.cli.output import progress_line, show
 from basaltmq.embedded.database import LOG
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
+from basaltmq.log.segment import Segment
 from basaltmq.log.verify import verify_log
 from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store import checkpoint as backups
@@ -25,6 +28,7 @@ from basaltmq.store.rocks import RocksStore
 from basaltmq.store.salvage.naming import shard_topics
 from basaltmq.store.salvage.repair import repair as repair_store
 from basaltmq.store.salvage.verify import verify as verify_store
+from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
 
 FINDINGS = 2
 """Exit code of a check with findings."""
@@ -92,7 +96,9 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
     where = path or data_dir
     faults = verify_store(where, progress_line("verify"))
     if not (where / CHECKSUMS).exists():
-        faults += verify_log(where / LOG, progress_line("verify log"), lambda: _shard_topics(where))
+        faults += verify_log(
+            where / LOG, progress_line("verify log"), lambda: _shard_topics(where), partial(_missing_bytes, where)
+        )
     if not faults:
         # Damaged files would make the rows unreadable.
         with closing(open_view(where)) as view:
@@ -109,6 +115,15 @@ def _shard_topics(path: Path) -> dict[int, str]:
             return shard_topics(view.scan)
     except BasaltError:
         return {}
+
+
+def _missing_bytes(path: Path, lane: int, segments: Sequence[Segment], durable: int) -> list[tuple[int, int]]:
+    """Lost bytes between the segments of a lane; none if the store does not open."""
+    try:
+        with closing(open_view(path)) as view:
+            return missing_bytes(view, lane, segments, durable)
+    except BasaltError:
+        return []
 
 
 @store.command()

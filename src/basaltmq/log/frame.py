@@ -186,15 +186,13 @@ def decode_header(seed: int, raw: bytes, at: int = 0) -> Header:
     if fields[1] != _extend(seed, raw[at + 8 : at + HEADER_BYTES]):
         raise CorruptionError("the frame header does not match its checksum")
     header = Header._make(fields[2:13])
-    if (
-        header.body_bytes > BODY_BYTES_MAX
-        or header.kind not in _KINDS
-        or header.flags & ~_FLAGS
-        or fields[13]
-        or fields[14]
-    ):
+    if not _is_supported(header) or fields[13] or fields[14]:
         raise CorruptionError(f"unsupported frame: kind {header.kind}, flags {header.flags}, {header.body_bytes} bytes")
     return header
+
+
+def _is_supported(header: Header) -> bool:
+    return header.body_bytes <= BODY_BYTES_MAX and header.kind in _KINDS and not header.flags & ~_FLAGS
 
 
 def claimed_header(seed: int, raw: bytes, at: int = 0) -> Header | None:
@@ -212,6 +210,9 @@ def claimed_header(seed: int, raw: bytes, at: int = 0) -> Header | None:
     if change is not None:
         covered[change[0]] ^= change[1]
     header = Header._make(_COVERED.unpack(covered)[:11])
+    if not _is_supported(header):
+        # Zeros are not a header, although they match the checksum of an empty body.
+        return None
     if change is not None or one_byte_of_the_checksum:
         return header
     body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]

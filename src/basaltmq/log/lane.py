@@ -128,9 +128,9 @@ class Lane:
                 for name in MARKERS:
                     write_durably(path / name, encode_marker(seed))
             segments = list_segments(path, clock_ms())
+            ring.replay(path, seed, segments, clock_ms())
             if not segments:
                 segments = [create_segment(path, 0, clock_ms())]
-            ring.replay(path, seed, segments)
             # Remove the ring before the first append, because its positions may be assigned again.
             ring.remove(path)
             segments[-1].state = SegmentState.WRITE

@@ -116,6 +116,21 @@ class LostTail:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LostBytes:
+    """Durable bytes missing inside a lane, because a segment was removed or truncated."""
+
+    lane: Path
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.lane} lacks the bytes {self.begin} to {self.end}, which were durable: confirmed records are lost. "
+            "Restore its segments from a backup"
+        )
+
+
 class OffsetRuns:
     """Finds losses: gaps between consecutive frames of a shard.
 

@@ -46,7 +46,7 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log.frame import HEADER_BYTES, check_body, decode_header
-from basaltmq.log.segment import Segment
+from basaltmq.log.segment import Segment, create_segment
 from basaltmq.store.directory import sync_directory
 
 NAME: Final = "RING"
@@ -143,10 +143,10 @@ class Ring:
         os.close(self._fd)
 
 
-def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
+def replay(lane: Path, seed: int, segments: list[Segment], now_ms: int) -> int:
     """Write the ring's frames to their segments, durably. Return the number of entries that changed a segment.
 
-    `segments` are in order. Their sizes grow where frames are added.
+    `segments` are in order. Their sizes grow where frames are added. A missing last segment is created again.
     """
     try:
         raw = (lane / NAME).read_bytes()
@@ -157,9 +157,13 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
     concerned: dict[int, Segment] = {}
     for position, start, begin, size_bytes in _entries(seed, raw):
         segment = known.get(start)
-        if segment is None:
+        if segment is None and segments and start < segments[-1].start:
             # Cleaning has deleted the segment.
             continue
+        if segment is None:
+            # Cleaning never deletes the last segment, so its file is lost.
+            segment = known[start] = create_segment(lane, start, now_ms)
+            segments.append(segment)
         at = position - start
         if _restore(seed, segment, at, raw[begin : begin + size_bytes]):
             segment.size_bytes = max(segment.size_bytes, at + size_bytes)
@@ -171,25 +175,18 @@ def replay(lane: Path, seed: int, segments: Sequence[Segment]) -> int:
     return restored
 
 
-def reach(lane: Path, seed: int) -> int:
-    """Return the position after the last frame in the ring, 0 without a ring."""
+def gaps(lane: Path, seed: int, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the byte ranges between two positions that the ring does not hold."""
     try:
         raw = (lane / NAME).read_bytes()
     except FileNotFoundError:
-        return 0
-    return max((position + size_bytes for position, _, _, size_bytes in _entries(seed, raw)), default=0)
-
-
-def holds(lane: Path, seed: int, begin: int, end: int) -> bool:
-    """Whether the ring holds every byte between two positions."""
-    try:
-        raw = (lane / NAME).read_bytes()
-    except FileNotFoundError:
-        return False
-    for position, _, _, size_bytes in sorted(_entries(seed, raw)):
-        if position <= begin:
-            begin = max(begin, position + size_bytes)
-    return begin >= end
+        raw = b""
+    found = []
+    for position, _, _, size_bytes in _entries(seed, raw):
+        if begin < min(position, end):
+            found.append((begin, min(position, end)))
+        begin = max(begin, position + size_bytes)
+    return [*found, (begin, end)] if begin < end else found
 
 
 def remove(lane: Path) -> None:

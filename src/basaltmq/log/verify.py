@@ -3,25 +3,33 @@
 It can run next to a writer. A frame that is being appended looks torn, as does the tail that a crash left at the end of
 a lane. Neither was confirmed, and neither is reported. Bytes below the position in COMMITTED were durable: if they are
 torn or missing, they are lost, unless the ring holds them. Missing offsets are not reported: cleaning removes records.
+It removes segments too, so only the index can tell whether bytes between two segments are lost (`Missing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import ring
 from basaltmq.log.committed import read_mark
 from basaltmq.log.lane_view import LaneView
-from basaltmq.log.recovery import Damage, LostTail, scan
+from basaltmq.log.recovery import Damage, LostBytes, LostTail, scan
+from basaltmq.log.segment import Segment
 
 Progress = Callable[[int, int], None]
 Names = Callable[[], Mapping[int, str]]
 """Returns the names of shards. Called only if a damaged frame is found."""
+Missing = Callable[[int, Sequence[Segment], int], list[tuple[int, int]]]
+"""Returns the lost byte ranges between the segments of a lane, given its number and its durable position. Called only
+if there is a gap."""
 
 
-def verify_log(path: Path, progress: Progress | None = None, names: Names | None = None) -> list[str]:
+def verify_log(
+    path: Path, progress: Progress | None = None, names: Names | None = None, missing: Missing | None = None
+) -> list[str]:
     """Return one line per damaged byte range, with the segment, the bytes and, if known, shard and offsets."""
     if not path.is_dir():
         return []
@@ -35,9 +43,10 @@ def verify_log(path: Path, progress: Progress | None = None, names: Names | None
                 lane = LaneView(directory)
                 synced = 0 if mark is None else mark.synced_position
                 lanes.append((lane, synced))
-                end = max(lane.end, ring.reach(directory, lane.seed))
-                if end < synced:
-                    faults.append(str(LostTail(directory, end, synced)))
+                faults += _lost_end(lane, synced)
+                if missing is not None and _has_gap(lane):
+                    lost = missing(int(directory.name), lane.segments(), synced)
+                    faults += [str(LostBytes(directory, *each)) for each in lost]
         except CorruptionError as error:
             faults.append(str(error))
     try:
@@ -49,15 +58,29 @@ def verify_log(path: Path, progress: Progress | None = None, names: Names | None
                 if progress is not None:
                     progress(done + found.position - lane.start, total)
             done += lane.end - lane.start
-            lost = [damage for damage in damages if not _is_unconfirmed(damage, lane, synced)]
-            named = names() if lost and names is not None else {}
-            faults += [_line(damage, named) for damage in lost]
+            damages = [damage for damage in damages if not _is_unconfirmed(damage, lane, synced)]
+            named = names() if damages and names is not None else {}
+            faults += [_line(damage, named) for damage in damages]
         if progress is not None:
             progress(total, total)
     finally:
         for lane, _ in lanes:
             lane.close()
     return faults
+
+
+def _lost_end(lane: LaneView, synced: int) -> list[str]:
+    """Describe the durable bytes after the last segment that the ring does not hold."""
+    gaps = ring.gaps(lane.path, lane.seed, lane.end, synced)
+    return [
+        str(LostTail(lane.path, begin, synced) if end == synced else LostBytes(lane.path, begin, end))
+        for begin, end in gaps
+    ]
+
+
+def _has_gap(lane: LaneView) -> bool:
+    segments = lane.segments()
+    return bool(segments) and (lane.start > 0 or any(each.end < following.start for each, following in pairwise(segments)))
 
 
 def _line(damage: Damage, names: Mapping[int, str]) -> str:
@@ -70,4 +93,4 @@ def _is_unconfirmed(damage: Damage, lane: LaneView, synced: int) -> bool:
     end = damage.position + damage.end - damage.begin
     if end < lane.end:
         return False
-    return damage.position >= synced or ring.holds(lane.path, lane.seed, damage.position, min(end, synced))
+    return damage.position >= synced or not ring.gaps(lane.path, lane.seed, damage.position, min(end, synced))

@@ -55,7 +55,7 @@ from basaltmq.log.frame import (
     records_of,
 )
 from basaltmq.log.lane import LaneOptions
-from basaltmq.log.recovery import Damage, Loss, LostTail
+from basaltmq.log.recovery import Damage, Loss, LostBytes, LostTail
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -145,7 +145,7 @@ class SegmentEngine(SegmentReader):
         self._rows = RowPrefetch(store)
         self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
         self.damages: list[Damage] = []
-        self.losses: list[Loss | LostTail] = []
+        self.losses: list[Loss | LostBytes | LostTail] = []
         self.faults: list[str] = []
         """One message for each damage to durable bytes and each loss."""
         self.quarantined: list[Path] = []
@@ -172,7 +172,7 @@ class SegmentEngine(SegmentReader):
         for number in range(max(lanes, lanes_present(path))):
             lane = path / f"{number:04d}"
             opened.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
-        logs = recover(self, opened, quarantine, progress, LostOffsets(self, self._store, self._shards))
+        logs = recover(self, self._store, opened, quarantine, progress, LostOffsets(self, self._store, self._shards))
         # States loaded during recovery lack the open transactions, so load them again.
         self._states = Recent(self.load_state, self._shards_loaded_max)
         self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]

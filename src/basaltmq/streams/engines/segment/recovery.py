@@ -21,10 +21,12 @@ from basaltmq.errors import BasaltError
 from basaltmq.log.committed import read_mark
 from basaltmq.log.frame import COLUMNAR, DELETES, KAFKA, decode_deletes, frame_bytes
 from basaltmq.log.lane import Lane, LaneOptions
-from basaltmq.log.recovery import Damage, LostTail, intact, repair, scan
+from basaltmq.log.recovery import Damage, LostBytes, LostTail, intact, repair, scan
+from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
+from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
 from basaltmq.streams.engines.segment.replay import Progress, Replay
 from basaltmq.streams.lost_offsets import LostOffsets
 
@@ -50,6 +52,7 @@ def open_log(
 
 def recover(
     engine: SegmentEngine,
+    store: Reader,
     opened: list[tuple[Lane, int]],
     quarantine: Path,
     progress: Progress | None,
@@ -65,10 +68,16 @@ def recover(
         if known > durable[number] and log.end < known:
             engine.losses.append(LostTail(log.path, log.end, known))
         durable[number] = max(durable[number], known)
+    lacking = [
+        LostBytes(log.path, *each)
+        for number, log in enumerate(logs)
+        for each in missing_bytes(store, number, log.segments(), durable[number])
+    ]
+    engine.losses += lacking
+    is_short = bool(lacking) or any(_is_short(index, number, log) for number, log in enumerate(logs))
     begins = [index.checkpoint(number) for number in range(len(logs))]
     starts = _starts(engine, logs, lost)
     is_stale = starts is None
-    is_short = any(_is_short(index, number, log) for number, log in enumerate(logs))
     if starts is None:
         if is_short:
             lost.add_index()
