@@ -15,8 +15,9 @@ from pathlib import Path
 from basaltmq.errors import CorruptionError
 from basaltmq.log import ring
 from basaltmq.log.committed import read_mark
+from basaltmq.log.frame import COLUMNAR, KAFKA, RELOCATED
 from basaltmq.log.lane_view import LaneView
-from basaltmq.log.recovery import Damage, LostBytes, LostTail, scan
+from basaltmq.log.recovery import Damage, Found, LostBytes, LostTail, scan
 from basaltmq.log.segment import Segment
 
 Progress = Callable[[int, int], None]
@@ -54,10 +55,13 @@ def verify_log(
         done = 0
         for lane, synced in lanes:
             damages: list[Damage] = []
+            order = _Order(lane)
             for found in scan(lane, lane.start, damages):
+                order.follow(found)
                 if progress is not None:
                     progress(done + found.position - lane.start, total)
             done += lane.end - lane.start
+            faults += order.faults
             damages = [damage for damage in damages if not _is_unconfirmed(damage, lane, synced)]
             named = names() if damages and names is not None else {}
             faults += [_line(damage, named) for damage in damages]
@@ -67,6 +71,33 @@ def verify_log(
         for lane, _ in lanes:
             lane.close()
     return faults
+
+
+class _Order:
+    """Finds segments whose frames are out of order, because files were exchanged or copied."""
+
+    def __init__(self, lane: LaneView) -> None:
+        self._lane = lane
+        self._next: dict[int, int] = {}
+        """Offset after the last frame, by shard."""
+        self._segment: Path | None = None
+        self.faults: list[str] = []
+
+    def follow(self, found: Found) -> None:
+        header = found.header
+        if header.kind not in (COLUMNAR, KAFKA) or header.flags & RELOCATED:
+            return
+        if header.base_offset >= self._next.get(header.shard, 0):
+            self._next[header.shard] = header.last_offset + 1
+            return
+        path = self._lane.segment_at(found.position).path
+        if path != self._segment:
+            self._segment = path
+            self.faults.append(
+                f"{path}: shard {header.shard} has offsets {header.base_offset} to {header.last_offset} after offset "
+                f"{self._next[header.shard] - 1}: segments were exchanged or copied. Restore their names, or run "
+                "basalt pipeline rebuild-index"
+            )
 
 
 def _lost_end(lane: LaneView, synced: int) -> list[str]:
@@ -80,7 +111,9 @@ def _lost_end(lane: LaneView, synced: int) -> list[str]:
 
 def _has_gap(lane: LaneView) -> bool:
     segments = lane.segments()
-    return bool(segments) and (lane.start > 0 or any(each.end < following.start for each, following in pairwise(segments)))
+    return bool(segments) and (
+        lane.start > 0 or any(each.end < following.start for each, following in pairwise(segments))
+    )
 
 
 def _line(damage: Damage, names: Mapping[int, str]) -> str:

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 import basaltmq
+from basaltmq.embedded.database import Basalt
 from basaltmq.log import ring
 from basaltmq.log.committed import read_mark
+from basaltmq.log.lane import Lane
 from basaltmq.log.marker import read_seed
 from basaltmq.log.verify import verify_log
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.shards import Engine
 
 FRAMES_MAX = 5_000
 
@@ -132,3 +136,38 @@ def test_a_torn_tail_that_the_ring_holds_is_no_fault(tmp_path: Path, caplog: pyt
     with caplog.at_level(logging.ERROR), basaltmq.open(path) as db:
         assert len(list(db.topic("orders", create=False).read(0))) == count
     assert caplog.text == ""
+
+
+def log_of(db: Basalt) -> Lane:
+    engine = db.streams.engines.get(Engine.SEGMENT)
+    assert isinstance(engine, SegmentEngine)
+    return engine.lanes[0].log
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("is_copy", [True, False])
+def test_segments_that_were_exchanged_or_copied_keep_records_and_offsets(tmp_path: Path, is_copy: bool) -> None:
+    with basaltmq.open(tmp_path / "open") as db:
+        topic = db.topic("orders", partitions=1)
+        for at in range(3):
+            topic.append([b"%02d" % (10 * at + each) for each in range(10)], partition=0)
+            log_of(db).roll()
+        # As SIGKILL leaves it: the index is built from the log.
+        shutil.copytree(tmp_path / "open", tmp_path / "killed")
+    path = tmp_path / "killed"
+    _, one, two, last = sorted((path / "log" / "0000").glob("*.log"))
+    if is_copy:
+        shutil.copyfile(one, last)
+    else:
+        raw = one.read_bytes()
+        one.write_bytes(two.read_bytes())
+        two.write_bytes(raw)
+    [fault] = verify_log(path / "log")
+    assert "segments were exchanged or copied" in fault
+    expected = [b"%02d" % at for at in range(30)]
+    for _ in range(2):
+        with basaltmq.open(path) as db:
+            assert [record.value for record in db.topic("orders", create=False).read(0)] == expected
+            assert db.streams.drivers.info("orders", 0).records == len(expected)
+            db.topic("orders", create=False).append(b"next", partition=0)
+            expected.append(b"next")

@@ -135,18 +135,31 @@ class Replay:
         holds_records = header.kind in (COLUMNAR, KAFKA)
         is_live = holds_records and state is not None and header.last_offset >= state.start_offset
         is_counted = header.kind == DELETES and state is not None
-        garbage = 0 if is_live or is_counted else size
         with index.lock:
-            if holds_records and not header.flags:
+            is_late = is_live and state is not None and self._is_late(state, header)
+            if holds_records and not header.flags and not is_late:
                 index.make_room()
             else:
                 index.flush()
+            is_live = is_live and not (is_late and self._is_known(header))
+            garbage = 0 if is_live or is_counted else size
             note(index, self._lane, segment.start, position, header, garbage)
             if is_live and state is not None:
                 self._records(state, config, header, position, body)
             elif not holds_records:
                 self._event(state, header, position, body)
         self._report(position + size)
+
+    @staticmethod
+    def _is_late(state: SegmentShard, header: Header) -> bool:
+        """Whether a frame precedes the shard's last one, although it is no copy. Two segments were exchanged, or a
+        segment is there twice."""
+        return not header.flags & RELOCATED and header.base_offset < state.indexed_next
+
+    def _is_known(self, header: Header) -> bool:
+        """Whether the index has a frame with some of these offsets."""
+        entry = next(self._index.entries(header.shard, header.base_offset), None)
+        return entry is not None and entry.base_offset <= header.last_offset
 
     def _segment_at(self, position: int) -> Segment:
         segment = self._segment
@@ -242,6 +255,7 @@ class Replay:
     def _records(self, state: SegmentShard, config: ShardConfig, header: Header, position: int, body: bytes) -> None:
         base, last = header.base_offset, header.last_offset
         is_edge = base < state.start_offset
+        is_late = self._is_late(state, header)
         if header.kind == KAFKA:
             # Decoded only with a key index, as at the append.
             batch = self._indexed(header, body, config) if config.index_keys else None
@@ -250,7 +264,7 @@ class Replay:
             has_terms = body[4:6] != ONLY_VALUES
             batch = (
                 records_of(header, body, config.record_bytes_max)
-                if has_terms or header.flags & ~AWAITED or is_edge
+                if has_terms or header.flags & ~AWAITED or is_edge or is_late
                 else None
             )
             terms = IndexTerms(batch, config) if has_terms else NO_TERMS
@@ -262,7 +276,7 @@ class Replay:
                 state.skipped = min(entry.records, state.start_offset - base)
             elif is_edge and batch is not None:
                 state.skipped = index_of(batch, base, state.start_offset)
-            if header.flags & RELOCATED:
+            if header.flags & RELOCATED or is_late:
                 self._index.move(state, entry, batch, config, self._segment_of)
             else:
                 if base > state.next_offset:
