@@ -122,10 +122,10 @@ def _fill(db: Basalt, chance: random.Random, step: int, size: int) -> None:
 
 def _spare_name(file: Path) -> str:
     """A name for a copy of a file that belongs to the same kind of files, if the kind has numbered names."""
-    stem, dot, end = file.name.rpartition(".")
+    stem, _, end = file.name.rpartition(".")
     if stem.isdecimal():
         return f"{int(stem) + 8:0{len(stem)}d}.{end}"
-    head, dash, number = file.name.rpartition("-")
+    head, _, number = file.name.rpartition("-")
     if number.isdecimal():
         return f"{head}-{int(number) + 8:0{len(number)}d}"
     return f"{file.name}.copy"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from basaltmq.errors import ShardNotFoundError
 from basaltmq.log.segment import SUFFIX
 from basaltmq.store.api import Store
 from basaltmq.store.directory import QUARANTINE
@@ -25,6 +26,9 @@ from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.view import LOG
 
 _log: Final = logging.getLogger(__name__)
+
+FRAMES_NAMED_MAX: Final = 20
+"""Damaged frames named by a health check. Two lookups each."""
 
 
 class VHostStreams:
@@ -108,6 +112,26 @@ class VHostStreams:
         if self._path is None:
             return 0
         return sum(file.stat().st_size for file in (self._path / LOG).glob(f"*/*{SUFFIX}"))
+
+    def damaged_frames(self) -> list[str]:
+        """One line, with topic, partition and offsets, for each frame that reads found damaged since the start."""
+        if self._segments is None:
+            return []
+        return [
+            f"{self._named(each.shard)}, offsets {each.base_offset} to {each.last_offset}"
+            for each in list(self._segments.damaged_frames.values())[:FRAMES_NAMED_MAX]
+        ]
+
+    def _named(self, shard: int) -> str:
+        try:
+            meta = self.plane.shards.get(shard)
+        except ShardNotFoundError:
+            return f"the deleted shard {shard}"
+        topic = self.plane.catalog.get(meta.topic_id)
+        return f"topic {str(meta.topic_id) if topic is None else topic.name!r}[{meta.partition}]"
+
+    def damaged_count(self) -> int:
+        return 0 if self._segments is None else len(self._segments.damaged_frames)
 
     def close(self) -> None:
         if self._plane is not None:

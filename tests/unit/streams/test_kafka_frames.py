@@ -8,6 +8,7 @@ from struct import pack_into
 
 import pytest
 from tests.unit.log.test_kafka import compressed, resealed
+from tests.unit.log.strategies import transactional
 from tests.unit.streams.segment_rig import SegmentRig
 
 from basaltmq.durability import Durability
@@ -23,6 +24,7 @@ from basaltmq.log.batches.kafka_run import LARGE_BYTES, PIECE_BYTES
 from basaltmq.log.batches.record import Record
 from basaltmq.log.verify import verify_log
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, IfAllOlder
+from basaltmq.streams.engines.segment.kafka import KafkaRead
 
 SEED = 20_261_116
 
@@ -56,7 +58,7 @@ def test_a_batch_is_read_as_it_came_and_as_records_and_as_arrow(tmp_path: Path) 
     assert read.arrow().column("value").to_pylist() == [b"ours", b"one", b"two"]
     assert rig.engine.read_by_offset(shard, 2).records()[0].value == b"two"
     assert rig.engine.read_kafka(shard, 2).batches == [theirs], "a batch is not cut"
-    assert rig.engine.read_kafka(shard, 3) == ([], 3, 0, 3)
+    assert rig.engine.read_kafka(shard, 3) == KafkaRead([], 3, 0, 3)
     assert verify_log(tmp_path / "log") == []
     rig.close()
 
@@ -209,6 +211,66 @@ def test_a_damaged_batch_is_named_and_its_neighbours_are_read(tmp_path: Path) ->
     with pytest.raises(DamagedFrameError, match="offsets 1 to 1"):
         rig.engine.read_kafka(shard, 1)
     assert len(rig.engine.read_kafka(shard, 2).batches) == 1
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("damaged", [(0,), (1, 2), (3,), (0, 1, 2, 3)])
+def test_damaged_batches_are_skipped_on_request_and_counted(tmp_path: Path, damaged: tuple[int, ...]) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard(index_keys=False)
+    for at in range(4):
+        rig.engine.append_kafka(shard, batch(b"%d" % at))
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    raw = bytearray(path.read_bytes())
+    for each in damaged:
+        raw[next(rig.engine.index.entries(shard, each)).position + 100] ^= 1
+    path.write_bytes(raw)
+    found = []
+    skipped: list[tuple[int, int]] = []
+    at = 0
+    while at < 4:
+        read = rig.engine.read_kafka(shard, at, is_skipping=True)
+        assert read.next_offset > at
+        found += [each.offset for batch_ in read.batches for each in kafka.records(batch_)]
+        skipped += read.skipped
+        at = read.next_offset
+    assert found == [each for each in range(4) if each not in damaged]
+    assert skipped == [(each, each) for each in damaged]
+    frames = rig.engine.damaged_frames.values()
+    assert [(each.shard, each.base_offset, each.last_offset) for each in frames] == [(shard, *at) for at in skipped]
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+def test_a_batch_of_another_topic_at_the_position_of_this_one_is_damage(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shards = [rig.shard(index_keys=False) for _ in range(2)]
+    for shard in shards:
+        rig.engine.append_kafka(shard, batch(b"%d" % shard))
+    ours, theirs = (next(rig.engine.index.entries(shard, 0)) for shard in shards)
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    raw = path.read_bytes()
+    frames = [raw[each.position : each.position + each.size_bytes] for each in (ours, theirs)]
+    assert len(frames[0]) == len(frames[1])
+    path.write_bytes(frames[1] + frames[0])
+    with pytest.raises(DamagedFrameError, match="the index points to a different frame"):
+        rig.engine.read_kafka(shards[0], 0)
+    rig.close()
+
+
+@pytest.mark.promise("P7")
+def test_a_damaged_batch_does_not_hide_the_state_of_other_producers(tmp_path: Path) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard(index_keys=False)
+    for producer in (1, 2, 3):
+        rig.engine.append_kafka(shard, transactional(producer, 0, b"x"))
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    raw = bytearray(path.read_bytes())
+    raw[next(rig.engine.index.entries(shard, 1)).position + 100] ^= 1
+    path.write_bytes(raw)
+    assert [each.producer_id for each in rig.engine.producers_batches(shard, 0)] == [1, 3]
+    assert len(rig.engine.damaged_frames) == 1
     rig.close()
 
 

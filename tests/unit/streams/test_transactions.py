@@ -13,7 +13,7 @@ from tests.unit.streams.view_rig import Writer, seen
 
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
-from basaltmq.log.batches.kafka import marker_batch, read_header, read_marker, records
+from basaltmq.log.batches.kafka import check_batch, marker_batch, read_header, read_marker, records
 from basaltmq.log.batches.record import Record
 from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.engines.segment import cleaner as segment_cleaner
@@ -240,3 +240,26 @@ def model(log: list[tuple[int, bytes | bool]]) -> list[bytes]:
         if outcome_roll:
             seen_values.append(said)
     return seen_values
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("is_commit", [True, False])
+def test_a_damaged_marker_is_encoded_again_for_readers_that_skip_damage(tmp_path: Path, is_commit: bool) -> None:
+    rig = SegmentRig(tmp_path)
+    shard = rig.shard(index_keys=False)
+    rig.engine.append_kafka(shard, transactional(7, 0, b"one"))
+    at = end(rig, shard, 7, is_commit)
+    rig.engine.append_kafka(shard, transactional(7, 1, b"two"))
+    end(rig, shard, 7, True)
+    path = next((tmp_path / "log" / "0000").glob("*.log"))
+    raw = bytearray(path.read_bytes())
+    raw[next(rig.engine.index.entries(shard, at)).position + 100] ^= 1
+    path.write_bytes(raw)
+    batches = rig.engine.read_kafka(shard, 0, is_decided=True, is_skipping=True).batches
+    headers = [read_header(each) for each in batches]
+    assert [header.base_offset for header in headers] == [0, 1, 2, 3]
+    assert headers[1].is_control
+    assert headers[1].producer_id == 7
+    assert read_marker(batches[1]) is is_commit
+    check_batch(batches[1])
+    rig.close()

@@ -52,7 +52,8 @@ class Health:
             Route("GET", checks + "/alarms", self.alarms, "Checks that no memory, disk or store alarm is active."),
             Route("GET", checks + "/local-alarms", self.alarms, "Same as alarms: a broker is one node."),
             Route("GET", checks + "/virtual-hosts", self.vhosts, "Checks that all virtual hosts are running."),
-            Route("GET", checks + "/store-damage", self.damage, "Checks that no store found unreadable rows."),
+            Route("GET", checks + "/store-damage", self.damage, "Checks that no unreadable rows or batches were found.",
+                  answers="frames: unreadable batches by virtual host, with topic, partition and offsets."),
             Route("GET", checks + "/port-listener/{port}", self.port, "Checks that the broker listens on a port."),
             Route("GET", checks + "/protocol-listener/{protocol}", self.protocol,
                   "Checks that the broker listens for a protocol."),
@@ -85,9 +86,15 @@ class Health:
             for vhost in self._scope.up()
             if isinstance(vhost.store, RocksStore) and vhost.store.unreadable()
         }
+        frames = {vhost.name: found for vhost in self._scope.up() if (found := vhost.streams.damaged_frames())}
         if damaged:
             named = ", ".join(f"{name} ({count} ranges)" for name, count in damaged.items())
-            return failed(f"unreadable rows: {named}; stop the broker and repair the store", damaged=damaged)
+            return failed(
+                f"unreadable rows: {named}; stop the broker and repair the store", damaged=damaged, frames=frames
+            )
+        if frames:
+            named = "; ".join(f"{name}: {found[0]}" for name, found in frames.items())
+            return failed(f"unreadable batches: {named}; restore the log from a backup", damaged={}, frames=frames)
         return passed()
 
     def port(self, call: Call) -> Any:

@@ -172,8 +172,10 @@ async def _stores(vhosts: list[VHost]) -> list[Metric]:
     ranges = [
         ({"vhost": vhost.name}, vhost.store.unreadable()) for vhost in vhosts if isinstance(vhost.store, RocksStore)
     ]
+    frames = [({"vhost": vhost.name}, vhost.streams.damaged_count()) for vhost in vhosts]
     return [
         Metric("basalt_store_size_bytes", "gauge", "Size of the virtual host's store.", sizes),
         Metric("basalt_rows_quarantined", "gauge", "Damaged rows in quarantine, with or without a queue.", rows),
         Metric("basalt_store_unreadable_ranges", "gauge", "Row ranges that cannot be read.", ranges),
+        Metric("basalt_log_damaged_frames", "gauge", "Batches of topics that reads found damaged.", frames),
     ]

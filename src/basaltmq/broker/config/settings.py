@@ -213,6 +213,13 @@ class KafkaListener(Section, frozen=True):
             "the fsync."
         ),
     ] = "synced"
+    skip_damaged: Annotated[
+        bool,
+        setting(
+            "Skip batches that cannot be read, and log their offsets. Otherwise a fetch of one returns CORRUPT_MESSAGE "
+            "until the consumer seeks."
+        ),
+    ] = True
     request_bytes_max: Annotated[ByteCount, setting("Maximum request size.")] = ByteCount(100 * MIB)
 
 

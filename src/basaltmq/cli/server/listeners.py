@@ -188,6 +188,7 @@ class KafkaListener:
                 durability=Durability(settings.durability),
                 access=settings.access,
                 cluster_id=config.name,
+                skip_damaged=settings.skip_damaged,
                 request_bytes_max=settings.request_bytes_max,
                 connections_max=config.limits.connections_max,
                 handshake_s=config.limits.handshake_timeout_ms / 1000,

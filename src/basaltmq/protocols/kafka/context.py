@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,9 +30,12 @@ from basaltmq.protocols.kafka.transactions.producers import Producers
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.engines.segment.reader import DAMAGED_FRAMES_MAX
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import Topic
+
+_log: Final = logging.getLogger(__name__)
 
 NODE_ID: Final = 1
 """Node id of the only broker."""
@@ -65,6 +69,8 @@ class Settings(NamedTuple):
     cluster_id: str = "basalt"
     request_bytes_max: int = 100 << 20
     connections_max: int = 10_000
+    skip_damaged: bool = True
+    """Whether fetches skip batches that cannot be read."""
     handshake_s: float = 10.0
     """Time limit for authentication, in seconds."""
 
@@ -164,6 +170,8 @@ class Context:
         self._fetch_sessions = itertools.count(1)
         self._names: dict[UUID, str] = {}
         self._routes: dict[tuple[str, int], Route] = {}
+        self._skipped: dict[tuple[int, int], None] = {}
+        """Shard and last offset of batches whose loss is logged."""
         self._epoch = -1
         """Topic epoch for which the cached names and routes are valid."""
         self.transactions = Transactions(
@@ -188,6 +196,21 @@ class Context:
 
     def topic(self, name: str) -> Topic:
         return self.plane.topics.get(name)
+
+    def skipped(self, topic: str, partition: int, shard: int, first: int, last: int) -> None:
+        """Log, once for each batch, that fetches skip it."""
+        if (shard, last) in self._skipped:
+            return
+        if len(self._skipped) >= DAMAGED_FRAMES_MAX:
+            self._skipped.pop(next(iter(self._skipped)))
+        self._skipped[shard, last] = None
+        _log.error(
+            "topic %r, partition %d: offsets %d to %d cannot be read; consumers skip them",
+            topic,
+            partition,
+            first,
+            last,
+        )
 
     def next_fetch_session(self) -> int:
         return next(self._fetch_sessions)

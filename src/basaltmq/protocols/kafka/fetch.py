@@ -10,6 +10,10 @@ earliest open transaction. The response lists the aborted transactions within.
 Where all records of a range are gone (deleted, expired), the response contains an empty batch that covers the offsets.
 Otherwise the consumer would fetch the same offset forever.
 
+A batch that cannot be read is skipped by default: a consumer cannot pass it by itself and would fetch it forever. The
+loss is logged once with topic, partition and offsets; metrics and the health check `store-damage` show it. With
+`kafka.skip_damaged` off, the fetch returns CORRUPT_MESSAGE, as Kafka does, until the consumer seeks.
+
 After a full response, the next batches are read ahead while the consumer processes this one (`ReadAhead`).
 """
 
@@ -181,7 +185,12 @@ def _partition(
             return answer | _marks(engine, shard)
         bytes_max = min(left, asked["partition_max_bytes"])
         ahead = found.ahead.get((shard, offset))
-        read = engine.read_kafka(shard, offset, bytes_max, is_decided=is_committed, ahead=ahead)
+        is_skipping = context.settings.skip_damaged
+        read = engine.read_kafka(
+            shard, offset, bytes_max, is_decided=is_committed, is_skipping=is_skipping, ahead=ahead
+        )
+        for first, last in read.skipped:
+            context.skipped(name, partition, shard, first, last)
         if offset > read.high_watermark and offset > engine.shard_info(shard).next_offset:
             raise OffsetOutOfRangeError(shard, offset, read.start_offset, read.high_watermark)
         batches = read.batches

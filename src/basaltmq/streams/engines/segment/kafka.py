@@ -5,6 +5,10 @@ checksum covers it. Everything else is encoded as a batch: records from other so
 deleted or expired records. As in Kafka, the first batch may start before the requested offset; consumers skip the
 records before it.
 
+A damaged frame raises, or is skipped if the caller asks for it. Its records are lost, but a transaction marker is not:
+the index has its outcome. A read_committed consumer drops the batches of an aborted transaction up to its marker, so a
+skipped marker would hide the producer's next transaction. Therefore the marker is encoded again.
+
 Adjacent batches are read without an index lookup for each (`log.batches.kafka_run`). A read that reached its size limit
 saves a bookmark for the next read. `take_ahead` prefetches that next read. Log bytes never change, so the prefetched
 result is valid if no record of the shard was deleted or rewritten, and if it ended at the size limit, not at the
@@ -16,11 +20,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, DamagedFrameError, LimitExceededError, UnsupportedCodecError
-from basaltmq.log.batches.kafka import KafkaHeader, encode_records, read_header
+from basaltmq.log.batches.kafka import KafkaHeader, encode_records, incoming, marker_batch, read_header
 from basaltmq.log.batches.kafka_run import TakenBatches, take_batches
-from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, Header, records_of
+from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
-from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, Entry
+from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, IS_MARKER, Entry
 from basaltmq.streams.engines.segment.read import FramePosition
 from basaltmq.streams.engines.segment.state import SegmentShard
 
@@ -38,6 +42,8 @@ class KafkaRead(NamedTuple):
     next_offset: int
     start_offset: int
     high_watermark: int
+    skipped: tuple[tuple[int, int], ...] = ()
+    """First and last offset of each damaged frame that was skipped."""
 
 
 class Ahead(NamedTuple):
@@ -87,11 +93,13 @@ def read_batches(
     max_bytes: int = READ_BYTES,
     *,
     is_decided: bool = False,
+    is_skipping: bool = False,
     ahead: Ahead | None = None,
 ) -> KafkaRead:
     """Return batches from the one with `offset` on; the first one regardless of its size. Empty at the high watermark.
 
     With `is_decided`, the read ends at the last stable offset. Aborted batches are included.
+    With `is_skipping`, damaged frames are skipped.
     """
     state = reader.state_of(shard)
     with state.lock:
@@ -99,7 +107,7 @@ def read_batches(
         # As in `SegmentReader`: without deletes and rewrites, the log matches the index.
         is_plain = not state.deleted and not state.rewritten
     check_offset(shard, offset, start, end)
-    found = _Reading(reader, state, start, end, min(max_bytes, READ_BYTES_MAX))
+    found = _Reading(reader, state, start, end, min(max_bytes, READ_BYTES_MAX), is_skipping)
     try:
         next_offset = found.read(offset, is_plain, ahead)
     except DamagedFrameError:
@@ -107,11 +115,14 @@ def read_batches(
         if not found.batches:
             raise
         next_offset = found.at
-    return KafkaRead(found.batches, next_offset, start, end)
+    return KafkaRead(found.batches, next_offset, start, end, tuple(found.skipped))
 
 
 def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[KafkaHeader]:
-    """Return the headers of idempotent producers' batches from `offset` on, including deleted records."""
+    """Return the headers of idempotent producers' batches from `offset` on, including deleted records.
+
+    Damaged batches are skipped. If the producer of one continues, it gets an error for its next sequence number.
+    """
     state = reader.state_of(shard)
     with state.lock:
         end = state.high_watermark
@@ -121,7 +132,11 @@ def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[Ka
             break
         if entry.base_offset < offset:
             continue
-        header, body = _framed(reader, state, entry)
+        try:
+            header, body = reader.frame_of(state, entry)
+        except CorruptionError as error:
+            reader.damaged(state, entry, error)
+            continue
         if header.kind == KAFKA:
             batch = read_header(body)
             if batch.producer_id >= 0 and not batch.is_control:
@@ -132,7 +147,11 @@ def producers_batches(reader: SegmentReader, shard: int, offset: int) -> list[Ka
 class _Reading:
     """The state of one read."""
 
-    def __init__(self, reader: SegmentReader, state: SegmentShard, start: int, end: int, bytes_max: int) -> None:
+    def __init__(
+        self, reader: SegmentReader, state: SegmentShard, start: int, end: int, bytes_max: int, is_skipping: bool
+    ) -> None:
+        self._is_skipping = is_skipping
+        self.skipped: list[tuple[int, int]] = []
         self._reader = reader
         self._state = state
         self._log = reader.lanes[state.lane].log
@@ -212,7 +231,13 @@ class _Reading:
     def _take(self, entry: Entry) -> bool:
         """Add a frame, or what is left of it. Return False if it does not fit."""
         self._frames += 1
-        raw = _batch(self._reader, self._state, entry, self._start)
+        try:
+            raw = _batch(self._reader, self._state, entry, self._start)
+        except DamagedFrameError as error:
+            if not self._is_skipping:
+                raise
+            self.skipped.append((error.base_offset, error.last_offset))
+            raw = _marker_again(self._reader, self._state, entry)
         if raw is not None:
             if self.batches and len(raw) > self._left:
                 return False
@@ -227,11 +252,21 @@ def _body_bytes_min(entry: Entry) -> int:
     return entry.size_bytes - HEADER_BYTES - ALIGNMENT + 1
 
 
-def _framed(reader: SegmentReader, state: SegmentShard, entry: Entry) -> tuple[Header, bytes]:
-    try:
-        return reader.frame_of(state, entry)
-    except CorruptionError as error:
-        raise reader.damaged(state, entry, error) from error
+def _marker_again(reader: SegmentReader, state: SegmentShard, entry: Entry) -> bytes | None:
+    """Return the transaction marker that a damaged frame held, or None if it held records.
+
+    The index has the producer and the outcome. The epoch is unknown, and consumers do not use it.
+    """
+    if not entry.flags & IS_MARKER:
+        return None
+    marker = reader.index.outcomes.marker(state.number, entry.tag_mask, entry.last_offset)
+    if marker is None or marker[0] != entry.last_offset:
+        return None
+    return (
+        incoming(marker_batch(entry.tag_mask, 0, marker[1], entry.store_time_ms), entry.store_time_ms)
+        .placed(entry.base_offset)
+        .body
+    )
 
 
 def _batch(reader: SegmentReader, state: SegmentShard, entry: Entry, start: int) -> bytes | None:

@@ -83,8 +83,8 @@ RETRIES: Final = 16
 """Maximum retries of a read that meets segment cleaning. Each retry means that one more segment was deleted."""
 
 
-DAMAGE_LOGGED_MAX: Final = 1_000
-"""Damaged frames remembered as logged, about 100 bytes each. Beyond this, frames are logged again."""
+DAMAGED_FRAMES_MAX: Final = 1_000
+"""Damaged frames remembered, about 1 KB each. Beyond this, the first one is forgotten, and logged again if read."""
 
 
 INDEX_WRITE_INTERVAL_MS: Final = 50
@@ -158,8 +158,9 @@ class SegmentReader(EngineBase):
     ) -> None:
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self.bookmarks = Bookmarks()
-        self._damage_logged: set[tuple[int, int]] = set()
-        """(lane, position) of damaged frames already logged, because a consumer may retry one for ever."""
+        self.damaged_frames: dict[tuple[int, int], DamagedFrameError] = {}
+        """Damaged frames that reads met, by lane and position. Each is logged once: a consumer may retry it for ever.
+        """
         self.cursors = Cursors()
         keep_freed_memory()
 
@@ -200,14 +201,19 @@ class SegmentReader(EngineBase):
         max_bytes: int = READ_BYTES,
         *,
         is_decided: bool = False,
+        is_skipping: bool = False,
         ahead: Ahead | None = None,
     ) -> KafkaRead:
         """Return Kafka record batches up to the high watermark, or with `is_decided` up to the last stable offset.
 
-        `ahead` is a result of `take_ahead`, used if it fits.
+        With `is_skipping`, damaged frames are skipped. `ahead` is a result of `take_ahead`, used if it fits.
         """
         self._own(shard)
-        return self._retried(lambda: read_batches(self, shard, offset, max_bytes, is_decided=is_decided, ahead=ahead))
+        return self._retried(
+            lambda: read_batches(
+                self, shard, offset, max_bytes, is_decided=is_decided, is_skipping=is_skipping, ahead=ahead
+            )
+        )
 
     def producers_batches(self, shard: int, offset: int) -> list[KafkaHeader]:
         """Return the headers of idempotent producers' batches from `offset` on."""
@@ -428,8 +434,7 @@ class SegmentReader(EngineBase):
                 header = decode_header(log.seed, raw, at)
                 body = raw[at + HEADER_BYTES : at + HEADER_BYTES + header.body_bytes]
                 check_body(header, body)
-                if header.shard != state.number or header.last_offset != entry.last_offset:
-                    raise CorruptionError("the index points to a different frame")
+                _require_same(state, entry, header)
                 batch = None
                 if is_whole or self.is_visible(state, entry):
                     batch = opened(header, body, state.config.record_bytes_max)
@@ -443,10 +448,12 @@ class SegmentReader(EngineBase):
         """Return the error for a frame, or its rest, that cannot be read. Logs each frame once."""
         log = self.lanes[state.lane].log
         damaged_at = (state.lane, entry.position)
-        if damaged_at not in self._damage_logged:
-            if len(self._damage_logged) >= DAMAGE_LOGGED_MAX:
-                self._damage_logged.clear()
-            self._damage_logged.add(damaged_at)
+        reason = f"{log.path} at position {entry.position}: {error}"
+        if damaged_at not in self.damaged_frames:
+            if len(self.damaged_frames) >= DAMAGED_FRAMES_MAX:
+                self.damaged_frames.pop(next(iter(self.damaged_frames)))
+            whole = DamagedFrameError(state.number, entry.base_offset, entry.last_offset, reason)
+            self.damaged_frames[damaged_at] = whole
             _log.error(
                 "damaged frame in lane %s at position %d (%d bytes): shard %d, offsets %d to %d: %s",
                 log.path,
@@ -457,7 +464,6 @@ class SegmentReader(EngineBase):
                 entry.last_offset,
                 error,
             )
-        reason = f"{log.path} at position {entry.position}: {error}"
         base = entry.base_offset if first_offset is None else first_offset
         return DamagedFrameError(state.number, min(base, entry.last_offset), entry.last_offset, reason)
 
@@ -484,6 +490,7 @@ class SegmentReader(EngineBase):
             header = decode_header(log.seed, raw)
             body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         check_body(header, body)
+        _require_same(state, entry, header)
         return header, body
 
     def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
@@ -518,6 +525,12 @@ class SegmentReader(EngineBase):
                 if collector.parts:
                     return collector.parts[0].records()[0].offset
         return start if otherwise is IfAllOlder.EARLIEST else end
+
+
+def _require_same(state: SegmentShard, entry: Entry, header: Header) -> None:
+    """Raise if another frame is at the position of an entry, because segments were exchanged."""
+    if header.shard != state.number or header.last_offset != entry.last_offset:
+        raise CorruptionError("the index points to a different frame")
 
 
 def wanted_records(tag: bytes | None, key: bytes | None) -> Wanted | None:
