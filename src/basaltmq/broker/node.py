@@ -28,7 +28,7 @@ from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.memory_limit import memory_bytes
 from basaltmq.broker.node_secret import node_secret
 from basaltmq.broker.reclaiming import Reclaiming
-from basaltmq.broker.supervision import Supervised, VHostState
+from basaltmq.broker.supervision import Supervised, SupervisedStore, VHostState
 from basaltmq.broker.vhost import VHost
 from basaltmq.broker.vhost_directory import SECRET_FILE, VHostDirectories
 from basaltmq.catalog.catalog import Catalog
@@ -104,6 +104,13 @@ class Node:
             reserve=Reserve(config.data_dir, config.disk.reserve),
         )
         self._reclaiming = Reclaiming(self._watch.space, lambda: free_bytes(config.data_dir))
+        self._own_store = SupervisedStore(
+            store,
+            restarts_max=config.vhosts.restarts_max,
+            window_s=config.vhosts.restart_window_s,
+            disk_full=self._met_full_disk,
+            reopened=self._store_reopened,
+        )
         self._watching: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -279,6 +286,7 @@ class Node:
         if self._watching is not None:
             self._watching.cancel()
         await self._reclaiming.close()
+        await self._own_store.close()
         done = await asyncio.gather(*(each.stop() for each in self._vhosts.values()), return_exceptions=True)
         for error in done:
             if isinstance(error, BaseException):
@@ -300,7 +308,7 @@ class Node:
             window_s=self.config.vhosts.restart_window_s,
             gave_up=self._gave_up,
             changed=self._changed,
-            disk_full=self._disk_full,
+            disk_full=lambda _: self._met_full_disk(),
         )
         await supervised.start()
 
@@ -394,10 +402,16 @@ class Node:
             _log.error('vhost %r stays down; stopping the node (vhosts.on_failure = "stop_node")', supervised.name)
             self.stop_requested.set()
 
-    def _disk_full(self, supervised: Supervised) -> None:
-        """Release the disk reserve for a virtual host, and block publishers until there is enough free space."""
+    def _met_full_disk(self) -> None:
+        """Release the disk reserve, and block publishers until there is enough free space."""
         self._watch.space.met_full()
         self._watch.look()
+
+    def _store_reopened(self) -> None:
+        """Read again what was cached: rows whose sync failed may be gone."""
+        self.catalog.close()
+        self.catalog.open()
+        self.permissions.forget()
 
     def _user_changed(self, name: str) -> None:
         self.permissions.forget()
@@ -406,6 +420,7 @@ class Node:
         self._watch.look()
         running = [each.vhost() for each in self._vhosts.values() if each.state is VHostState.RUNNING]
         self._reclaiming.step(running)
+        self._own_store.step()
         self._watching = asyncio.get_running_loop().call_later(self._watch.interval_s, self._look)
 
     @property

@@ -9,6 +9,9 @@ store counts too. A virtual host that cannot be opened when the node starts is r
 
 Restarts after a full disk do not count, because the cause is outside the virtual host. They repeat until there is
 space, with pauses that grow to FULL_PAUSE_S_MAX.
+
+The node's own store, with users and virtual hosts, is opened again in the same way (`SupervisedStore`). Virtual hosts
+run on meanwhile; logins that need a row fail.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from typing import Final
 
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError, VHostDownError, is_disk_full
+from basaltmq.store.open import reopen_store
+from basaltmq.store.rocks import RocksStore
 
 FULL_REMEMBERED: Final = 16
 """Restarts on a full disk that lengthen the next pause. Fewer are enough to reach FULL_PAUSE_S_MAX."""
@@ -237,3 +242,72 @@ class Supervised:
         if state is not self.state:
             self.state = state
             self._changed(self)
+
+
+class SupervisedStore:
+    """Opens a store again after an I/O error, for all objects that hold it."""
+
+    def __init__(
+        self,
+        store: RocksStore,
+        *,
+        restarts_max: int,
+        window_s: float,
+        disk_full: Callable[[], None],
+        reopened: Callable[[], None],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`disk_full` is called to free disk space, `reopened` when the store serves again. Both run on the loop."""
+        self._store = store
+        self._restarts_max = restarts_max
+        self._window_s = window_s
+        self._disk_full = disk_full
+        self._reopened = reopened
+        self._clock_s = clock_s
+        self._recent: deque[float] = deque(maxlen=restarts_max)
+        self._cause: BaseException | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_given_up = False
+
+    def step(self) -> None:
+        """Start to open the store again if it failed. Call it periodically on the loop."""
+        error = self._store.error
+        if error is None or self._is_given_up or (self._task is not None and not self._task.done()):
+            return
+        if self._cause is None:
+            self._cause = error
+            _log.error("the store at %s failed and is opened again: %s", self._store.path, error)
+        if is_disk_full(self._cause):
+            self._disk_full()
+        elif not self._may_try():
+            self._is_given_up = True
+            _log.error(
+                "the store at %s failed %d times within %g s; restart the broker after the cause is fixed: %s",
+                self._store.path, self._restarts_max, self._window_s, self._cause,
+            )  # fmt: skip
+            return
+        self._task = asyncio.get_running_loop().create_task(self._try_open())
+
+    async def close(self) -> None:
+        """Wait for a running attempt: its thread cannot be cancelled, and the store would stay locked."""
+        self._is_given_up = True
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def _may_try(self) -> bool:
+        now_s = self._clock_s()
+        if len(self._recent) == self._restarts_max and (not self._recent or now_s - self._recent[0] < self._window_s):
+            return False
+        self._recent.append(now_s)
+        return True
+
+    async def _try_open(self) -> None:
+        try:
+            await asyncio.to_thread(reopen_store, self._store)
+            self._reopened()
+        except (BasaltError, OSError) as error:
+            self._cause = error
+            _log.error("cannot open the store at %s again: %s", self._store.path, error)
+            return
+        self._cause = None
+        _log.warning("the store at %s serves again", self._store.path)

@@ -82,6 +82,15 @@ def open_store(
     return store
 
 
+def reopen_store(store: RocksStore) -> None:
+    """Open a store again after a failed write or sync, for everything that holds it. Cursors and snapshots end.
+
+    If that fails, the store stays closed, and another call may try again.
+    """
+    store.close()
+    store.continue_as(open_store(store.path, create=False, options=store.options))
+
+
 def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = None) -> RocksStore:
     """Open a store or a checkpoint read-only, even while another process writes. `refresh` catches up."""
     path = Path(path)

@@ -90,7 +90,7 @@ class RocksStore:
         self.path = path
         self._db = db
         self._database = database
-        self._options = options
+        self.options = options
         # A view shows one point in time; `refresh` opens a new database.
         self._reopen = reopen
         self._read_only = reopen is not None
@@ -313,7 +313,7 @@ class RocksStore:
 
     def _write_failed(self, error: Exception, batch: Batch, options: WriteOptions, wait_ms: int | None) -> None:
         """Retry during a write stall. Any other error leaves memory and disk inconsistent and poisons the store."""
-        limit_ms = self._options.stall_wait_ms_max if wait_ms is None else wait_ms
+        limit_ms = self.options.stall_wait_ms_max if wait_ms is None else wait_ms
         deadline = time.monotonic() + limit_ms / 1000
         pause_s = 0.001
         while True:
@@ -424,6 +424,22 @@ class RocksStore:
                     # The family is closed. Only the flush in `rocksdict` failed, and `close` has flushed before.
                     break
 
+    @property
+    def error(self) -> StorageError | None:
+        """Why the store does not serve; None while it does."""
+        return self._error
+
+    def continue_as(self, fresh: RocksStore) -> None:
+        """Serve again with the database of another store object, which nothing else uses. This one must be closed."""
+        with self._close_lock, self._lock:
+            assert isinstance(self._error, StoreClosedError), "only a closed store gets another database"
+            self._db, self._database = fresh._db, fresh._database
+            self._families, self._handles = fresh._families, fresh._handles
+            self._sealer, self._synced, self._unreadable = fresh._sealer, fresh._synced, fresh._unreadable
+            self._logged_sequence, self._was_logged = fresh._logged_sequence, fresh._was_logged
+            self._on_close = fresh._on_close
+            self._error = None
+
     def on_write(self, listener: Callable[[int], None]) -> None:
         self._wrote = listener
 
@@ -505,7 +521,7 @@ class RocksStore:
 
     def statistics(self) -> dict[str, str]:
         self.require_open()
-        if not self._options.statistics:
+        if not self.options.statistics:
             raise InvalidConfigError("statistics are off; open the store with statistics=True")
         lines = (self._database.get_statistics() or "").splitlines()
         return {name: figures for name, _, figures in (line.partition(" ") for line in lines)}

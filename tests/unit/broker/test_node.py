@@ -21,6 +21,7 @@ from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directo
 from basaltmq.catalog.kinds import Kind
 from basaltmq.errors import (
     AlreadyExistsError,
+    DiskFullError,
     InvalidArgumentError,
     StorageError,
     VHostDownError,
@@ -291,5 +292,48 @@ def test_settings_that_may_change_are_taken_over(tmp_path: Path) -> None:
         assert all("low on disk" in str(each) for each in heard)
         node.reconfigure(config)
         await until(lambda: heard[2:] == [None, None])
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.spec("E9")
+@pytest.mark.promise("P11")
+@pytest.mark.parametrize("error", [DiskFullError("no space left"), StorageError("input/output error")])
+def test_the_nodes_own_store_is_opened_again_after_an_error(tmp_path: Path, error: StorageError) -> None:
+    async def test(node: Node) -> None:
+        await node.users.create("before", "x")
+        vhost = node.vhost("/")
+        node._store.poison(error)
+        with pytest.raises(StorageError):
+            await node.users.create("refused", "x")
+        async with asyncio.timeout(30):
+            while node._store.error is not None:
+                node._own_store.step()
+                await asyncio.sleep(0.01)
+        assert node.vhost("/") is vhost, "virtual hosts run on"
+        await node.users.create("after", "x")
+        await node.permissions.set("after", "/", configure=".*", write=".*", read=".*")
+
+    async def later(node: Node) -> None:
+        assert {user.name for user in node.users.list()} == {"guest", "before", "after"}
+        assert node.permissions.may_use("after", "/")
+
+    with_node(tmp_path, test, later)
+
+
+@pytest.mark.spec("E9")
+def test_the_nodes_own_store_stays_closed_after_too_many_errors(tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        for _ in range(node.config.vhosts.restarts_max):
+            node._store.poison(StorageError("input/output error"))
+            async with asyncio.timeout(30):
+                while node._store.error is not None:
+                    node._own_store.step()
+                    await asyncio.sleep(0.01)
+        node._store.poison(StorageError("input/output error"))
+        for _ in range(3):
+            node._own_store.step()
+            await asyncio.sleep(0.01)
+        assert node._store.error is not None
 
     with_node(tmp_path, test)
