@@ -16,6 +16,7 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.directory import read_marker
 from basaltmq.store.families import Family
 from basaltmq.store.integrity.synced import SYNCED, Synced, read_synced
+from basaltmq.store.integrity.wal import current_manifest, scan_log
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage import swap
 from basaltmq.store.salvage.repair import repair
@@ -117,6 +118,21 @@ def test_a_torn_tail_of_writes_that_were_not_confirmed_is_no_loss(stores: dict[s
     assert outcome.losses == []
     assert outcome.kept is None, "nothing was copied"
     assert keys_of(tmp_path / "cut", Family.STATE) == {b"confirmed"}
+
+
+@pytest.mark.promise("P7")
+def test_a_manifest_that_ends_before_durable_records_is_named_and_repaired(killed: Path) -> None:
+    manifest = current_manifest(killed / "kv")
+    os.truncate(manifest, scan_log(manifest).last_record_at)
+    assert scan_log(manifest).fault is None, "it ends between two records"
+    with pytest.raises(CorruptionError):
+        open_store(killed)
+    [line] = verify(killed)
+    assert str(manifest) in line
+    assert "were durable" in line
+    assert repair(killed).losses == []
+    assert verify(killed) == []
+    assert len(keys_of(killed)) == ROWS
 
 
 @pytest.mark.promise("P7")

@@ -7,8 +7,8 @@ from pathlib import Path
 from struct import pack_into
 
 import pytest
-from tests.unit.log.test_kafka import compressed, resealed
 from tests.unit.log.strategies import transactional
+from tests.unit.log.test_kafka import compressed, resealed
 from tests.unit.streams.segment_rig import SegmentRig
 
 from basaltmq.durability import Durability

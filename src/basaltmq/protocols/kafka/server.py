@@ -83,8 +83,10 @@ class Server:
         """Return the context of the virtual host; VHostDownError if it is down."""
         vhost = self.node.vhost(self.settings.vhost)
         if self._context is None or self._context.vhost is not vhost:
-            if self._context is not None:
-                self._context.close()
+            before, self._context = self._context, None
+            if before is not None:
+                # Forgotten first: if this or the next step fails, the next request must not close it again.
+                before.close()
             self._context = Context(self.node, vhost, self.settings)
         return self._context
 

@@ -42,6 +42,7 @@ from basaltmq.store.directory import (
 from basaltmq.store.integrity.blobs import BlobFault, scan_blobs
 from basaltmq.store.integrity.manifest import added_blobs, oldest_log
 from basaltmq.store.integrity.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
+from basaltmq.store.integrity.synced import short_manifest
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.naming import Loss
@@ -212,6 +213,8 @@ class _Run:
             scan = scan_log(manifest)
             self._log(scan, "no row of the store can be read without it: restore a backup", last=True)
             oldest = oldest_log(manifest)
+            if scan.fault is None and not self._live and (short := self._short_manifest()):
+                self._findings.add(manifest, short, "the store does not open; repair rebuilds it from the SST files")
         except CorruptionError as error:
             what = str(error).removeprefix(f"{named / 'CURRENT'} ")
             self._findings.add(named / "CURRENT", what, "the store does not open; repair writes it again")
@@ -224,6 +227,14 @@ class _Run:
             except FileNotFoundError:
                 # Flushed and deleted meanwhile.
                 continue
+
+    def _short_manifest(self) -> str:
+        """Describe a MANIFEST that ends before durable records. A sealed one is compared with its seal instead."""
+        try:
+            seals = Seals.read(self._path)
+        except CorruptionError:
+            seals = None
+        return short_manifest(self._path) if seals is None or seals.manifest is None else ""
 
     def _log(self, scan: LogScan, cost: str, last: bool) -> None:
         self._meter.add(scan.size_bytes)
