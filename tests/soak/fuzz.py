@@ -83,6 +83,7 @@ def build(folder: Path, seed: int, size: int = 40) -> None:
                     db.topic(IDLE).append([Label(IDLE, at).body(100)])
             if step < 2:
                 db.store.flush()
+                segments.checkpoint()
                 segments.lanes[0].log.roll()
             if step == STEPS - 2:
                 db.store.sync()

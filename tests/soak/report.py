@@ -20,6 +20,7 @@ OFFSETS = re.compile(
 """Offsets that verify, the open or a read ("damaged frame ... (672 bytes): shard ...") names."""
 BYTES = re.compile(r"/(\d+)/([^/\s]+) bytes (\d+) to (\d+):")
 TAIL = re.compile(r"/(\d+) ends at byte (\d+), but was durable up to byte (\d+)")
+LACKING = re.compile(r"/(\d+) lacks the bytes (\d+) to (\d+), which were durable")
 GONE_PARTITION = re.compile(r"the shard of partition (\d+) and its records are lost")
 WHOLE_FILES = ("confirmed writes", "writes", "table")
 """Subjects of losses for which only the file is known."""
@@ -48,7 +49,7 @@ class Report:
     @property
     def is_empty(self) -> bool:
         """Whether no loss is named at all."""
-        return not (self.losses or OFFSETS.search(self.text) or BYTES.search(self.text) or TAIL.search(self.text))
+        return not (self.losses or any(each.search(self.text) for each in (OFFSETS, BYTES, TAIL, LACKING)))
 
     def names_message(self, held: Held) -> bool:
         """By its id, or by the range of keys it was in."""
@@ -77,7 +78,13 @@ class Report:
             is_there = lane == frame.lane and segment == frame.segment
             if is_there and int(begin) < frame.end and frame.begin < int(end):
                 return True
-        return any(lane == frame.lane and frame.position >= int(end) for lane, end, _ in TAIL.findall(self.text))
+        if any(lane == frame.lane and frame.position >= int(end) for lane, end, _ in TAIL.findall(self.text)):
+            return True
+        size = frame.end - frame.begin
+        return any(
+            lane == frame.lane and frame.position < int(end) and int(begin) < frame.position + size
+            for lane, begin, end in LACKING.findall(self.text)
+        )
 
     def _names_partition(self, loss: dict[str, Any], record: Recorded, census: Census) -> bool:
         if record.shard not in census.frames and self._names_file(loss):
