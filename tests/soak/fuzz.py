@@ -192,7 +192,7 @@ class Case:
             return f"the repair leaves {outcome.remaining[0]}"
         if left := verify(self.path):
             return f"verify after the repair: {left[0]}"
-        again = repair(self.path, mend=mend_planes)
+        again = repair(self.path, reconcile=reconcile_planes)
         if again.done or again.losses:
             return f"a second repair is not idle: {[*again.done, *again.losses][0]}"
         after = self._drain()

@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import BasaltError, VHostDownError, is_disk_full
+from basaltmq.errors import BasaltError, StorageError, VHostDownError, is_disk_full
 from basaltmq.store.open import reopen_store
 from basaltmq.store.rocks import RocksStore
 
@@ -271,7 +271,7 @@ class SupervisedStore:
 
     def step(self) -> None:
         """Start to open the store again if it failed. Call it periodically on the loop."""
-        error = self._store.error
+        error = self._error()
         if error is None or self._is_given_up or (self._task is not None and not self._task.done()):
             return
         if self._cause is None:
@@ -293,6 +293,13 @@ class SupervisedStore:
         self._is_given_up = True
         if self._task is not None:
             await asyncio.wait([self._task])
+
+    def _error(self) -> StorageError | None:
+        try:
+            self._store.require_open()
+        except StorageError as error:
+            return error
+        return None
 
     def _may_try(self) -> bool:
         now_s = self._clock_s()

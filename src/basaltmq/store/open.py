@@ -23,8 +23,9 @@ from basaltmq.store.integrity.log_checks import check_logs, cut_tails
 from basaltmq.store.integrity.seals import Sealer
 from basaltmq.store.integrity.synced import SyncedFile
 from basaltmq.store.options import StoreOptions, database_options, family_options
-from basaltmq.store.rocks import RocksStore, families_of
+from basaltmq.store.rocks import RocksStore
 from basaltmq.store.rocks_errors import translate
+from basaltmq.store.rocks_properties import families_of
 from basaltmq.store.salvage import swap
 from basaltmq.store.salvage.unreadable import Unreadable
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles

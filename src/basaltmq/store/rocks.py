@@ -59,7 +59,7 @@ from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
-from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES
+from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES, families_of
 from basaltmq.store.salvage.unreadable import NOT_COMPACTED, SKIPPABLE, Unreadable, scan_past
 from basaltmq.store.salvage.verify import verify, verify_open
 
@@ -69,6 +69,7 @@ CLOSE_WAIT_S: Final = 60.0
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
 _EXHAUST: Final[partial[deque[None]]] = partial(deque, maxlen=0)
 """Consumes an iterator of calls for their side effects."""
+_PARTS: Final = "_db _database _families _handles _sealer _synced _unreadable _logged_sequence _was_logged _on_close"
 _SIZES: Final = tuple(PROPERTIES[name] for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
 
 
@@ -424,20 +425,12 @@ class RocksStore:
                     # The family is closed. Only the flush in `rocksdict` failed, and `close` has flushed before.
                     break
 
-    @property
-    def error(self) -> StorageError | None:
-        """Why the store does not serve; None while it does."""
-        return self._error
-
     def continue_as(self, fresh: RocksStore) -> None:
         """Serve again with the database of another store object, which nothing else uses. This one must be closed."""
         with self._close_lock, self._lock:
             assert isinstance(self._error, StoreClosedError), "only a closed store gets another database"
-            self._db, self._database = fresh._db, fresh._database
-            self._families, self._handles = fresh._families, fresh._handles
-            self._sealer, self._synced, self._unreadable = fresh._sealer, fresh._synced, fresh._unreadable
-            self._logged_sequence, self._was_logged = fresh._logged_sequence, fresh._was_logged
-            self._on_close = fresh._on_close
+            for name in _PARTS.split():
+                setattr(self, name, getattr(fresh, name))
             self._error = None
 
     def on_write(self, listener: Callable[[int], None]) -> None:
@@ -605,10 +598,3 @@ class RocksStore:
         """Record a damaged SST file that a background job met. Its family is not compacted after the next open."""
         if self._unreadable is not None and isinstance(error, CorruptionError):
             self._unreadable.table(str(error))
-
-
-def families_of(db: Rdict) -> list[Rdict]:
-    """Return a handle per family of an open database. A family missing in a view of an older store maps to the default
-    family, which is always empty."""
-    present = set(Rdict.list_cf(db.path()))
-    return [db.get_column_family(f.label) if f.label in present and f is not Family.DEFAULT else db for f in Family]

@@ -1,8 +1,12 @@
-"""RocksDB properties that operators see, by Basalt's name."""
+"""The families of an open database, and the RocksDB properties that operators see, by Basalt's name."""
 
 from __future__ import annotations
 
 from typing import Final
+
+from rocksdict import Rdict
+
+from basaltmq.store.families import Family
 
 PROPERTIES: Final = {
     "sst-bytes": "rocksdb.total-sst-files-size",
@@ -20,3 +24,10 @@ DATABASE_PROPERTIES: Final = {
     "background-errors": "rocksdb.background-errors",
 }
 """Figures of the whole database. RocksDB returns the same value for every family, so a sum would be wrong."""
+
+
+def families_of(db: Rdict) -> list[Rdict]:
+    """Return a handle per family of an open database. A family missing in a view of an older store maps to the default
+    family, which is always empty."""
+    present = set(Rdict.list_cf(db.path()))
+    return [db.get_column_family(f.label) if f.label in present and f is not Family.DEFAULT else db for f in Family]

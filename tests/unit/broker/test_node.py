@@ -307,7 +307,7 @@ def test_the_nodes_own_store_is_opened_again_after_an_error(tmp_path: Path, erro
         with pytest.raises(StorageError):
             await node.users.create("refused", "x")
         async with asyncio.timeout(30):
-            while node._store.error is not None:
+            while node._own_store._error() is not None:
                 node._own_store.step()
                 await asyncio.sleep(0.01)
         assert node.vhost("/") is vhost, "virtual hosts run on"
@@ -327,13 +327,13 @@ def test_the_nodes_own_store_stays_closed_after_too_many_errors(tmp_path: Path) 
         for _ in range(node.config.vhosts.restarts_max):
             node._store.poison(StorageError("input/output error"))
             async with asyncio.timeout(30):
-                while node._store.error is not None:
+                while node._own_store._error() is not None:
                     node._own_store.step()
                     await asyncio.sleep(0.01)
         node._store.poison(StorageError("input/output error"))
         for _ in range(3):
             node._own_store.step()
             await asyncio.sleep(0.01)
-        assert node._store.error is not None
+        assert node._own_store._error() is not None
 
     with_node(tmp_path, test)

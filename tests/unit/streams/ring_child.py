@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.unit.streams.view_child import SEGMENT_BYTES
 from tests.unit.streams.view_rig import Writer
 
-from basaltmq.streams.watermark import _TidyGroup
+from basaltmq.streams.watermark import _AfterSyncGroup
 
 TOPIC = "safe"
 CONFIRMED = (b"a", b"b", b"c", b"d")
@@ -32,9 +32,9 @@ def main(path: Path) -> None:
         assert time.monotonic() < deadline, "a lane with frequent syncs does not use a ring"
         writer.put(TOPIC, b"before")
     group = lane.watermarks.group
-    assert isinstance(group, _TidyGroup)
+    assert isinstance(group, _AfterSyncGroup)
     # Stop the sync thread between the notification of the writer and the write to the segment.
-    group._tidy = threading.Event().wait  # type: ignore[assignment]
+    group._after_sync = threading.Event().wait  # type: ignore[assignment]
     print(writer.put(TOPIC, *CONFIRMED), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
