@@ -129,9 +129,7 @@ class QueuePlane:
         """Branches of distributed transactions over these queues."""
         self._shared.holders = self.xa.holders_of
         self._shared.is_orphan = self.xa.is_orphan
-        self._settings = ThrottleSettings(
-            settings, self._shared, self._changes, self._loaded, self._due.notify_deadline
-        )
+        self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.announce_due)
         self.damage = Damage(store, self._shared, self._changes, self._loaded)
         """Quarantined rows and failed queues."""
         self.damage.settle()
@@ -380,7 +378,7 @@ class QueuePlane:
 
     def _announce_deadline(self) -> None:
         with self._lock:
-            self._due.notify_deadline()
+            self._due.announce_due()
 
     def listen(self, callback: Listen) -> Callable[[], None]:
         """Call `callback` with a queue's name whenever messages become ready in it, once per change and queue.
@@ -397,7 +395,7 @@ class QueuePlane:
                 wake()
                 return lambda: None
             number = self._waiters.add(name, wake)
-            self._due.notify_deadline()
+            self._due.announce_due()
 
         def stop() -> None:
             with self._lock:
@@ -572,7 +570,7 @@ class QueuePlane:
         self.damage.settle()
         self._due.bring_back_to_limits()
         self._loaded.evict()
-        self._due.notify_deadline()
+        self._due.announce_due()
 
     def _failed(self, name: str, error: Exception) -> BasaltError:
         """Unload a queue after an unexpected error, and wake its waiters so that they retry."""

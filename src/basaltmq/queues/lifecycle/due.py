@@ -130,7 +130,7 @@ class Due:
                 first = token
         return first
 
-    def notify_deadline(self) -> None:
+    def announce_due(self) -> None:
         """Call `on_deadline` if work is due earlier than announced."""
         if self._on_deadline is not None:
             deadline = self.deadline_ns()

@@ -24,13 +24,13 @@ class ThrottleSettings:
         shared: PlaneContext,
         changes: ChangeRunner,
         loaded: LoadedQueues,
-        notify_deadline: Callable[[], None],
+        announce_due: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._shared = shared
         self._changes = changes
         self._loaded = loaded
-        self._notify_deadline = notify_deadline
+        self._announce_due = announce_due
         self.faults: list[str] = []
         """Throttles that were unreadable at open, with the reason."""
         for key, limit in settings.throttles(self.faults.append):
@@ -67,7 +67,7 @@ class ThrottleSettings:
         for queue in self._loaded:
             if queue.throttling is not None:
                 queue.throttling.limit_changed(key, now_ns)
-        self._notify_deadline()
+        self._announce_due()
 
     def _set(self, key: str, limit: Limit) -> None:
         self._shared.buckets.set_limit(key, limit, self._changes.clock_ns())
