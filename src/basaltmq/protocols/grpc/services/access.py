@@ -9,6 +9,8 @@
     enqueue     produce       write
     consume     consume       read
     queues      admin         configure
+    dead-letter queue of a new queue, unless it is <name>.dlq
+                produce       write; if it does not exist yet, also admin or configure
     settings    admin on *    tag administrator
     API keys    superadmin    tag administrator
 
@@ -20,15 +22,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Literal, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE, Permissions
 from basaltmq.broker.auth.users import User, Users
 from basaltmq.broker.peer import Peer, peer_at
-from basaltmq.errors import AccessRefusedError, AuthenticationError
+from basaltmq.errors import AccessRefusedError, AuthenticationError, QueueNotFoundError
 from basaltmq.protocols.grpc.services.api_keys import ApiKey, ApiKeys, Kind
+from basaltmq.queues.config import DEAD_LETTERS, QueueConfig
 
 AccessMode = Literal["keys", "loopback"]
 
@@ -189,6 +192,22 @@ class Access:
     def _admitted(self, user: User, peer: str) -> Caller:
         self._accounts.permissions.check_vhost(user, self._accounts.vhost)
         return UserCaller(self._accounts, user, peer)
+
+
+def require_dead_letters(caller: Caller, config: QueueConfig, get: Callable[[str], object]) -> None:
+    """Raise unless the caller may send messages to the dead-letter queue that a new queue names. `get` finds a queue.
+
+    Without this check, a caller could write to every queue: messages that it rejects, or that expire, go there.
+    """
+    target = config.dead_letter_queue
+    if target is None or target == config.name + DEAD_LETTERS:
+        return
+    caller.require("produce", target)
+    try:
+        get(target)
+    except QueueNotFoundError:
+        # It will be created together with the queue.
+        caller.require("admin", target)
 
 
 def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:

@@ -13,7 +13,7 @@ from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.grpc.http2.events import Chunk
 from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.grpc.server.methods import Method
-from basaltmq.protocols.grpc.services.access import Caller
+from basaltmq.protocols.grpc.services.access import Caller, require_dead_letters
 from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
 from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
 from basaltmq.protocols.grpc.services.basalt.payloads import payloads_of
@@ -85,7 +85,9 @@ class QueuesService:
     async def create_queue(self, request: wire.CreateQueueRequest, caller: Caller) -> wire.CreateQueueResponse:
         name = queue_name(request.name)
         caller.require("admin", name)
-        self._owner.create(config_of(name, request.config))
+        config = config_of(name, request.config)
+        require_dead_letters(caller, config, self._plane.get)
+        self._owner.create(config)
         await self._durable()
         return wire.CreateQueueResponse()
 

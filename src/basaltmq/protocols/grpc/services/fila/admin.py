@@ -153,7 +153,15 @@ class FilaAdmin:
         parent = await self._parent_of(name)
         caller.require("admin", parent)
         wanted = request.count or None
-        moved = await self._redrive(name, None, wanted, None)
+
+        def may_return(message: Message) -> bool:
+            # A producer can set the header that names the origin.
+            origin = origin_of(message)
+            if origin is not None and origin != parent:
+                caller.require("admin", origin)
+            return True
+
+        moved = await self._redrive(name, None, wanted, may_return)
         if wanted is None or moved < wanted:
             left = None if wanted is None else wanted - moved
             # Messages without an origin were enqueued here directly. They go to the parent queue.
