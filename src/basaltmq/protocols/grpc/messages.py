@@ -1,6 +1,9 @@
 """Length-prefixed gRPC messages in the content of a stream.
 
 | compressed u8 | length u32 | message (length) |   | compressed u8 | ...
+
+A compressed message stays as it arrived until its reader inflates it. 64 KB of gzip can expand to 64 MiB, so inflating
+on arrival would let a client fill the memory and block the event loop with little traffic.
 """
 
 from __future__ import annotations
@@ -8,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from basaltmq.protocols.grpc.http2.events import Chunk
 
@@ -29,6 +32,27 @@ class BadMessage(Exception):
     """A message violates the gRPC framing or its compression is invalid."""
 
 
+class Compressed(NamedTuple):
+    """A gzip message as it arrived."""
+
+    raw: bytes
+
+    def inflated(self, bytes_max: int) -> bytes:
+        """Return the message. Raise MessageTooLarge beyond `bytes_max`, BadMessage if it is not valid gzip."""
+        decoder = zlib.decompressobj(_GZIP)
+        try:
+            found = decoder.decompress(self.raw, bytes_max + 1)
+        except zlib.error:
+            raise BadMessage("a message is marked as gzip, but is not valid gzip") from None
+        if len(found) > bytes_max:
+            raise MessageTooLarge(
+                f"a message has over {bytes_max} bytes when decompressed, the limit; send smaller or uncompressed batches"
+            )
+        if not decoder.eof or decoder.unused_data:
+            raise BadMessage("a message is marked as gzip, but is not exactly one gzip member")
+        return found
+
+
 def prefix(message: bytes) -> bytes:
     """Return the prefix of an uncompressed message."""
     return PREFIX.pack(0, len(message))
@@ -46,13 +70,17 @@ class Messages:
         self._have = 0
         self._need = PREFIX_BYTES
         """Bytes needed before parsing can continue: a prefix, or a prefix and its message."""
-        self.ready: deque[bytes] = deque()
+        self.ready: deque[bytes | Compressed] = deque()
         """Complete messages, in order."""
 
     @property
     def held_bytes(self) -> int:
         """Buffered bytes of the incomplete message."""
         return self._have
+
+    def ready_bytes(self) -> int:
+        """Bytes of the complete messages."""
+        return sum(len(each) if isinstance(each, bytes) else len(each.raw) for each in self.ready)
 
     def add(self, chunk: Chunk) -> None:
         parts = self._parts
@@ -74,7 +102,7 @@ class Messages:
                 break
             start = position + PREFIX_BYTES
             position = start + length
-            self.ready.append(self.decoded(flag, bytes(buffer[start:position])))
+            self.ready.append(self._checked(flag, bytes(buffer[start:position])))
             self._need = PREFIX_BYTES
         self._parts = [bytes(buffer[position:])] if position else [buffer]
         self._have -= position
@@ -84,19 +112,9 @@ class Messages:
         if self._have:
             raise BadMessage("the call ended within a message")
 
-    def decoded(self, flag: int, message: bytes) -> bytes:
-        """Return the message, decompressed if its flag is set."""
+    def _checked(self, flag: int, message: bytes) -> bytes | Compressed:
         if not flag:
             return message
         if flag != 1 or self._encoding != "gzip":
             raise BadMessage("a message is marked as compressed, but the call has no grpc-encoding: gzip")
-        decoder = zlib.decompressobj(_GZIP)
-        try:
-            found = decoder.decompress(message, self._bytes_max + 1)
-        except zlib.error:
-            raise BadMessage("a message is marked as gzip, but is not valid gzip") from None
-        if len(found) > self._bytes_max:
-            raise MessageTooLarge(f"a decompressed message exceeds the limit of {self._bytes_max} bytes")
-        if not decoder.eof or decoder.unused_data:
-            raise BadMessage("a message is marked as gzip, but is not exactly one gzip member")
-        return found
+        return Compressed(message)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from basaltmq.protocols.grpc.heads import ResponseHead
 from basaltmq.protocols.grpc.http2.events import Chunk
-from basaltmq.protocols.grpc.messages import BadMessage, Messages, MessageTooLarge, prefix
+from basaltmq.protocols.grpc.messages import BadMessage, Compressed, Messages, MessageTooLarge, prefix
 from basaltmq.protocols.grpc.status import Outcome, Status
 
 if TYPE_CHECKING:
@@ -91,14 +91,14 @@ class ClientCall:
         self._require_ok(self.outcome)
         if self._messages is None or len(self._messages.ready) != 1:
             raise CallFailed(Outcome(Status.INTERNAL, "the server did not answer with exactly one message"))
-        return self._messages.ready[0]
+        return self._plain(self._messages.ready[0])
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Yield answers as they arrive. Raise CallFailed at the end if the status is not OK."""
         while True:
             messages = self._messages
             while messages is not None and messages.ready:
-                yield messages.ready.popleft()
+                yield self._plain(messages.ready.popleft())
             if self._unread_bytes:
                 self._connection.core.consumed(self.stream, self._unread_bytes)
                 self._unread_bytes = 0
@@ -108,6 +108,14 @@ class ClientCall:
                 return
             self._waiter = self._connection.loop.create_future()
             await self._waiter
+
+    def _plain(self, message: bytes | Compressed) -> bytes:
+        if isinstance(message, bytes):
+            return message
+        try:
+            return message.inflated(self._connection.answer_bytes_max)
+        except (MessageTooLarge, BadMessage) as error:
+            raise CallFailed(Outcome(Status.RESOURCE_EXHAUSTED, str(error))) from error
 
     def _require_ok(self, outcome: Outcome) -> None:
         if outcome.status is not Status.OK:

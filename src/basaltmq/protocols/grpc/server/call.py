@@ -23,6 +23,7 @@ from basaltmq.protocols.grpc.messages import (
     PREFIX,
     PREFIX_BYTES,
     BadMessage,
+    Compressed,
     Messages,
     MessageTooLarge,
     prefix,
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 SWEPT_S_MIN: Final = 10.0
 """Deadlines at least this far away are enforced by the server's sweep, up to 1 s late, because the client enforces them
 itself. A timer per call costs as much CPU time as the frames of the answer, and hardly any call needs it."""
+
+INFLATED_HERE_BYTES_MAX: Final = 1_024
+"""Compressed size up to which the loop inflates a message: at most 1 MiB, 2 ms. A thread inflates larger ones."""
 
 ANSWER: Final = b"\x88" + encode([("content-type", "application/grpc")])
 """Response headers. 0x88 is `:status: 200` in HPACK's static table."""
@@ -108,18 +112,19 @@ class Call:
         messages = self._messages
         try:
             messages.add(chunk)
-            self._account_held(messages.held_bytes)
+            is_stream = type(method) is BidiStreaming
+            self._account_held(messages.held_bytes if is_stream else messages.held_bytes + messages.ready_bytes())
             if has_ended:
                 messages.end()
-        except MessageTooLarge as error:
-            self._credit(size_bytes)
-            self.finish(Outcome(Status.RESOURCE_EXHAUSTED, str(error)))
+        except (MessageTooLarge, BadMessage) as error:
+            self.connection.core.consumed(self.stream, size_bytes)
+            self.finish(_refusal(error))
             return
-        except BadMessage as error:
-            self._credit(size_bytes)
-            self.finish(Outcome(Status.INTERNAL, str(error)))
+        if len(messages.ready) > 1 and not is_stream:
+            self.connection.core.consumed(self.stream, size_bytes)
+            self.finish(Outcome(Status.INTERNAL, "the method takes exactly one message, and more arrived"))
             return
-        if messages.ready and type(self._method) is BidiStreaming:
+        if messages.ready and is_stream:
             # Credit the window only after the handler has read the messages.
             self._unread_bytes += size_bytes
             self._wake_reader()
@@ -137,9 +142,6 @@ class Call:
         self.connection.hold(size_bytes - self._held_bytes)
         self._held_bytes = size_bytes
 
-    def _credit(self, size_bytes: int) -> None:
-        self.connection.core.consumed(self.stream, size_bytes)
-
     def ended(self) -> None:
         """Handle the end of the requests."""
         if self.has_all_requests or self.is_over:
@@ -152,7 +154,28 @@ class Call:
         if len(ready) != 1:
             self.finish(Outcome(Status.INTERNAL, f"the method takes exactly one message, not {len(ready)}"))
             return
-        self._invoke(ready[0])
+        if isinstance(ready[0], bytes):
+            self._invoke(ready[0])
+        else:
+            self._task = self.connection.loop.create_task(self._invoke_inflated(ready[0]))
+
+    async def _invoke_inflated(self, message: Compressed) -> None:
+        try:
+            request = await self._inflated(message)
+        except (MessageTooLarge, BadMessage) as error:
+            self._task = None
+            self.finish(_refusal(error))
+            return
+        if not self.is_over:
+            self._task = None
+            self._invoke(request)
+
+    async def _inflated(self, message: Compressed) -> bytes:
+        server = self.connection.server
+        if len(message.raw) <= INFLATED_HERE_BYTES_MAX:
+            return message.inflated(server.inflated_bytes_max)
+        async with server.inflating:
+            return await asyncio.to_thread(message.inflated, server.inflated_bytes_max)
 
     def _invoke(self, request: Chunk) -> None:
         method = self._method
@@ -261,7 +284,14 @@ class Call:
         while True:
             messages = self._messages
             while messages is not None and messages.ready:
-                yield messages.ready.popleft()
+                message = messages.ready.popleft()
+                if not isinstance(message, bytes):
+                    try:
+                        message = await self._inflated(message)
+                    except (MessageTooLarge, BadMessage) as error:
+                        self.finish(_refusal(error))
+                        return
+                yield message
             if self._unread_bytes:
                 self.connection.core.consumed(self.stream, self._unread_bytes)
                 self._unread_bytes = 0
@@ -311,3 +341,8 @@ class Call:
         """Cancel the handler's task, if it runs."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
+
+
+def _refusal(error: MessageTooLarge | BadMessage) -> Outcome:
+    is_large = isinstance(error, MessageTooLarge)
+    return Outcome(Status.RESOURCE_EXHAUSTED if is_large else Status.INTERNAL, str(error))

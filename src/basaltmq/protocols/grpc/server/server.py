@@ -32,6 +32,9 @@ KEEPALIVE_S: Final = 30.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
 HANDSHAKE_S: Final = 10.0
 
+INFLATED_AT_ONCE: Final = 2
+"""Compressed requests that threads inflate at a time. It bounds their memory and leaves cores for other work."""
+
 _log: Final = logging.getLogger("basaltmq")
 
 
@@ -44,6 +47,7 @@ class GrpcServer:
         outcome_of: Callable[[BaseException], Outcome],
         *,
         request_bytes_max: int = REQUEST_BYTES_MAX,
+        inflated_bytes_max: int = REQUEST_BYTES_MAX,
         connections_max: int = CONNECTIONS_MAX,
         calls_max: int = CALLS_MAX,
         handshake_s: float = HANDSHAKE_S,
@@ -61,6 +65,9 @@ class GrpcServer:
         self.request_bytes_max = request_bytes_max
         self.held_bytes_max = 2 * request_bytes_max
         """Limit for incomplete messages of one connection: two of the largest requests."""
+        self.inflated_bytes_max = inflated_bytes_max
+        """Limit of a compressed request when decompressed."""
+        self.inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
         self.calls_max = calls_max
         self.handshake_s = handshake_s
         self.keepalive_s = keepalive_s

@@ -125,6 +125,7 @@ class QueueServer:
             {f"/{name}/{method}": made for name, methods in services for method, made in methods.items()},
             ended,
             request_bytes_max=max(options.request_bytes_max, options.message_bytes_max + ENVELOPE_BYTES_MAX),
+            inflated_bytes_max=options.message_bytes_max + ENVELOPE_BYTES_MAX,
             connections_max=options.connections_max,
             handshake_s=options.handshake_s,
             requires_authentication=True,
