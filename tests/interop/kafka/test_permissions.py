@@ -224,6 +224,15 @@ def test_metadata_of_all_topics_shows_only_permitted_ones(kafka: Broker, victim:
     assert [each["name"] for each in found["topics"]] == ["mine-1"]
 
 
+def _fetch_code(client: RawClient) -> int | None:
+    """The error code of a fetch of the victim; None if the broker closed the connection."""
+    try:
+        code: int = client.fetch(VICTIM, 0)["error_code"]
+    except (AssertionError, ConnectionError):
+        return None
+    return code
+
+
 @pytest.mark.promise("P14")
 @pytest.mark.parametrize(
     "change",
@@ -242,9 +251,6 @@ def test_an_open_connection_loses_access_with_the_permission(
     kafka.call("PUT", path("users", "former"), {"password": "password", "tags": []})
     kafka.call("PUT", path("permissions", "/", "former"), {"configure": ".*", "write": ".*", "read": ".*"})
     with _logged_in(kafka, "former") as client:
-        assert client.fetch(VICTIM, 0)["error_code"] == e.NONE
+        assert _fetch_code(client) == e.NONE
         change(kafka)
-        try:
-            assert client.fetch(VICTIM, 0)["error_code"] == e.TOPIC_AUTHORIZATION_FAILED
-        except (AssertionError, ConnectionError) as error:
-            assert "closed" in str(error) or isinstance(error, ConnectionError)
+        assert _fetch_code(client) in (e.TOPIC_AUTHORIZATION_FAILED, None)

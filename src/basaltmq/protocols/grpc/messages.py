@@ -46,7 +46,8 @@ class Compressed(NamedTuple):
             raise BadMessage("a message is marked as gzip, but is not valid gzip") from None
         if len(found) > bytes_max:
             raise MessageTooLarge(
-                f"a message has over {bytes_max} bytes when decompressed, the limit; send smaller or uncompressed batches"
+                f"a message exceeds the limit of {bytes_max} bytes when decompressed; send smaller batches, or do not "
+                "compress them"
             )
         if not decoder.eof or decoder.unused_data:
             raise BadMessage("a message is marked as gzip, but is not exactly one gzip member")
