@@ -77,6 +77,28 @@ def test_the_listeners_own_name_and_a_wildcard_are_served() -> None:
     assert host_status(hosts("*"), "anything.example") == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "path"),
+    [
+        ("http://evil.example/api/users", "evil.example", ("api", "users")),
+        ("HTTPS://localhost:15672/api/users?page=1", "localhost:15672", ("api", "users")),
+        ("http://evil.example?x", "evil.example", ("",)),
+        ("http://evil.example", "evil.example", ("",)),
+        ("/api/users?next=http://evil.example/", "localhost", ("api", "users")),
+    ],
+)
+def test_the_host_of_an_absolute_target_replaces_the_header(target: str, host: str, path: tuple[str, ...]) -> None:
+    request = Request("GET", target, {"host": "localhost"})
+    request.split()
+    assert (request.headers["host"], request.path) == (host, path)
+
+
+@pytest.mark.parametrize("header", ["forwarded", "x-forwarded-for", "x-real-ip", "via", "x-forwarded-proto"])
+def test_a_client_behind_a_proxy_on_this_machine_is_not_local(header: str) -> None:
+    assert Request("GET", "/", {}, "127.0.0.1").is_loopback
+    assert not Request("GET", "/", {header: "x"}, "127.0.0.1").is_loopback
+
+
 def origin_status(origin: str | None, *configured: str, method: str = "POST", **more: str) -> int:
     headers = {"host": "127.0.0.1:15672", **{name.replace("_", "-"): text for name, text in more.items()}}
     if origin is not None:

@@ -125,6 +125,12 @@ def test_a_refused_head_is_answered_before_its_body_is_read() -> None:
         (b"GET /%ff HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n", b"400"),
         (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", b"400"),
+        (b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"PUT /a HTTP/1.1\r\nHost: x\r\nOrigin: http://evil\r\nOrigin: http://x\r\n\r\n", b"400"),
+        (b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\nContent-Type: application/json\r\n\r\n", b"400"),
+        (b"GET /a HTTP/1.1\r\nHost: x\r\nAuthorization: Basic YTpi\r\nauthorization: Basic YzpkCg\r\n\r\n", b"400"),
+        (b"GET x/a HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
+        (b"GET * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
     ],
 )
 def test_what_is_too_large_or_not_http_is_refused_with_its_status_and_the_connection_ends(

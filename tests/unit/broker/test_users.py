@@ -244,6 +244,7 @@ def test_scram_of_an_unknown_name_is_stable_over_restarts_and_looks_like_the_oth
     first = seen(b"s" * 32)
     assert first == seen(b"s" * 32)
     assert first.iterations == 8192, "as the users there are"
+    assert len(first.salt) == len(b"salt"), "clients choose the length of a salt, so it tells real users from others"
     assert first.salt != seen(b"t" * 32).salt
 
 

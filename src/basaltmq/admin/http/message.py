@@ -13,6 +13,11 @@ from basaltmq.broker.peer import peer_at
 QUERY_FIELDS_MAX: Final = 100
 """No route takes more than ten. The limit protects the parser."""
 
+PROXY_HEADERS: Final = frozenset(
+    {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
+)
+"""Headers that proxies add."""
+
 REASONS: Final = {
     400: "bad_request",
     401: "not_authorised",
@@ -68,7 +73,7 @@ class Request(msgspec.Struct):
     method: str
     target: str
     headers: dict[str, str]
-    """Header names are in lower case. The last line of a name wins."""
+    """Header names are in lower case. The last line of a name wins; the server refuses repeated headers of SINGLE."""
     peer: str = ""
     body: bytes = b""
     path: tuple[str, ...] = ()
@@ -78,7 +83,13 @@ class Request(msgspec.Struct):
     """The local address of the connection."""
 
     def split(self) -> None:
-        """Set `path` and `query` from the target."""
+        """Set `path` and `query` from the target. The host of an absolute target replaces the header (RFC 9112)."""
+        scheme, is_absolute, rest = self.target.partition("://")
+        if is_absolute and scheme.lower() in {"http", "https"}:
+            end = next((at for at, character in enumerate(rest) if character in "/?#"), len(rest))
+            self.headers["host"], self.target = rest[:end], "/" + rest[end:].removeprefix("/")
+        if not self.target.startswith("/"):
+            raise HttpError(400, f"the request target {self.target[:80]!r} is not a path; it must start with /")
         raw, _, query = self.target.partition("#")[0].partition("?")
         try:
             self.path = tuple(unquote(part, errors="strict") for part in raw.split("/")[1:])
@@ -91,7 +102,7 @@ class Request(msgspec.Struct):
     @property
     def is_loopback(self) -> bool:
         """Whether the client is on this machine and did not connect through a proxy."""
-        return peer_at(self.peer).is_loopback and not ({"forwarded", "x-forwarded-for"} & self.headers.keys())
+        return peer_at(self.peer).is_loopback and self.headers.keys().isdisjoint(PROXY_HEADERS)
 
     def flag(self, name: str) -> bool:
         return self.query.get(name, "false").lower() in {"true", "1", "yes"}

@@ -50,6 +50,9 @@ LINGER_S: Final = 1.0
 LINGER_READS: Final = 64
 """4 MiB: the data in flight in a fast network. A client that sends more is disconnected."""
 
+SINGLE: Final = frozenset({b"authorization", b"content-type", b"origin", b"sec-fetch-site"})
+"""Headers that checks depend on. If one is repeated, a proxy and this server could read different values."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -220,6 +223,7 @@ class _Connection:
             event = await self._next()
         if not isinstance(event, h11.Request):
             return None
+        _check_names([name for name, _ in event.headers])
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
         return Request(event.method.decode(), event.target.decode("latin-1"), headers, self._peer, local=self._local)
 
@@ -301,3 +305,13 @@ class _Connection:
         self._writer.write(raw or b"")
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             await self._writer.drain()
+
+
+def _check_names(names: list[bytes]) -> None:
+    """Raise RemoteProtocolError for headers that a proxy before this server may read differently."""
+    for name in SINGLE:
+        if names.count(name) > 1:
+            raise h11.RemoteProtocolError(f"header {name.decode()} is repeated")
+    if b"transfer-encoding" in names and b"content-length" in names:
+        # RFC 9112, 6.1: a sign of request smuggling.
+        raise h11.RemoteProtocolError("both Content-Length and Transfer-Encoding are present")

@@ -7,7 +7,8 @@
 
 An attempt that would wait longer than WAIT_S_MAX is refused at once and not counted, so a delay only grows when a
 password is checked. Failure counts have a half-life of 60 s, so no user is locked out permanently. A user that has
-logged in from an address is not delayed by failures from other addresses.
+logged in from an address is delayed there only by its own failures. Otherwise anybody behind the same proxy or NAT
+could lock it out with wrong logins of other names.
 
 Attempts of one user and address run one after the other, so parallel attempts gain nothing. The connections of one
 client wait for its first password check and then share its result. A delay is a sleep of the caller's task. All tables
@@ -143,12 +144,14 @@ class LoginThrottle:
     async def _wait(self, pair: tuple[bytes, str]) -> None:
         user, address = pair
         now_s = self._clock_s()
-        wait_s = max(self._pairs.wait_s(pair, now_s), self._addresses.wait_s(address, now_s))
-        if pair not in self._known:
-            wait_s = max(wait_s, self._users.wait_s(user, now_s))
+        is_known = pair in self._known
+        wait_s = self._pairs.wait_s(pair, now_s)
+        if not is_known:
+            wait_s = max(wait_s, self._addresses.wait_s(address, now_s), self._users.wait_s(user, now_s))
         if wait_s > WAIT_S_MAX:
             raise TooManyLoginsError(f"too many failed logins; try again in {wait_s:.0f} s", wait_s)
-        self._addresses.reserve(address, now_s)
+        if not is_known:
+            self._addresses.reserve(address, now_s)
         if wait_s > 0:
             await self._sleep(wait_s)
 

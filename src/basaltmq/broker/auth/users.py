@@ -54,6 +54,7 @@ REMEMBERED_MAX: Final = 4096
 
 PAGE: Final = 500
 SCRAM_SALT_BYTES: Final = 16
+"""Length of a fake salt while no user has a SCRAM credential."""
 
 
 class User(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ class Users:
         self._random_bytes = random_bytes
         self._process_secret = random_bytes(32)
         self._node_secret = secret or random_bytes(32)
-        self._iterations: dict[str, tuple[int, list[int]]] = {}
+        self._forms: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._dummy_hash = passwords.unmatched(random_bytes)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
@@ -155,20 +156,25 @@ class Users:
             return found, True
         text = f"{mechanism} {name}".encode(errors="surrogatepass")
         made = hashlib.blake2b(text, key=self._node_secret, person=b"basalt-scram").digest()
-        usual = self._known_iterations(mechanism)
-        iterations = usual[made[-1] % len(usual)]
-        return ScramCredential(made[:SCRAM_SALT_BYTES], iterations, made, b""), False
+        usual = self._known_forms(mechanism)
+        salt_bytes, iterations = usual[made[-1] % len(usual)]
+        salt = hashlib.shake_256(made).digest(salt_bytes)
+        return ScramCredential(salt, iterations, made, b""), False
 
-    def _known_iterations(self, mechanism: str) -> list[int]:
-        """Return the iteration counts of real credentials. A fake credential uses one of them."""
-        known = self._iterations.get(mechanism)
+    def _known_forms(self, mechanism: str) -> list[tuple[int, int]]:
+        """Return the salt lengths and iteration counts of real credentials. A fake credential uses one pair of them.
+
+        Clients choose both: kafka-configs.sh sends salts of 25 bytes, librdkafka of 64.
+        """
+        known = self._forms.get(mechanism)
         if known is None or known[0] != self.generation:
             rows = (
                 each.attributes.get("scram", {}).get(mechanism)
                 for each in self._catalog.page(Kind.USER, limit=PAGE).objects
             )
-            found = sorted({int(row["iterations"]) for row in rows if row is not None})
-            known = self._iterations[mechanism] = (self.generation, found or [ITERATIONS_MIN])
+            real = [of_row(row) for row in rows if row is not None]
+            found = sorted({(len(each.salt), each.iterations) for each in real})
+            known = self._forms[mechanism] = (self.generation, found or [(SCRAM_SALT_BYTES, ITERATIONS_MIN)])
         return known[1]
 
     async def set_scram(self, name: str, mechanism: str, credential: ScramCredential | None) -> None:
