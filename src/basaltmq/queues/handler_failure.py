@@ -54,8 +54,13 @@ class Backoff:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception that is stored with the message."""
-    text = str(error)
+    """Return the text of an exception that is stored with the message. Does not raise, and can always be encoded."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    # Names of files may contain surrogates, which UTF-8 does not have.
+    text = text[:ERROR_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:ERROR_CHARACTERS_MAX]
 
 

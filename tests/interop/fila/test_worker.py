@@ -78,6 +78,22 @@ def test_failures_are_the_queues_to_decide_and_a_reject_is_final(client: Client,
     assert (dead.payload, dead.headers["x-last-error"]) == (b"hopeless", "Reject: never")
 
 
+@pytest.mark.spec("C8")
+def test_an_exception_whose_text_is_not_utf_8_does_not_end_the_worker(client: Client, queue: str) -> None:
+    client.enqueue(queue, [b"poison", b"next"])
+    done = threading.Event()
+
+    def handle(message: Leased) -> None:
+        if message.payload == b"poison":
+            raise FileNotFoundError("caf\udce9.csv")
+        done.set()
+
+    with Worker(client, queue, handle, concurrency=1, retry_delay_ms=60_000) as worker:
+        assert done.wait(WAIT_S)
+        until(lambda: worker.handled == 2)
+    assert worker.failed == 1
+
+
 def test_a_handler_may_settle_for_itself(client: Client, queue: str, admin: Admin) -> None:
     client.enqueue(queue, [b"1"])
 

@@ -107,6 +107,30 @@ def test_an_exception_is_a_nack_with_its_text_until_attempts_are_used_up(db: Bas
     assert len(dead.headers["x-last-error"]) <= ERROR_CHARACTERS_MAX
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (FileNotFoundError("caf\udce9.csv"), "FileNotFoundError: caf\\udce9.csv"),
+        (Unreadable(), "Unreadable: its text cannot be read"),
+    ],
+)
+def test_an_exception_whose_text_cannot_be_stored_does_not_end_the_worker(
+    db: Basalt, queue: EmbeddedQueue, error: Exception, text: str
+) -> None:
+    def fail(_message: Leased) -> None:
+        raise error
+
+    queue.enqueue(b"x")
+    with queue.worker(fail, retry_delay_ms=0) as worker:
+        (dead,) = db.queue("dead").lease(wait=LONG_S)
+    assert (dead.headers["x-last-error"], worker.failed) == (text, 2)
+
+
 def test_a_failed_message_is_tried_again_after_the_delay(queue: EmbeddedQueue) -> None:
     again = threading.Event()
 

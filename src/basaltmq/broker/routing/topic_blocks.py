@@ -1,16 +1,16 @@
 """Topic patterns with expensive wildcards, matched bit-parallel in blocks.
 
 A pattern such as `#.a.*.a` can be at many of its words at once while a key is read, so a search costs the product of
-the words of the key and of all patterns. In a trie of Python objects, 1,000 such patterns take seconds per message. Here
-a position in a pattern is a bit of an integer, and one operation advances all patterns of a block:
+the words of the key and of all patterns. In a trie of Python objects, 1,000 such patterns take seconds per message.
+Here a position in a pattern is a bit of an integer, and one operation advances all patterns of a block:
 
     pattern a.#.*     tokens a, *             bit i: the first i tokens have matched
                       bits   0   1   2        `#` after token 1: bit 1 stays whatever word comes
 
     for each word of the key:    at = (at << 1) & (accepts[word] | stars)  |  at & stays
 
-Bit 0 of a pattern is never reached by a shift, so patterns do not affect each other. A block has at most BLOCK_BITS bits,
-because every distinct word of a block needs an integer of that size.
+Bit 0 of a pattern is never reached by a shift, so patterns do not affect each other. A block has at most BLOCK_BITS
+bits, because every distinct word of a block needs an integer of that size.
 """
 
 from __future__ import annotations
