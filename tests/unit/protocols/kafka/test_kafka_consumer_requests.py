@@ -377,3 +377,25 @@ def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
         assert harness.kept() is None
 
     run(body)
+
+
+@pytest.mark.promise("P13")
+def test_a_new_topic_is_matched_with_many_patterns_in_several_turns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One match may take 10 ms, and a client may subscribe to thousands of patterns."""
+    monkeypatch.setattr(module, "SLICE_S", 0.0)
+
+    async def body(world: World) -> None:
+        groups = world.context.consumer_groups
+        for number in range(30):
+            await world.beat("m", group_id=f"g{number}", subscribed_topic_regex=f"n.*|{number}")
+        await asyncio.wait(groups._searches)
+        world.topic("new")
+        turns = 0
+        while groups._applying is None or not groups._applying.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns >= 30
+        patterns = [pattern for each in groups.by_name.values() for pattern in each.patterns.values()]
+        assert all("new" in (pattern.topics or ()) for pattern in patterns)
+
+    run(body)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -163,8 +163,17 @@ class ConsumerGroup:
 
     def topics_changed(self, names: frozenset[str], now_ms: int) -> None:
         """Handle the creation, change or deletion of topics."""
-        touched = [pattern.changed(names, self._topic_exists) for pattern in self.patterns.values()]
-        if any(touched) or not self._subscribed_names.isdisjoint(names):
+        for _ in self.topics_changing(names, now_ms):
+            pass
+
+    def topics_changing(self, names: frozenset[str], now_ms: int) -> Iterator[None]:
+        """Like `topics_changed`, in steps of one pattern and one name, because a match may take 10 ms."""
+        is_touched = not self._subscribed_names.isdisjoint(names)
+        for pattern in list(self.patterns.values()):
+            for name in names:
+                is_touched |= pattern.changed((name,), self._topic_exists)
+                yield
+        if is_touched:
             self._refresh(now_ms)
 
     def found(self, pattern: TopicPattern, names: frozenset[str], now_ms: int) -> None:

@@ -2,7 +2,7 @@
 
 A group is in memory from its first member to its last. Each group has one timer for the earliest member deadline.
 Heartbeats extend deadlines without touching the timer. The catalog reports topic changes from any thread, and all
-changes of one loop turn are handled together. A thread searches the topics of a pattern.
+changes of one loop turn are handled together, in slices. A thread searches the topics of a pattern.
 
 Budget: a heartbeat without changes costs one or two dictionary lookups, and no timer, row or task.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
@@ -38,6 +39,8 @@ MEMBERS_MAX: Final = 100_000
 """Limit of members in all groups, about 200 MB. It stops a client that keeps joining under new ids."""
 
 PAGE: Final = 500
+SLICE_S: Final = 0.002
+"""Time per loop turn for telling groups about changed topics."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -56,6 +59,7 @@ class ConsumerGroups:
         self._lock = threading.Lock()
         self._changed: set[str] = set()
         """Names of changed topics that are not handled yet."""
+        self._applying: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the members, set at the first heartbeat."""
         self._stop_listening = plane.catalog.on_change(self._heard)
@@ -67,6 +71,8 @@ class ConsumerGroups:
             timer.cancel()
         for search in self._searches:
             search.cancel()
+        if self._applying is not None:
+            self._applying.cancel()
         self._timers.clear()
         self.by_name.clear()
 
@@ -197,16 +203,27 @@ class ConsumerGroups:
                 loop.call_soon_threadsafe(self._topics_changed)
 
     def _topics_changed(self) -> None:
+        if self._loop is not None and (self._applying is None or self._applying.done()):
+            self._applying = self._loop.create_task(self._apply_changes())
+
+    async def _apply_changes(self) -> None:
+        """Tell all groups about changed topics. Yield to other clients, because there may be many slow patterns."""
+        until_s = time.perf_counter() + SLICE_S
+        while names := self._take_changed():
+            with QuietGuard(self._vhost):
+                for group in list(self.by_name.values()):
+                    before = group.epoch
+                    for _ in group.topics_changing(names, self._now_ms()):
+                        if time.perf_counter() > until_s:
+                            await asyncio.sleep(0)
+                            until_s = time.perf_counter() + SLICE_S
+                    if self.by_name.get(group.name) is group and self._vhost.is_up:
+                        self._settle(group, before)
+
+    def _take_changed(self) -> frozenset[str]:
         with self._lock:
             names, self._changed = frozenset(self._changed), set()
-        if not self._vhost.is_up:
-            return
-        now_ms = self._now_ms()
-        with QuietGuard(self._vhost):
-            for group in list(self.by_name.values()):
-                before = group.epoch
-                group.topics_changed(names, now_ms)
-                self._settle(group, before)
+        return names if self._vhost.is_up else frozenset()
 
     def _size_of(self, name: str) -> TopicSize | None:
         try:
