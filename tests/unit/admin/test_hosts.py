@@ -173,3 +173,8 @@ def test_backups_stay_below_their_directory(tmp_path: Path) -> None:
         with pytest.raises(HttpError, match=r"admin\.backup_dir") as caught:
             _backup_path(root, given)
         assert caught.value.status == 403, given
+    (root / "one").mkdir()
+    (root / "one" / "STORE").write_bytes(b"")
+    for given in ("one/sub", "one/a/b"):
+        with pytest.raises(HttpError, match="inside the backup"):
+            _backup_path(root, given)

@@ -18,6 +18,7 @@ from basaltmq.admin.http.scope import Scope
 from basaltmq.broker.backup import backup_vhost
 from basaltmq.broker.vhost import VHost
 from basaltmq.queues.recovery.verify import verify_rows
+from basaltmq.store.directory import MARKER
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.rocks import RocksStore
 
@@ -131,6 +132,9 @@ def _backup_path(backup_dir: Path, given: str) -> Path:
     if given.isprintable() and ".." not in Path(given).parts:
         parent = target.parent.resolve()
         if parent.is_relative_to(root) and target != root:
+            for each in (parent, *parent.parents):
+                if each.is_relative_to(root) and (each / MARKER).exists():
+                    raise HttpError(403, f"backup target {given[:200]!r} is inside the backup {each}; use another name")
             return parent / target.name
     raise HttpError(
         403,
