@@ -73,7 +73,8 @@ class Caller:
 
     def __init__(self, broker: Broker, user: str) -> None:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{broker.port('fila')}")
-        self._login = [("authorization", "Basic " + base64.b64encode(f"{user}:password".encode()).decode())]
+        credentials = base64.b64encode(f"{user}:password".encode()).decode()
+        self._login = (("authorization", f"Basic {credentials}"),)
 
     def __enter__(self) -> Caller:
         return self

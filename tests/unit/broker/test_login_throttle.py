@@ -98,14 +98,14 @@ def test_many_names_from_one_address_are_delayed_too_and_others_there_a_little()
 
 
 def test_wrong_logins_of_other_names_do_not_delay_a_user_at_an_address_where_it_is_known() -> None:
-    async def test(world: World) -> None:
-        await world.log_in("ann", HOME, is_right=True)
+    async def test(harness: Harness) -> None:
+        await harness.log_in("ann", HOME, is_right=True)
         for number in range(200):
-            await world.log_in(f"user-{number}", HOME)
-        await asyncio.gather(*(world.log_in(f"more-{number}", HOME) for number in range(20)))
-        assert await world.log_in("bob", HOME, is_right=True) != 0
-        assert await world.log_in("ann", HOME, is_right=True) == 0
-        delays = [await world.log_in("ann", HOME) for _ in range(8)]
+            await harness.log_in(f"user-{number}", HOME)
+        await asyncio.gather(*(harness.log_in(f"more-{number}", HOME) for number in range(20)))
+        assert await harness.log_in("bob", HOME, is_right=True) != 0
+        assert await harness.log_in("ann", HOME, is_right=True) == 0
+        delays = [await harness.log_in("ann", HOME) for _ in range(8)]
         assert delays == [0, 0, 0, 0.5, 1, 2, 4, -1], "guesses of its password are delayed as everywhere"
 
     run(test)

@@ -384,12 +384,12 @@ def test_a_new_topic_is_matched_with_many_patterns_in_several_turns(run: Run, mo
     """One match may take 10 ms, and a client may subscribe to thousands of patterns."""
     monkeypatch.setattr(module, "SLICE_S", 0.0)
 
-    async def body(world: World) -> None:
-        groups = world.context.consumer_groups
+    async def body(harness: Harness) -> None:
+        groups = harness.context.consumer_groups
         for number in range(30):
-            await world.beat("m", group_id=f"g{number}", subscribed_topic_regex=f"n.*|{number}")
+            await harness.beat("m", group_id=f"g{number}", subscribed_topic_regex=f"n.*|{number}")
         await asyncio.wait(groups._searches)
-        world.topic("new")
+        harness.topic("new")
         turns = 0
         while groups._applying is None or not groups._applying.done():
             await asyncio.sleep(0)
