@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.unit.queues.lua_scripts import SHAPE, call, fault, result, script
@@ -14,6 +15,8 @@ from basaltmq.queues.scripts.sandbox import (
     ScriptFailure,
     ScriptLimits,
 )
+
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [pytest.mark.spec("C12"), pytest.mark.promise("P8")]
 
@@ -362,6 +365,10 @@ assert len(faults) == 3, faults  # fits, the value does not, the strings do not
 print("alive")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={"PYTHONPATH": "src:."}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={"PYTHONPATH": f"{ROOT}/src:{ROOT}"},
     )
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
