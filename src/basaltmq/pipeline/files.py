@@ -78,9 +78,7 @@ class Files:
         finally:
             reader.close()
         if not least:
-            raise CorruptionError(
-                f"the footer of {path} has no statistics of column {column!r}; write it with Spark's defaults"
-            )
+            raise CorruptionError(f"the footer of {path} has no statistics of column {column!r}")
         return min(least), max(largest), rows
 
     def write(self, path: str, content: bytes) -> None:

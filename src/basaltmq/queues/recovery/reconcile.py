@@ -140,7 +140,7 @@ class _Reconciliation:
                 queue, _, enqueued_ns, message_id = queue_keys.decode_message_key(message_key)
                 entry = rows.read_entry(message_key, row)
             except (BasaltError, UnicodeDecodeError):
-                # A damaged row in an intact block: the queue plane quarantines it at the next open.
+                # A damaged row in an intact block: the queue plane quarantines it when it reads it.
                 continue
             self._last_enqueued_ns = max(self._last_enqueued_ns, enqueued_ns)
             if not self._is_of_queue(queue, enqueued_ns):

@@ -327,7 +327,7 @@ def decode_import_key(key: bytes) -> str:
 
 
 def producers_key(shard: int) -> bytes:
-    """Return the key of a shard's idempotent producers. The row of shard 0, which does not exist, has the next id."""
+    """Return the key of a shard's idempotent producers. The row of shard 0 has the end of the allocated ids."""
     return U64.pack(shard)
 
 
