@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, CorruptionError
 from basaltmq.log.committed import read_mark
-from basaltmq.log.frame import COLUMNAR, DELETES, KAFKA, decode_deletes, frame_bytes
+from basaltmq.log.frame import COLUMNAR, DELETES, HEADER_BYTES, KAFKA, decode_deletes, decode_header, frame_bytes
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.recovery import Damage, LostBytes, LostTail, intact, repair, scan
 from basaltmq.store.api import Reader
@@ -28,6 +28,7 @@ from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
 from basaltmq.streams.engines.segment.replay import Progress, Replay
+from basaltmq.streams.engines.segment.state import indexed_next_of
 from basaltmq.streams.lost_offsets import LostOffsets
 
 if TYPE_CHECKING:
@@ -147,10 +148,28 @@ def _starts(engine: SegmentEngine, logs: list[Lane], lost: LostOffsets) -> list[
             lost.add_index()
         if reached < begin and not _roll_back(engine, number, log, reached):
             return None
-        if index.exceeds(number, log):
+        if index.exceeds(number, log) or _is_exchanged(index, log, begin):
             return None
         starts.append(min(reached, begin))
     return starts
+
+
+def _is_exchanged(index: StreamIndex, log: Lane, checkpoint: int) -> bool:
+    """Whether a segment below the checkpoint starts with a frame that the index does not know yet: it was exchanged.
+
+    One read and one lookup per segment.
+    """
+    for segment in log.segments():
+        if segment.start >= checkpoint or segment.size_bytes < HEADER_BYTES:
+            continue
+        try:
+            header = decode_header(log.seed, log.read(segment.start, HEADER_BYTES))
+        except CorruptionError:
+            continue
+        row = index.shard_row(header.shard) if header.kind in (COLUMNAR, KAFKA) else None
+        if row is not None and header.last_offset >= indexed_next_of(row):
+            return True
+    return False
 
 
 def _intact_until(engine: SegmentEngine, log: Lane, synced: int, end: int) -> int | None:
