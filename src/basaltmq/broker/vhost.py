@@ -25,8 +25,8 @@ from basaltmq.broker.consumers.consumer import Consumer, ConsumerSink
 from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.consumers.stream_queue import StreamQueues
 from basaltmq.broker.consumers.stream_spool import StreamSpool
-from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.guard import Guard, QuietGuard
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.policy_effects import PolicyEffects
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick import Tick

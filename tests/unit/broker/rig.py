@@ -72,10 +72,8 @@ class FakePublisher:
     def __init__(self) -> None:
         self.reported: list[tuple[str, Any]] = []
 
-    def returned(
-        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
-    ) -> None:
-        self.reported.append(("returned", (reply_code, reply_text, exchange, routing_key, body)))
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        self.reported.append(("returned", (exchange, routing_key, body)))
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
         self.reported += [("ack" if ok else "nack", number) for number in numbers]

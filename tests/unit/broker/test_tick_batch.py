@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.consumers.tick_batch import TickBatch
+from basaltmq.broker.publishing.tick_batch import TickBatch
 from basaltmq.queues.draft import Draft
 
 NAMES = "abc"

@@ -53,9 +53,7 @@ class _SingleMessagePublisher:
         self.routed = True
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def returned(
-        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
-    ) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
         self.routed = False
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

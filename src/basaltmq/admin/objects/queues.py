@@ -21,9 +21,9 @@ from basaltmq.admin.objects.bindings import default_binding, shown_binding
 from basaltmq.admin.objects.connections import shown_consumer
 from basaltmq.admin.objects.json_tables import shown_payload, shown_properties, shown_table, table_of
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.message import properties
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.routing.exchange import QUEUE, Destination
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError

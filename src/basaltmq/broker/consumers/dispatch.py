@@ -16,7 +16,7 @@ from typing import Final
 
 from basaltmq.broker.consumers.consumer import Consumer, distribute, total_credit
 from basaltmq.broker.consumers.queue import LEASE_BYTES, BrokerQueue
-from basaltmq.broker.consumers.tick_batch import ACK, REQUEUE, Settlement
+from basaltmq.broker.message.operations import ACK, REQUEUE, Settlement
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane

@@ -14,7 +14,7 @@ from typing import Final
 
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.consumers.stream_queue import StreamQueues
-from basaltmq.broker.consumers.tick_batch import ACK, Settlement
+from basaltmq.broker.message.operations import ACK, Settlement
 from basaltmq.queues.plane import QueuePlane
 
 LEASE_MAX: Final = 64

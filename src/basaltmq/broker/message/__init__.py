@@ -1,1 +1,1 @@
-"""Parts of an AMQP message: properties, header tables, death history, stream records."""
+"""Messages: operations on them, properties, header tables, death history, stream records."""

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from basaltmq.broker.consumers.consumer import total_credit
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.consumers.tick_batch import Publish, TickBatch
 from basaltmq.broker.message import amqp_table, properties
 from basaltmq.broker.message.death import MAXLEN, Death, routing_keys
+from basaltmq.broker.message.operations import Publish
 from basaltmq.broker.message.properties import PERSISTENT, Peek
+from basaltmq.broker.publishing.tick_batch import TickBatch
 from basaltmq.broker.routing.topology import Topology
 from basaltmq.queues.config import Overflow
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft

@@ -26,9 +26,10 @@ from typing import Any, Final, Protocol
 from basaltmq.broker.chores import Chore, Chores
 from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.consumers.tick_batch import ACK, REQUEUE, Publish, Publisher, Settlement, TickBatch
 from basaltmq.broker.guard import Failing, QuietGuard
+from basaltmq.broker.message.operations import ACK, REQUEUE, Publish, Publisher, Settlement
 from basaltmq.broker.publishing.router import MessageRouter
+from basaltmq.broker.publishing.tick_batch import TickBatch
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, PreconditionFailedError, StorageError, StoreStalledError
 from basaltmq.queues.plane import QueuePlane
@@ -47,7 +48,6 @@ SYNC_HERE_BYTES_MAX: Final = 512 << 10
 STALL_RETRY_S: Final = 0.02
 """Delay between tries while the store is stalled."""
 
-NO_ROUTE: Final = 312
 _log: Final = logging.getLogger(__name__)
 
 
@@ -266,7 +266,7 @@ class Tick:
         for queue, deliveries in batch.delivered:
             self.dispatch.deliver_leased(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
-            _call(publisher.returned, NO_ROUTE, "NO_ROUTE", exchange, key, raw, body)
+            _call(publisher.returned, exchange, key, raw, body)
 
     def _confirm(self, batch: TickBatch) -> None:
         """The batch is written: count, deliver, and confirm now or after the sync."""

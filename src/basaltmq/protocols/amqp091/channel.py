@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from basaltmq.broker.consumers.consumer import Consumer, Delivered
-from basaltmq.broker.consumers.tick_batch import Publish
 from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import properties
+from basaltmq.broker.message.operations import Publish
 from basaltmq.broker.message.properties import seal
 from basaltmq.protocols.amqp091 import consuming, reply_to
 from basaltmq.protocols.amqp091.confirms import Confirms
@@ -175,7 +175,7 @@ class Channel:
         if consumer is not None:
             consumer.take_reply(method.exchange, method.routing_key, raw, body)
         elif method.mandatory:
-            self.returned(NO_ROUTE, "NO_ROUTE", method.exchange, method.routing_key, raw, body)
+            self.returned(method.exchange, method.routing_key, raw, body)
         self.published += 1
         if number:
             self.confirmed([number], True)
@@ -191,13 +191,11 @@ class Channel:
         self.delivered += 1
         self.connection.wrote()
 
-    def returned(
-        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
-    ) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
         """Send basic.return for a mandatory message without a route."""
         if not self.is_open:
             return
-        method = m.BasicReturn(reply_code, reply_text, exchange, routing_key)
+        method = m.BasicReturn(NO_ROUTE, "NO_ROUTE", exchange, routing_key)
         frame_bytes_max = self.session.tuning.frame_bytes_max
         write_content(self.session.outgoing, self.number, method, properties, body, frame_bytes_max)
         self.connection.wrote()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.consumers.tick_batch import ACK, REJECT, REQUEUE, Settlement
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.message.properties import open_envelope
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import reply_to

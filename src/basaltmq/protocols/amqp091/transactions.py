@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.consumers.tick_batch import Publish, Settlement
+from basaltmq.broker.message.operations import Publish, Settlement
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091 import consuming
 from basaltmq.protocols.amqp091.confirms import Confirms

@@ -1,4 +1,4 @@
-"""Publishes and settlements of one turn of the loop, and the batch built from them.
+"""The batch of one turn of the loop: operations grouped for the queue plane.
 
 The batch keeps the order per queue. A draft for one queue joins the last step of that queue. A draft for several queues
 joins the last step of the same set of queues, unless one of them has a later step.
@@ -7,45 +7,11 @@ joins the last step of the same set of queues, unless one of them has a later st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.message.operations import Publish, Publisher
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
-
-
-class Publisher(Protocol):
-    """Receives returns and confirms: a channel."""
-
-    def returned(
-        self, reply_code: int, reply_text: str, exchange: str, routing_key: str, properties: bytes, body: bytes
-    ) -> None:
-        """Return a mandatory message without a route. Called before its confirm."""
-        ...
-
-    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
-        """Confirm the messages with these ascending numbers, or nack them if a full queue rejected them."""
-        ...
-
-
-Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
-"""Publisher, exchange, routing key, properties, body, mandatory, number. Number 0 requests no confirm.
-
-A plain tuple, because one is created per message."""
-
-
-class Settlement(NamedTuple):
-    """Deliveries of one lease with the same outcome."""
-
-    queue: str
-    token: int
-    ids: Sequence[bytes]
-    outcome: str
-
-
-ACK: Final = "ack"
-REQUEUE: Final = "requeue"
-REJECT: Final = "reject"
 
 
 class TickBatch:

@@ -1,0 +1,42 @@
+"""Operations on messages that protocols request, and the interfaces through which they learn the results.
+
+Every protocol uses these types to publish, enqueue and settle. `VHost` gathers them, and its tick writes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+
+class Publisher(Protocol):
+    """Receives returns and confirms of routed messages: a channel, a session or a link."""
+
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        """Return a mandatory message without a route. Called before its confirm."""
+        ...
+
+    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+        """Confirm the messages with these ascending numbers, or nack them if a full queue rejected them."""
+        ...
+
+
+Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
+"""A message for an exchange: publisher, exchange, routing key, properties, body, mandatory, number.
+
+`broker/message/properties.py` encodes the properties. Number 0 requests no confirm. A plain tuple, because one is
+created per message."""
+
+
+class Settlement(NamedTuple):
+    """Deliveries of one lease with the same outcome."""
+
+    queue: str
+    token: int
+    ids: Sequence[bytes]
+    outcome: str
+
+
+ACK: Final = "ack"
+REQUEUE: Final = "requeue"
+REJECT: Final = "reject"
