@@ -107,7 +107,7 @@ class Client:
                     self.publish()
             self.settle()
             await asyncio.sleep(self.random.choice([0, 0, 0.001]))
-            if not self.vhost.tick.has_gathered() and self.acking:
+            if not self.vhost.tick.gathered and self.acking:
                 self.emit("acked " + " ".join(self.acking))
                 self.acking = []
 

@@ -22,9 +22,11 @@ from typing import Any
 
 from tests.fuzz.amqp091 import Transport, pieces
 from tests.fuzz.rounds import command, run_rounds
-from tests.interop.fila.server_process import PlaneOwner, guest_accounts
+from tests.interop.fila.server_process import guest_accounts
 from tests.unit.protocols.http2.peer import data, frames, headers, prefixed
 
+from basaltmq.broker.flow import Alarms
+from basaltmq.broker.vhost import VHost
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.durability import Durability
 from basaltmq.protocols.grpc.http2 import frames as f
@@ -36,9 +38,7 @@ from basaltmq.protocols.grpc.services.access import Accounts
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
 from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions
 from basaltmq.queues.config import QueueConfig
-from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
-from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.wire import basalt_pb2 as wire
 from basaltmq.wire import fila_wire_pb2 as fila
 
@@ -55,20 +55,19 @@ class Harness:
     @classmethod
     async def open(cls) -> Harness:
         store = MemoryStore()
-        catalog = Catalog(store)
+        catalog = Catalog(MemoryStore())
         return cls(store, catalog, await guest_accounts(catalog))
 
     def __init__(self, store: MemoryStore, catalog: Catalog, accounts: Accounts) -> None:
         self.store = store
         self.catalog = catalog
-        self.commit = GroupCommit(self.store)
-        self.plane = QueuePlane(self.store, self.commit)
+        self.vhost = VHost("/", self.store)
+        self.vhost.start()
+        self.plane = self.vhost.plane
         for name in QUEUES:
-            self.plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, length_max=200))
+            self.vhost.queues.adopt(QueueConfig(name=name, durability=Durability.WRITTEN, length_max=200))
         options = QueueServerOptions(request_bytes_max=REQUEST_BYTES_MAX, message_bytes_max=MESSAGE_BYTES_MAX)
-        self.fila = QueueServer(
-            self.plane, self.commit, ApiKeys(self.store), accounts, options, owner=PlaneOwner(self.plane)
-        )
+        self.fila = QueueServer(self.vhost, Alarms(), ApiKeys(self.store), accounts, options)
         self.server = self.fila._server
 
     def connect(self) -> tuple[ServerConnection, Transport]:
@@ -84,9 +83,8 @@ class Harness:
 
     async def close(self) -> None:
         await self.fila.stop(1)
-        self.plane.close()
+        await self.vhost.close()
         self.catalog.close()
-        self.commit.close()
 
 
 class Client:

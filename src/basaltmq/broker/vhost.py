@@ -1,7 +1,8 @@
 """A virtual host: exchanges, queues and consumers over one store (SPEC E6 to E9).
 
     protocols ─> declare, bind ...  executed at once, written before the reply
-              ─> publish, settle    gathered, written as one batch at the end of the loop's turn (publishing/tick.py)
+              ─> publish, enqueue   gathered, written as one batch at the end of the loop's turn (publishing/tick.py)
+              ─> settle             the same
               <─ deliveries         a bounded batch per queue and turn (consumers/dispatch.py)
               <─ confirms           after the sync
 
@@ -26,7 +27,7 @@ from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.consumers.stream_queue import StreamQueues
 from basaltmq.broker.consumers.stream_spool import StreamSpool
 from basaltmq.broker.guard import Guard, QuietGuard
-from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Publish, Publisher, Settlement
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Enqueue, Publish, Publisher, Settlement
 from basaltmq.broker.policy_effects import PolicyEffects
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick import Tick
@@ -331,6 +332,12 @@ class VHost:
         self._require_up()
         self.tick.publish(messages)
 
+    def enqueue(self, call: Enqueue) -> None:
+        """Gather messages for one queue, without routing. The caller has checked that the queue is no stream."""
+        if self.error is not None or self._closing:
+            self._require_up()
+        self.tick.enqueue(call)
+
     def check_exchange(self, name: str) -> Exchange:
         """Return the exchange, or raise if clients may not publish to it."""
         if self.error is not None or self._closing:
@@ -446,7 +453,7 @@ class VHost:
         if self.error is None:
             self.tick.flush()
         self._closing = True
-        self.tick.stop()
+        self.tick.stop(VHostDownError(f"vhost '{self.name}' is closing"))
         self.clock.stop()
         until = time.monotonic() + DRAIN_S
         while self.error is None and self.tick.unsynced and time.monotonic() < until:
@@ -477,7 +484,7 @@ class VHost:
         _log.error("vhost %r failed: %s", self.name, error)
         self.store.poison(error)
         self.clock.stop()
-        self.tick.drop()
+        self.tick.stop(VHostDownError(f"vhost '{self.name}' is down: {error}"))
         attached, self._attached = self._attached, {}
         for failed in attached.values():
             try:
@@ -495,7 +502,7 @@ class VHost:
     def _flush_gathered(self) -> None:
         """Write what was gathered, so that the next operation sees it."""
         self._require_up()
-        if self.tick.has_gathered():
+        if self.tick.gathered:
             self.tick.flush()
             self._require_up()
 

@@ -1,4 +1,4 @@
-"""A gRPC server in a process of its own: a store, a queue plane and nothing else of the broker.
+"""A gRPC server in a process of its own: one virtual host, and nothing else of the broker.
 
     python server_process.py DIRECTORY [JSON of QueueServerOptions]
 
@@ -13,8 +13,6 @@ import json
 import os
 import signal
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,44 +20,14 @@ import uvloop
 
 from basaltmq.broker.auth.permissions import Permissions
 from basaltmq.broker.auth.users import ADMINISTRATOR, Users
+from basaltmq.broker.flow import Alarms
+from basaltmq.broker.vhost import VHost
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.cli.server.command import SWITCH_S
 from basaltmq.protocols.grpc.services.access import Accounts
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
 from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions, TlsFiles
-from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.open import open_store
-from basaltmq.store.sync.loop_commit import LoopCommit
-
-CLOCK_LOOK_S = 1.0
-
-
-async def keep_time(plane: QueuePlane, closer: asyncio.Event) -> None:
-    """Do what is due in queues, when it is."""
-    while True:
-        closer.clear()
-        deadline_ns = plane.run_due()
-        wait_s = None if deadline_ns is None else min(max((deadline_ns - time.time_ns()) / 1e9, 0.0), CLOCK_LOOK_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await closer.wait()
-
-
-class PlaneOwner:
-    """A queue plane without a broker."""
-
-    def __init__(self, plane: QueuePlane) -> None:
-        self.create = plane.create
-        self.delete = plane.delete
-
-    def check(self, name: str) -> None:
-        """All queues may be used."""
-
-    def require_room(self) -> None:
-        """Publishers are never blocked."""
-
-    def failed(self, error: Exception) -> None:
-        """Errors need no handling."""
 
 
 async def at_once() -> None:
@@ -79,28 +47,25 @@ async def guest_accounts(catalog: Catalog) -> Accounts:
 
 
 async def serve(directory: Path, options: QueueServerOptions) -> None:
-    store = open_store(directory)
-    commit = LoopCommit(store)
-    closer = asyncio.Event()
-    plane = QueuePlane(store, commit, on_deadline=closer.set)
-    catalog = Catalog(store)
+    node_store = open_store(directory.with_name(f"{directory.name}-node"))
+    catalog = Catalog(node_store)
     accounts = await guest_accounts(catalog)
-    server = QueueServer(plane, commit, ApiKeys(store), accounts, options, owner=PlaneOwner(plane))
+    vhost = VHost("/", open_store(directory), path=directory)
+    vhost.start()
+    server = QueueServer(vhost, Alarms(), ApiKeys(vhost.store), accounts, options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    timer = asyncio.create_task(keep_time(plane, closer))
     print(await server.start(), flush=True)
     # As `basalt serve` does once it is ready.
     gc.freeze()
     await stop.wait()
     await server.stop(1.0)
-    timer.cancel()
-    plane.close()
+    await vhost.close()
+    vhost.store.close()
     catalog.close()
-    commit.close()
-    store.close()
+    node_store.close()
 
 
 def options_of(text: str) -> QueueServerOptions:

@@ -492,7 +492,7 @@ def test_large_messages_of_one_turn_are_written_in_several() -> None:
         for number, body in enumerate(bodies):
             vhost.publish(publisher, "", "q", PERSISTENT, body, number=number + 1)
         await turns(1)
-        assert len(vhost.tick.pending) == 3
+        assert len(vhost.tick.gathered.publishes) == 3
         await until(lambda: len(publisher.reported) == 4)
         assert publisher.numbers() == [1, 2, 3, 4]
         assert [message.payload for message in vhost.plane.browse("q")] == bodies

@@ -6,7 +6,11 @@ Every protocol uses these types to publish, enqueue and settle. `VHost` gathers 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from basaltmq.queues.draft import Draft
+
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class Publisher(Protocol):
@@ -26,6 +30,29 @@ Publish: TypeAlias = tuple[Publisher, str, str, bytes, bytes, bool, int]
 
 `broker/message/properties.py` encodes the properties. Number 0 requests no confirm. A plain tuple, because one is
 created per message."""
+
+
+class Waiter(Protocol[T_contra]):
+    """Receives the result of one operation, or its error. Its methods do not raise. A future is one."""
+
+    def done(self) -> bool:
+        """Whether the caller no longer waits. The operation is done nevertheless."""
+        ...
+
+    def set_result(self, result: T_contra, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
+class Enqueue(NamedTuple):
+    """Messages for one queue, without routing. All are added, or none."""
+
+    queue: str
+    drafts: Sequence[Draft | bytes]
+    size_bytes: int
+    """Total size of the payloads."""
+    waiter: Waiter[list[bytes]]
+    """Receives the message ids, once the messages are as durable as the queue requires."""
 
 
 class Settlement(NamedTuple):

@@ -7,19 +7,25 @@ joins the last step of the same set of queues, unless one of them has a later st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.message.operations import Publish, Publisher
+from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Waiter
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
+
+Answers: TypeAlias = list[tuple[Waiter[list[bytes]], list[bytes]]]
+"""Waiters with their results."""
 
 
 class TickBatch:
     """The operations of one turn, ready for the plane."""
 
     __slots__ = (
+        "answers",
         "confirms",
         "delivered",
+        "enqueues",
         "groups",
         "has_refused",
         "instant",
@@ -30,6 +36,7 @@ class TickBatch:
         "steps",
         "streams",
         "synced",
+        "synced_answers",
     )
 
     def __init__(self) -> None:
@@ -45,9 +52,14 @@ class TickBatch:
         """Messages with TTL 0, for consumers that are ready now."""
         self.delivered: list[tuple[BrokerQueue, list[Delivery]]] = []
         self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
+        self.enqueues: dict[str, list[Enqueue]] = {}
+        """Calls that name their queue, by queue."""
         self.synced: dict[Publisher, list[int]] = {}
         """Confirms to send after the sync."""
+        self.synced_answers: Answers = []
+        """Answers to send after the sync."""
         self.confirms: dict[Publisher, list[int]] = {}
+        self.answers: Answers = []
         self.nacks: dict[Publisher, list[int]] = {}
         self.rooms: dict[BrokerQueue, list[int]] = {}
         """Remaining capacity of queues that reject publishes: messages and bytes."""

@@ -233,6 +233,7 @@ async def _wait_for_confirms(node: Node) -> None:
             vhost = node.vhost(name)
         except BasaltError:
             continue
-        while vhost.is_up and (vhost.tick.pending or vhost.tick.unsynced):
+        tick = vhost.tick
+        while vhost.is_up and (tick.gathered.publishes or tick.gathered.enqueues or tick.unsynced):
             await vhost.commit.durable()
             await asyncio.sleep(0)

@@ -136,7 +136,6 @@ class FilaListener:
         # The gRPC dependencies are needed only if gRPC is enabled.
         from basaltmq.protocols.grpc.services.access import Accounts
         from basaltmq.protocols.grpc.services.api_keys import ApiKeys
-        from basaltmq.protocols.grpc.services.queue_owner import VHostOwner
         from basaltmq.protocols.grpc.services.queue_server import QueueServer, QueueServerOptions, TlsFiles
 
         files = self._config.tls
@@ -156,9 +155,8 @@ class FilaListener:
             handshake_s=limits.handshake_timeout_ms / 1000,
         )
         accounts = Accounts(self._node.users, self._node.permissions, vhost.name)
-        owner = VHostOwner(self._node, vhost)
         keys = ApiKeys(vhost.store)
-        server = QueueServer(vhost.plane, vhost.commit, keys, accounts, options, owner=owner, shares=self._node.shares)
+        server = QueueServer(vhost, self._node.alarms, keys, accounts, options, shares=self._node.shares)
         if self._sock is not None:
             self._sock.close()
             self._sock = None

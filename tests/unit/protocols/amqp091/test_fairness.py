@@ -175,7 +175,7 @@ def test_fan_outs_share_batches_and_leave_turns_to_others_in_between() -> None:
         flush = harness.vhost.tick.flush
 
         def flushing(*, for_turn: bool = False) -> None:
-            batches.append(len(harness.vhost.tick.pending))
+            batches.append(len(harness.vhost.tick.gathered.publishes))
             flush(for_turn=for_turn)
 
         harness.vhost.tick.flush = flushing  # type: ignore[method-assign]
@@ -201,7 +201,7 @@ def test_publishers_of_fan_outs_take_turns_and_owe_together() -> None:
         publishers = [await opened(harness) for _ in range(3)]
         for number, (connection, _) in enumerate(publishers):
             connection.data_received(fan_outs(*[b"%d" % number] * 2 * FANNED_TOGETHER))
-        assert len(harness.vhost.tick.pending) == FANNED_TOGETHER, "one turn has time for one of them"
+        assert len(harness.vhost.tick.gathered.publishes) == FANNED_TOGETHER, "one turn has time for one of them"
         for _ in range(TURNS_MAX):
             await harness.settle(turns=1)
             if len(bodies_in(harness, names[0])) == 6 * FANNED_TOGETHER:

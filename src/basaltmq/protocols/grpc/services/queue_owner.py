@@ -1,19 +1,21 @@
-"""The interface between the gRPC services and the owner of the queues: create, delete, access rules, alarms.
+"""The queues of a virtual host as the gRPC services use them: create, delete, enqueue, access rules, alarms.
 
-A bare queue plane has no rules. In a broker the virtual host owns the queues. A queue created over gRPC is then visible
-over AMQP too. Streams and exclusive queues are refused, and so are enqueues while publishers are blocked. A storage
-error closes the virtual host, which is then reopened.
+A queue created over gRPC is visible over AMQP too. Streams and exclusive queues are refused, and so are enqueues while
+publishers are blocked. A storage error closes the virtual host, which is then reopened.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Final
 
+from basaltmq.broker.flow import Alarms
 from basaltmq.broker.guard import Guard
-from basaltmq.broker.node import Node
+from basaltmq.broker.message.operations import Enqueue, Waiter
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import (
     CorruptionError,
+    LimitExceededError,
     PreconditionFailedError,
     PublishersHeldError,
     ResourceLockedError,
@@ -22,34 +24,19 @@ from basaltmq.errors import (
     StoreStalledError,
 )
 from basaltmq.queues.config import QueueConfig
+from basaltmq.queues.draft import Draft, asks_for_more, require_fit
+
+MESSAGE_BYTES_MAX: Final = 16 << 20
+"""Default size limit of one message. The setting `limits.message_bytes_max` has the same default."""
 
 
-class QueueOwner(Protocol):
-    """Owner of the queues that the services use."""
+class QueueOwner:
+    """The queues of one virtual host."""
 
-    def create(self, config: QueueConfig) -> None: ...
-
-    def delete(self, name: str) -> None: ...
-
-    def check(self, name: str) -> None:
-        """Raise if gRPC may not use this queue. A missing queue is reported elsewhere."""
-        ...
-
-    def require_room(self) -> None:
-        """Raise while publishers are blocked."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """Handle the error that ended a call."""
-        ...
-
-
-class VHostOwner:
-    """A virtual host of a broker."""
-
-    def __init__(self, node: Node, vhost: VHost) -> None:
-        self._node = node
+    def __init__(self, vhost: VHost, alarms: Alarms, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._vhost = vhost
+        self._alarms = alarms
+        self._message_bytes_max = message_bytes_max
 
     def create(self, config: QueueConfig) -> None:
         with Guard(self._vhost):
@@ -63,6 +50,7 @@ class VHostOwner:
             self._vhost.plane.delete(name)
 
     def check(self, name: str) -> None:
+        """Raise if gRPC may not use this queue. A missing queue is reported elsewhere."""
         queue = self._vhost.queues.by_name.get(name)
         if queue is None:
             return
@@ -73,12 +61,29 @@ class VHostOwner:
                 f"queue {name!r} is exclusive to the AMQP connection that declared it; use another queue"
             )
 
-    def require_room(self) -> None:
-        reason = self._node.alarms.reason(self._vhost.name)
+    def enqueue(self, queue: str, drafts: Sequence[Draft | bytes], waiter: Waiter[list[bytes]]) -> None:
+        """Gather messages, all or none. The waiter gets their ids once they are as durable as the queue requires."""
+        self.check(queue)
+        reason = self._alarms.reason(self._vhost.name)
         if reason is not None:
             raise PublishersHeldError(f"publishers are blocked: {reason}")
+        if {*map(type, drafts)} == {bytes}:
+            payloads: Sequence[bytes] = drafts  # type: ignore[assignment]
+            sizes_bytes = [*map(len, payloads)]
+        else:
+            sizes_bytes = [len(each.payload) if isinstance(each, Draft) else len(each) for each in drafts]
+            if asks_for_more(drafts):
+                require_fit(self._vhost.plane.get(queue), drafts)
+        size_bytes = sum(sizes_bytes)
+        if size_bytes > self._message_bytes_max and max(sizes_bytes) > self._message_bytes_max:
+            raise LimitExceededError(
+                f"a message of {max(sizes_bytes)} bytes for queue {queue!r} exceeds the limit of "
+                f"{self._message_bytes_max} bytes (limits.message_bytes_max)"
+            )
+        self._vhost.enqueue(Enqueue(queue, drafts, size_bytes, waiter))
 
     def failed(self, error: Exception) -> None:
+        """Handle the error that ended a call."""
         # No reason to close the virtual host: a stalled store lost nothing, a closed store was closed on purpose, and
         # corruption affects only the damaged rows.
         passing = StoreStalledError | StoreClosedError | CorruptionError

@@ -1,6 +1,6 @@
 """The gRPC listener of the broker: `fila.v1` and `basalt.v1` on one port, in the broker's event loop.
 
-    connection ──> MethodFactory (authentication) ──> service ──> Tick (enqueues: one write, one sync)
+    connection ──> MethodFactory (authentication) ──> service ──> QueueOwner (enqueues: the tick of the vhost)
                                                              └──> WaitingConsumers (distribution), ConsumeStreams
 
 The queue plane is called on the loop and never blocks it. Calls that need durability await the next sync.
@@ -22,7 +22,9 @@ from typing import Final, Literal
 
 from basaltmq.broker.auth.tls import reload_files, server_context
 from basaltmq.broker.config.settings import Tls
+from basaltmq.broker.flow import Alarms
 from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidConfigError
 from basaltmq.protocols.grpc.server.server import CONNECTIONS_MAX, HANDSHAKE_S, REQUEST_BYTES_MAX, GrpcServer
 from basaltmq.protocols.grpc.services.access import Access, AccessMode, Accounts
@@ -33,12 +35,9 @@ from basaltmq.protocols.grpc.services.error_status import outcome_of
 from basaltmq.protocols.grpc.services.fila import admin, service
 from basaltmq.protocols.grpc.services.fila.consume_streams import AckFrom, ConsumeStreams
 from basaltmq.protocols.grpc.services.method_factory import MethodFactory
-from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
-from basaltmq.protocols.grpc.services.tick import MESSAGE_BYTES_MAX, Tick
+from basaltmq.protocols.grpc.services.queue_owner import MESSAGE_BYTES_MAX, QueueOwner
 from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
 from basaltmq.protocols.grpc.status import Outcome
-from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.sync.group_commit import GroupCommit
 
 STOP_GRACE_S: Final = 5.0
 """Grace period in seconds for running calls when the server stops."""
@@ -80,24 +79,24 @@ class QueueServerOptions:
 
 
 class QueueServer:
-    """Serves the queues of one plane. Create, start and stop it on one event loop."""
+    """Serves the queues of one virtual host. Create, start and stop it on one event loop."""
 
     def __init__(
         self,
-        plane: QueuePlane,
-        commit: GroupCommit,
+        vhost: VHost,
+        alarms: Alarms,
         keys: ApiKeys,
         accounts: Accounts,
         options: QueueServerOptions | None = None,
         *,
-        owner: QueueOwner,
         clock_ns: Callable[[], int] = time.time_ns,
         shares: LoopShares | None = None,
     ) -> None:
-        """`owner` owns the queues. `shares` is the loop's scheduler, if other listeners use the loop too."""
+        """`alarms` block publishers. `shares` is the loop's scheduler, if other listeners use the loop too."""
         self._options = options = options or QueueServerOptions()
         loop = asyncio.get_running_loop()
-        self._tick = Tick(plane, commit, loop, message_bytes_max=options.message_bytes_max)
+        plane, commit = vhost.plane, vhost.commit
+        owner = QueueOwner(vhost, alarms, options.message_bytes_max)
         self._consumers = WaitingConsumers(plane, loop)
         self._streams = ConsumeStreams(plane, self._consumers, loop, ack_from=options.ack_from)
         keys.watch(self._streams.recheck)
@@ -113,9 +112,9 @@ class QueueServer:
                 owner.failed(error)
             return outcome_of(error)
 
-        fila = service.FilaService(plane, self._tick, self._streams, owner, clock_ns)
+        fila = service.FilaService(plane, self._streams, owner, clock_ns)
         operators = admin.FilaAdmin(plane, self._consumers, access, owner, durable)
-        self._queues = QueuesService(plane, self._tick, self._consumers, owner, durable)
+        self._queues = QueuesService(plane, self._consumers, owner, durable)
         services = (
             (service.SERVICE, fila.methods(calls)),
             (admin.SERVICE, operators.methods(calls)),
@@ -163,7 +162,6 @@ class QueueServer:
             "calls": self._server.calls,
             "streams": len(self._streams),
             "held": self._streams.held,
-            "enqueue_writes": self._tick.writes,
         }
 
 

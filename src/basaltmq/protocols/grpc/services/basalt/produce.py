@@ -1,6 +1,6 @@
 """The streaming Produce call: batches in, confirms out, in the same order.
 
-    client ──> read a batch ──> grouped write (`Tick`) ──> in flight ──> confirm in order ──> client
+    client ──> read a batch ──> gathered (`broker/publishing/tick.py`) ──> in flight ──> confirm in order ──> client
                    ^                                            │
                    └────────── read on only while the batches in flight fit the window
 
@@ -20,9 +20,6 @@ from basaltmq.protocols.grpc.services.access import Caller
 from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
 from basaltmq.protocols.grpc.services.method_factory import queue_name
 from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
-from basaltmq.protocols.grpc.services.tick import Tick
-from basaltmq.queues.draft import asks_for_more, require_fit
-from basaltmq.queues.plane import QueuePlane
 from basaltmq.wire import basalt_pb2 as wire
 
 WINDOW_BATCHES: Final = 64
@@ -46,9 +43,7 @@ class _InFlight:
 class Produce:
     """Handler of the Produce call."""
 
-    def __init__(self, plane: QueuePlane, tick: Tick, owner: QueueOwner) -> None:
-        self._plane = plane
-        self._tick = tick
+    def __init__(self, owner: QueueOwner) -> None:
         self._owner = owner
 
     async def run(
@@ -98,12 +93,9 @@ class Produce:
     def _begin(self, batch: wire.EnqueueBatchRequest, caller: Caller) -> asyncio.Future[list[bytes]]:
         queue = queue_name(batch.queue)
         caller.require("produce", queue)
-        self._owner.check(queue)
-        self._owner.require_room()
-        drafts = drafts_of(batch)
-        if asks_for_more(drafts):
-            require_fit(self._plane.get(queue), drafts)
-        return self._tick.enqueue(queue, drafts)
+        future: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        self._owner.enqueue(queue, drafts_of(batch), future)
+        return future
 
 
 def _retrieve_error(future: asyncio.Future[list[bytes]]) -> None:

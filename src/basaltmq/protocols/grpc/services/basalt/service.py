@@ -22,10 +22,9 @@ from basaltmq.protocols.grpc.services.basalt.queue_config import config_of
 from basaltmq.protocols.grpc.services.basalt.worker_sessions import WorkerSession, WorkerSessions
 from basaltmq.protocols.grpc.services.method_factory import MethodFactory, queue_name, read
 from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
-from basaltmq.protocols.grpc.services.tick import Tick
 from basaltmq.protocols.grpc.services.waiting_consumers import WaitingConsumers
 from basaltmq.queues.config import DURATION_MS_MAX
-from basaltmq.queues.draft import Draft, asks_for_more, require_fit
+from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.table import LEASE_MAX
 from basaltmq.queues.plane import QueuePlane
@@ -48,7 +47,6 @@ class QueuesService:
     def __init__(
         self,
         plane: QueuePlane,
-        tick: Tick,
         consumers: WaitingConsumers,
         owner: QueueOwner,
         durable: Callable[[], Awaitable[None]],
@@ -57,7 +55,6 @@ class QueuesService:
         """`durable` waits until all previous writes are durable."""
         self._durable = durable
         self._plane = plane
-        self._tick = tick
         self._consumers = consumers
         self._owner = owner
         self._clock_ns = clock_ns
@@ -65,7 +62,7 @@ class QueuesService:
         self._closing = asyncio.Event()
 
     def methods(self, calls: MethodFactory) -> dict[str, Method]:
-        produce = Produce(self._plane, self._tick, self._owner)
+        produce = Produce(self._owner)
         return {
             "CreateQueue": calls.unary(wire.CreateQueueRequest, self.create_queue),
             "EnqueueBatch": calls.unary_of_bytes(self.enqueue_batch, _enqueued),
@@ -94,23 +91,15 @@ class QueuesService:
     def enqueue_batch(self, raw: Chunk, caller: Caller) -> ImmediateFuture[list[bytes]]:
         plain = payloads_of(raw)
         if plain is not None:
-            name, payloads = plain
-            return self._enqueue(name, lambda: payloads, caller)
+            return self._enqueue(*plain, caller)
         request = read(wire.EnqueueBatchRequest, raw)
-        return self._enqueue(request.queue, lambda: drafts_of(request), caller)
+        return self._enqueue(request.queue, drafts_of(request), caller)
 
-    def _enqueue(
-        self, name: str, drafts: Callable[[], Sequence[Draft | bytes]], caller: Caller
-    ) -> ImmediateFuture[list[bytes]]:
+    def _enqueue(self, name: str, drafts: Sequence[Draft | bytes], caller: Caller) -> ImmediateFuture[list[bytes]]:
         queue = queue_name(name)
         caller.require("produce", queue)
-        self._owner.check(queue)
-        self._owner.require_room()
         future: ImmediateFuture[list[bytes]] = ImmediateFuture()
-        made = drafts()
-        if asks_for_more(made):
-            require_fit(self._plane.get(queue), made)
-        self._tick.add(queue, made, future)
+        self._owner.enqueue(queue, drafts, future)
         return future
 
     def lease(self, request: wire.LeaseRequest, caller: Caller) -> bytes | Coroutine[Any, Any, bytes]:

@@ -15,7 +15,6 @@ from basaltmq.protocols.grpc.services.access import Caller
 from basaltmq.protocols.grpc.services.fila.consume_streams import ConsumeStreams
 from basaltmq.protocols.grpc.services.method_factory import MethodFactory, queue_name
 from basaltmq.protocols.grpc.services.queue_owner import QueueOwner
-from basaltmq.protocols.grpc.services.tick import Tick
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
@@ -36,13 +35,11 @@ class FilaService:
     def __init__(
         self,
         plane: QueuePlane,
-        tick: Tick,
         streams: ConsumeStreams,
         owner: QueueOwner,
         clock_ns: Callable[[], int],
     ) -> None:
         self._plane = plane
-        self._tick = tick
         self._streams = streams
         self._owner = owner
         self._clock_ns = clock_ns
@@ -58,8 +55,6 @@ class FilaService:
     def enqueue(self, request: wire.EnqueueRequest, caller: Caller) -> ImmediateFuture[list[bytes]]:
         queue = queue_name(request.queue)
         caller.require("produce", queue)
-        self._owner.check(queue)
-        self._owner.require_room()
         headers = dict(request.headers) if request.headers else None
         payload = request.payload
         size_bytes = len(payload)
@@ -72,7 +67,7 @@ class FilaService:
             )
         draft = payload if headers is None else Draft(payload=payload, headers=headers)
         future: ImmediateFuture[list[bytes]] = ImmediateFuture()
-        self._tick.add(queue, [draft], future)
+        self._owner.enqueue(queue, [draft], future)
         return future
 
     async def consume(self, request: wire.ConsumeRequest, caller: Caller) -> AsyncGenerator[bytes, None]:
