@@ -432,3 +432,19 @@ def test_more_messages_than_fit_a_batch_are_several_batches() -> None:
         assert {len(await call) for call in calls} == {1000}
 
     run(test)
+
+
+@pytest.mark.promise("P11")
+def test_a_queue_that_cannot_be_read_from_a_broken_disk_fails_the_virtual_host() -> None:
+    async def test(bench: Bench) -> None:
+        def broken(name: str, *rest: object, **more: object) -> QueueConfig:
+            raise StorageError("the disk is gone")
+
+        bench.plane.get = broken  # type: ignore[method-assign]
+        bench.plane.enqueue = broken  # type: ignore[assignment, method-assign]
+        call = bench.enqueue("a", b"1")
+        with pytest.raises(StorageError, match="gone"):
+            await call
+        assert isinstance(bench.vhost.error, StorageError)
+
+    run(test)

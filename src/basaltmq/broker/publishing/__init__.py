@@ -1,1 +1,1 @@
-"""The publishing tick: routes messages, writes one batch per turn of the loop, confirms after the sync."""
+"""The tick of all protocols: routes messages, writes one batch per turn of the loop, confirms after the sync."""

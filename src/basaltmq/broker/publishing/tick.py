@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -45,13 +45,12 @@ from basaltmq.broker.chores import Chore, Chores
 from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
-from basaltmq.broker.message.operations import ACK, REQUEUE, Enqueue, Publish, Publisher, Settlement
+from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Settlement
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import Answers, TickBatch
-from basaltmq.durability import Durability
-from basaltmq.errors import BasaltError, CorruptionError, PreconditionFailedError, StorageError, StoreStalledError
-from basaltmq.queues.config import Overflow
+from basaltmq.broker.publishing.writer import BatchWriter, refuse
+from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.sync.loop_commit import LoopCommit
 
@@ -86,7 +85,7 @@ class Tick:
     ) -> None:
         """`owner` is the virtual host, which fails on a disk error."""
         self._owner = owner
-        self._plane = plane
+        self._writer = BatchWriter(plane, router)
         self._commit = commit
         self._streams = streams
         self.router = router
@@ -115,7 +114,7 @@ class Tick:
         """Run no further turns, and discard what is still gathered. Callers that wait get the error."""
         self._is_stopped = True
         gathered, self.gathered = self.gathered, Gathered()
-        _refuse(gathered.enqueues, error)
+        refuse(gathered.enqueues, error)
 
     def publish(self, messages: Sequence[Publish]) -> None:
         """Gather messages for exchanges. Returns and confirms follow at the end of the turn or after the sync."""
@@ -158,7 +157,7 @@ class Tick:
             batch, size_bytes = self.gathered.take(TURN_BYTES_MAX if for_turn else BATCH_BYTES_MAX)
             if size_bytes > SYNC_HERE_BYTES_MAX:
                 self._commit.sync_in_thread()
-            parts = self._parts(batch)
+            parts = self._writer.parts(batch)
             try:
                 self._write_parts(parts)
             except StoreStalledError:
@@ -169,7 +168,7 @@ class Tick:
                 return
             except StorageError as error:
                 self._owner.fail(error)
-                _refuse([each for part in parts for each in part.enqueues], error)
+                refuse([each for part in parts for each in part.enqueues], error)
                 return
             self._set_stalled(False)
             if for_turn and self.gathered and self.gathered.size_bytes() <= BATCH_BYTES_MAX:
@@ -177,11 +176,7 @@ class Tick:
 
     def commit_tx(self, publishes: list[Publish], settlements: list[Settlement]) -> asyncio.Future[None]:
         """Write all of it as one batch or nothing; the future resolves when it is durable."""
-        batch = self.router.sort(publishes)
-        if batch.has_refused:
-            raise PreconditionFailedError("the transaction publishes to a full queue; nothing was applied")
-        with self._plane.change():
-            self._write(batch, settlements)
+        batch = self._writer.write_tx(publishes, settlements)
         self._deliver(batch)
         waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
         waits.append(self._commit.durable())
@@ -248,24 +243,6 @@ class Tick:
             self.is_stalled = is_stalled
             self.on_stalled(is_stalled)
 
-    def _parts(self, batch: Gathered) -> list[Gathered]:
-        """Separate what is written alone. Return the parts in reverse order.
-
-        A call to a queue that rejects messages at its limit is written alone, because the refusal concerns one call. A
-        call to a missing queue is refused here.
-        """
-        alone: list[Gathered] = []
-        for queue in {call.queue for call in batch.enqueues}:
-            try:
-                if self._plane.get(queue).overflow is Overflow.DROP_HEAD:
-                    continue
-            except Exception as error:
-                _refuse([call for call in batch.enqueues if call.queue == queue], error)
-            else:
-                alone += [Gathered(enqueues=[call]) for call in reversed(batch.enqueues) if call.queue == queue]
-            batch.enqueues = [call for call in batch.enqueues if call.queue != queue]
-        return [*alone, batch] if batch else alone
-
     def _write_parts(self, parts: list[Gathered]) -> None:
         """Write parts, the last one first, and remove them. If one operation fails a part, write its halves instead.
 
@@ -273,7 +250,7 @@ class Tick:
         """
         while parts:
             try:
-                batch = self._write_part(parts[-1])
+                batch = self._writer.write(parts[-1])
             except Exception as error:
                 if isinstance(error, StorageError) and not isinstance(error, CorruptionError):
                     raise
@@ -287,18 +264,6 @@ class Tick:
             parts.pop()
             self._confirm(batch)
 
-    def _write_part(self, part: Gathered) -> TickBatch:
-        batch = self.router.sort(part.publishes) if part.publishes else TickBatch()
-        for call in part.enqueues:
-            batch.enqueues.setdefault(call.queue, []).append(call)
-        if len(batch.enqueues) == 1 and part.has_only_enqueues():
-            # One operation of the plane. A change would not report that a full queue dead-lettered the messages.
-            self._enqueue(batch)
-        elif batch.steps or batch.instant or batch.enqueues or part.settlements:
-            with self._plane.change():
-                self._write(batch, part.settlements)
-        return batch
-
     def _refuse(self, part: Gathered, error: Exception) -> None:
         """Report the error of one operation. A settlement of an expired lease has no effect."""
         if not isinstance(error, BasaltError):
@@ -307,26 +272,7 @@ class Tick:
             _log.warning("a message to exchange %r was refused: %s", exchange, error)
             if number:
                 _call(publisher.confirmed, [number], False)
-        _refuse(part.enqueues, error)
-
-    def _write(self, batch: TickBatch, settlements: Iterable[Settlement]) -> None:
-        """Apply the operations of a batch to the plane, inside a change."""
-        plane = self._plane
-        for queues, drafts in batch.steps:
-            if len(queues) == 1:
-                plane.enqueue(queues[0].name, drafts, durability=Durability.WRITTEN)
-            else:
-                plane.publish_many([queue.name for queue in queues], drafts, durability=Durability.WRITTEN)
-        self._enqueue(batch)
-        for queue, drafts in batch.instant.items():
-            batch.delivered.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
-        for name, token, ids, outcome in settlements:
-            if outcome == ACK:
-                plane.ack(name, token, ids)
-            elif outcome == REQUEUE:
-                plane.release(name, token, ids)
-            else:
-                plane.nack(name, token, ids, reject=True)
+        refuse(part.enqueues, error)
 
     def _deliver(self, batch: TickBatch) -> None:
         """Deliver messages with TTL 0 to their consumers, and return messages without a route."""
@@ -334,20 +280,6 @@ class Tick:
             self.dispatch.deliver_leased(queue, deliveries)
         for publisher, exchange, key, raw, body, _, _ in batch.returns:
             _call(publisher.returned, exchange, key, raw, body)
-
-    def _enqueue(self, batch: TickBatch) -> None:
-        for queue, calls in batch.enqueues.items():
-            drafts = calls[0].drafts if len(calls) == 1 else [draft for call in calls for draft in call.drafts]
-            ids = self._plane.enqueue(queue, drafts, durability=Durability.WRITTEN)
-            config = self._plane.get(queue)
-            # With `extra` the broker manages the queue. `durability` then says when the broker is done with a message,
-            # not when the message is durable, so wait for the sync.
-            is_synced = bool(config.extra) or config.durability is Durability.SYNCED
-            answers = batch.synced_answers if is_synced else batch.answers
-            at = 0
-            for call in calls:
-                answers.append((call.waiter, ids[at : at + len(call.drafts)]))
-                at += len(call.drafts)
 
     def _confirm(self, batch: TickBatch) -> None:
         """The batch is written: count, deliver, and confirm now or after the sync."""
@@ -419,9 +351,3 @@ def _call(callback: Callable[..., None], *values: Any) -> None:
         callback(*values)
     except Exception:
         _log.exception("a publisher could not be notified about its messages")
-
-
-def _refuse(calls: Iterable[Enqueue], error: BaseException) -> None:
-    for call in calls:
-        if not call.waiter.done():
-            call.waiter.set_exception(error)
