@@ -35,7 +35,7 @@ class Gathered:
         self.publishes = publishes or []
         self.enqueues = enqueues or []
         self.settlements = settlements or []
-        self.enqueue_bytes = sum([each.size_bytes for each in self.enqueues])
+        self.enqueue_bytes = sum([each.size_bytes for each in enqueues]) if enqueues else 0
 
     def __bool__(self) -> bool:
         return bool(self.publishes or self.settlements or self.enqueues)
@@ -62,9 +62,12 @@ class Gathered:
         publishes, enqueues = self.publishes, self.enqueues
         if publishes:
             sizes = _body_sizes(publishes)
-            fitting = min(_fitting(sizes, bytes_max), BATCH_MESSAGES_MAX)
-            size_bytes = sum(sizes[:fitting])
-            publishes, self.publishes = publishes[:fitting], publishes[fitting:]
+            size_bytes = sum(sizes)
+            self.publishes = []
+            if size_bytes > bytes_max or len(publishes) > BATCH_MESSAGES_MAX:
+                fitting = min(_fitting(sizes, bytes_max), BATCH_MESSAGES_MAX)
+                size_bytes = sum(sizes[:fitting])
+                publishes, self.publishes = publishes[:fitting], publishes[fitting:]
         if enqueues:
             sizes = [each.size_bytes for each in enqueues]
             counts = [len(each.drafts) for each in enqueues]

@@ -197,10 +197,22 @@ class Tick:
         return result
 
     def _turn(self) -> None:
-        """Write the batch, deliver to consumers and run chores."""
-        self._is_scheduled = False
-        if self._is_stopped:
+        """Write the batch, deliver to consumers and run chores. Schedule the next turn if work is left."""
+        try:
+            can_go_on = self._work()
+        finally:
+            self._is_scheduled = False
+        if self._is_stopped or self._loop is None:
             return
+        if not can_go_on:
+            self._loop.call_later(STALL_RETRY_S, self.schedule)
+        elif self.dispatch or self.chores or (self.gathered and not self.is_stalled and not self._awaits_sync()):
+            self.schedule()
+
+    def _work(self) -> bool:
+        """Return False if the store is stalled."""
+        if self._is_stopped:
+            return True
         if not self._is_gathering():
             self.flush(for_turn=True)
         can_go_on = True
@@ -212,12 +224,7 @@ class Tick:
             with QuietGuard(self._owner):
                 self.chores.run()
                 can_go_on = True
-        if self._is_stopped or self._loop is None:
-            return
-        if not can_go_on:
-            self._loop.call_later(STALL_RETRY_S, self.schedule)
-        elif self.dispatch or self.chores or (self.gathered and not self.is_stalled and not self._awaits_sync()):
-            self.schedule()
+        return can_go_on
 
     def _awaits_sync(self) -> bool:
         """Whether only a few enqueues are gathered, and a sync is running. They are written when it is done."""
@@ -230,7 +237,6 @@ class Tick:
         if self._has_come and self._turns < GATHER_TURNS_MAX and self._has_few_enqueues():
             self._has_come = False
             self._turns += 1
-            self.schedule()
             return True
         self._turns = 0
         return False

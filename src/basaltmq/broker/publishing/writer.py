@@ -27,6 +27,8 @@ class BatchWriter:
         A call to a queue that rejects messages at its limit is a part of its own, because the refusal concerns one
         call. A call to a missing queue is refused at once.
         """
+        if not batch.enqueues:
+            return [batch]
         alone: list[Gathered] = []
         for queue in {call.queue for call in batch.enqueues}:
             try:
@@ -72,7 +74,8 @@ class BatchWriter:
                 plane.enqueue(queues[0].name, drafts, durability=Durability.WRITTEN)
             else:
                 plane.publish_many([queue.name for queue in queues], drafts, durability=Durability.WRITTEN)
-        self._enqueue(batch)
+        if batch.enqueues:
+            self._enqueue(batch)
         for queue, drafts in batch.instant.items():
             batch.delivered.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
         for name, token, ids, outcome in settlements:
