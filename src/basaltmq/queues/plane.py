@@ -227,10 +227,11 @@ class QueuePlane:
             counts["quarantined"] = self._shared.quarantine.count(name)
             return counts
 
-    def has_ready(self, name: str) -> bool:
-        """Whether a queue has messages that are neither leased nor delayed."""
+    def backlog(self, name: str) -> tuple[int, int]:
+        """Return the number and bytes of the messages that are neither leased nor delayed."""
         with self._lock:
-            return len(self._queue(name)) > 0
+            queue = self._queue(name)
+            return len(queue), queue.ready_bytes()
 
     def fairness_keys(self, name: str) -> tuple[int, list[FairnessKey]]:
         """Return how many fairness keys have ready messages, and statistics of the first `KEYS_MAX` of them."""

@@ -108,7 +108,7 @@ class Dispatch:
         queue.delivered += len(found)
         if len(found) < count:
             # The queue is empty, or the next messages exceed LEASE_BYTES.
-            queue.has_ready = self._plane.has_ready(queue.name)
+            queue.has_ready = self._plane.backlog(queue.name)[0] > 0
         self._deliver(queue, rotation, found)
         return queue.has_ready
 

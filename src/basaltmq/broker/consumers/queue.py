@@ -47,6 +47,9 @@ LEASE_BYTES: Final = 4 << 20
 LEASE_FIRST: Final = 8
 """Messages in the first lease from a queue, while the size of its messages is unknown."""
 
+UNLIMITED_CREDIT: Final = 1 << 62
+"""The publish credit of a queue that does not limit its publishers."""
+
 _SMALLER: Final = ("ttl_ms", "expires_ms", "length_max", "bytes_max", "delivery_limit", "age_ms_max")
 """Limits: if both argument and policy set one, the smaller value applies."""
 
@@ -148,6 +151,7 @@ class BrokerQueue:
         "name",
         "owner",
         "policy",
+        "publish_credit",
         "published",
         "redelivered",
         "rejects",
@@ -182,6 +186,8 @@ class BrokerQueue:
         self.has_ready = True
         """False after a lease found the queue empty. The plane's ready notification sets it again."""
         self.lease_max = LEASE_FIRST
+        self.publish_credit = UNLIMITED_CREDIT
+        """Messages that publishers may still send in this turn (publishing/credit.py)."""
         self.published = self.delivered = self.redelivered = self.acked = self.returned = 0
         self.consumers = Consumers(
             single_active=settings.single_active,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from basaltmq.broker.consumers.consumer import total_credit
-from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.consumers.queue import UNLIMITED_CREDIT, BrokerQueue
 from basaltmq.broker.message import amqp_table, properties
 from basaltmq.broker.message.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.message.operations import Publish
@@ -54,6 +54,10 @@ class Route:
         only = queues[0] if len(queues) == 1 and not by_headers else None
         self.single = only if only is not None and only.is_plain else None
         """The only queue, if it needs no special handling."""
+
+    def limited(self) -> list[BrokerQueue]:
+        """Return the queues whose publishers need credit."""
+        return [queue for queue in self.queues if queue.publish_credit != UNLIMITED_CREDIT]
 
 
 class MessageRouter:
@@ -115,11 +119,10 @@ class MessageRouter:
             self._routes = {}
             self._routes_version = version
 
-    def fan_out(self, exchange: str, key: str) -> int:
-        """Return the expected number of queues for a message to this exchange and key, at least 1."""
+    def known_route(self, exchange: str, key: str) -> Route:
+        """Return the route of messages to this exchange and key. It is valid until the end of the turn."""
         self._check_routes()
-        route = self._routes.get((exchange, key)) or self._learn_route(exchange, key)
-        return route.fan_out or 1
+        return self._routes.get((exchange, key)) or self._learn_route(exchange, key)
 
     def _learn_route(self, exchange: str, key: str) -> Route:
         route = self._routes[exchange, key] = self.route(exchange, key)

@@ -9,7 +9,7 @@
 - `settle`: deliveries that are acknowledged, requeued or rejected.
 - `commit_tx`: publishes and settlements that are one batch of their own.
 
-A turn runs in this order: write the batch, serve consumers, run chores. There is no timer.
+A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. There is no timer.
 
 A message is confirmed when every queue that accepted it has it: after the sync if it is persistent and one of the
 queues is durable, otherwise after the write. A message that no queue accepted is confirmed too; a `mandatory` one is
@@ -46,6 +46,7 @@ from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
 from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Settlement
+from basaltmq.broker.publishing.credit import PublisherCredit
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import Answers, TickBatch
@@ -90,6 +91,7 @@ class Tick:
         self._streams = streams
         self.router = router
         self.dispatch = Dispatch(plane, settle=self.settle)
+        self.credit = PublisherCredit(plane)
         self.chores = Chores()
         self.gathered = Gathered()
         self.is_stalled = False
@@ -115,6 +117,7 @@ class Tick:
         self._is_stopped = True
         gathered, self.gathered = self.gathered, Gathered()
         refuse(gathered.enqueues, error)
+        self.credit.drop()
 
     def publish(self, messages: Sequence[Publish]) -> None:
         """Gather messages for exchanges. Returns and confirms follow at the end of the turn or after the sync."""
@@ -143,6 +146,11 @@ class Tick:
 
     def add_chore(self, chore: Chore) -> None:
         self.chores.add(chore)
+        self.schedule()
+
+    def wait_for_credit(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` after the next turn has given credit to publishers."""
+        self.credit.wait(go_on)
         self.schedule()
 
     def schedule(self) -> None:
@@ -204,9 +212,10 @@ class Tick:
             self._is_scheduled = False
         if self._is_stopped or self._loop is None:
             return
+        self.credit.next_turn()
         if not can_go_on:
             self._loop.call_later(STALL_RETRY_S, self.schedule)
-        elif self.dispatch or self.chores or (self.gathered and not self.is_stalled and not self._awaits_sync()):
+        elif self.dispatch or self.chores or self.credit or (self.gathered and not self.is_stalled and not self._awaits_sync()):
             self.schedule()
 
     def _work(self) -> bool:
@@ -292,6 +301,7 @@ class Tick:
         for queues, drafts in batch.steps:
             for queue in queues:
                 queue.published += len(drafts)
+            self.credit.check(queues)
         for queue, deliveries in batch.delivered:
             queue.published += len(deliveries)
         self._deliver(batch)

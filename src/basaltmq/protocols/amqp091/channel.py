@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from basaltmq.broker.consumers.consumer import Consumer, Delivered
+from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import properties
 from basaltmq.broker.message.operations import Publish
@@ -102,6 +103,7 @@ class Channel:
         shares = self.connection.server.shares
         fan_out = 0
         fan_out_s = 0.0
+        limited: list[BrokerQueue] = []
         messages: list[Publish] = []
         rest: list[Message] = []
         try:
@@ -110,11 +112,21 @@ class Channel:
                     to_channel = self._check_route(method)
                     route = method
                     exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
-                    fan_out = 1 if to_channel else self.vhost.tick.router.fan_out(exchange, routing_key)
+                    found = None if to_channel else self.vhost.tick.router.known_route(exchange, routing_key)
+                    fan_out = 1 if found is None else found.fan_out
                     fan_out_s = fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+                    limited = [] if found is None else found.limited()
+                if limited:
+                    if min([queue.publish_credit for queue in limited]) < 1:
+                        rest = event.messages[at:]
+                        self.connection.wait_for_credit()
+                        break
+                    for queue in limited:
+                        queue.publish_credit -= 1
                 if fan_out > 1:
                     if not shares.has_room(fan_out_s):
                         rest = event.messages[at:]
+                        self.connection.wait_for_fan_out()
                         break
                     shares.add_debt(fan_out_s)
                     fan_out_s = fan_out * FAN_OUT_DRAFT_S

@@ -18,6 +18,7 @@ import logging
 import socket
 import ssl
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.auth.users import User
@@ -107,8 +108,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
         self._is_walking = False
-        self._is_in_line = False
-        """The next message fans out to more queues than this turn has room for."""
+        self._wait: Callable[[Callable[[], None]], None] | None = None
+        """Schedules the rest of the input, if the next message has to wait for more than the next turn."""
         self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
         """Reasons why the socket is not read."""
@@ -160,9 +161,9 @@ class Connection(asyncio.Protocol):
             self._is_walking = False
         if has_more or is_large:
             self.hold("turn")
-            if self._is_in_line:
-                self._is_in_line = False
-                self.server.shares.call_without_debt(self._walk)
+            wait, self._wait = self._wait, None
+            if wait is not None:
+                wait(self._walk)
             else:
                 self.server.loop.call_soon(self._walk)
         elif "turn" in self._holds:
@@ -215,7 +216,6 @@ class Connection(asyncio.Protocol):
             rest, published = channel.publish(event)
             if rest:
                 self._input.put_back(Published(event.channel, rest))
-                self._is_in_line = True
             if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
                 self.hold_publisher(reason)
             return TURN_S if rest else published * DRAFT_S
@@ -224,6 +224,14 @@ class Connection(asyncio.Protocol):
         except BasaltError as error:
             self.refuse(channel.number, fault_of(error, m.BasicPublish.number))
         return 0.0
+
+    def wait_for_fan_out(self) -> None:
+        """Continue when a turn has room for the fan-out of the next message."""
+        self._wait = self.server.shares.call_without_debt
+
+    def wait_for_credit(self) -> None:
+        """Continue when the queue of the next message gives credit."""
+        self._wait = self.vhost.tick.wait_for_credit
 
     def _do(self, channel: Channel, method: m.Method) -> None:
         try:

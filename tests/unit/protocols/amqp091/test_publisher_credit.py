@@ -1,0 +1,155 @@
+"""Delivery comes first (P12): publishers of a queue whose consumers are behind wait for credit."""
+
+from __future__ import annotations
+
+import pytest
+from tests.fuzz.amqp091 import Harness
+from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, opened
+from tests.unit.protocols.amqp091.wire import publish
+
+from basaltmq.broker.consumers.queue import LEASE_MAX
+from basaltmq.broker.publishing.credit import BACKLOG_MAX
+from basaltmq.protocols.amqp091.connection import Connection
+from basaltmq.protocols.amqp091.wire import methods as m
+from basaltmq.protocols.amqp091.wire.method_codec import encode_method
+
+FLOOD = 8000
+READ_MESSAGES = 500
+"""Messages that one read of a flooding connection brings: more than a turn delivers from one queue."""
+
+TURNS_MAX = 3000
+pytestmark = pytest.mark.promise("P12")
+
+
+def consume(*, no_ack: bool, prefetch: int = 0) -> bytes:
+    qos = encode_method(1, m.BasicQos(0, prefetch, False))
+    return qos + encode_method(1, m.BasicConsume(0, "a", "t", False, no_ack, False, True, {}))
+
+
+def ready(harness: Harness) -> int:
+    return harness.vhost.plane.stats("a")["ready"]
+
+
+class Flood:
+    """A connection that publishes as fast as it is read."""
+
+    def __init__(self, connection: Connection, socket: Socket, key: str = "a", exchange: str = "") -> None:
+        self.connection, self.socket = connection, socket
+        self.sent = 0
+        self._read = publish(b"x" * 10, key=key, exchange=exchange) * READ_MESSAGES
+
+    def push(self) -> None:
+        if self.socket.is_read() and self.sent < FLOOD:
+            self.sent += READ_MESSAGES
+            self.connection.data_received(self._read)
+
+    @property
+    def is_done(self) -> bool:
+        return self.sent >= FLOOD and self.socket.is_read()
+
+
+async def most_ready(harness: Harness, floods: list[Flood]) -> int:
+    """Let the floods end. Return the largest backlog seen at the end of a turn."""
+    most = 0
+    for _ in range(TURNS_MAX):
+        for flood in floods:
+            flood.push()
+        await harness.settle(turns=1)
+        most = max(most, ready(harness))
+        if all(flood.is_done for flood in floods):
+            return most
+    raise AssertionError(f"the floods did not end within {TURNS_MAX} turns: {[flood.sent for flood in floods]}")
+
+
+@pytest.mark.parametrize("exchange", ["", "amq.fanout"])
+def test_a_queue_with_a_ready_consumer_does_not_outgrow_its_deliveries(exchange: str) -> None:
+    async def scenario(harness: Harness) -> None:
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=True))
+        if exchange:
+            harness.vhost.bind_queue("a", exchange, "")
+            harness.vhost.bind_queue("b", exchange, "")
+        floods = [Flood(*await opened(harness), exchange=exchange) for _ in range(3)]
+        most = await most_ready(harness, floods)
+        # Each flood may send one read before the limit begins.
+        assert most <= BACKLOG_MAX + len(floods) * READ_MESSAGES + LEASE_MAX
+        for _ in range(TURNS_MAX):
+            await harness.settle(turns=1)
+            if not ready(harness):
+                break
+        assert harness.vhost.queues.by_name["a"].delivered == len(floods) * FLOOD
+
+    in_harness(scenario)
+
+
+def test_a_queue_without_consumers_takes_a_flood_as_fast_as_it_comes() -> None:
+    async def scenario(harness: Harness) -> None:
+        flood = Flood(*await opened(harness))
+        assert await most_ready(harness, [flood]) == FLOOD
+
+    in_harness(scenario)
+
+
+def test_a_consumer_that_never_acknowledges_does_not_stop_publishers() -> None:
+    async def scenario(harness: Harness) -> None:
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=False, prefetch=10))
+        flood = Flood(*await opened(harness))
+        await most_ready(harness, [flood])
+        await harness.settle(lambda: ready(harness) == FLOOD - 10, turns=TURNS_MAX)
+        assert ready(harness) == FLOOD - 10
+
+    in_harness(scenario)
+
+
+def test_the_limit_ends_with_the_consumer() -> None:
+    async def scenario(harness: Harness) -> None:
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=True))
+        flood = Flood(*await opened(harness))
+        while flood.sent < 5 * READ_MESSAGES:
+            flood.push()
+            await harness.settle(turns=1)
+        consumer.data_received(encode_method(1, m.BasicCancel("t", True)))
+        before = harness.vhost.queues.by_name["a"].delivered
+        assert await most_ready(harness, [flood]) >= FLOOD - before - LEASE_MAX
+        assert harness.vhost.queues.by_name["a"].publish_credit > FLOOD
+
+    in_harness(scenario)
+
+
+def test_a_publisher_of_another_queue_does_not_wait() -> None:
+    async def scenario(harness: Harness) -> None:
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=True))
+        flood = Flood(*await opened(harness))
+        other, socket = await opened(harness)
+        while not harness.vhost.tick.credit:
+            flood.push()
+            await harness.settle(turns=1)
+        other.data_received(publish(b"y", key="b") * 100)
+        await harness.settle(turns=2)
+        assert socket.is_read()
+        assert harness.vhost.plane.stats("b")["ready"] == 100
+        await most_ready(harness, [flood])
+
+    in_harness(scenario)
+
+
+def test_a_waiting_publisher_that_disconnects_is_forgotten() -> None:
+    async def scenario(harness: Harness) -> None:
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=True))
+        flood = Flood(*await opened(harness))
+        for _ in range(5):
+            flood.push()
+            await harness.settle(turns=1)
+        flood.connection.connection_lost(None)
+        for _ in range(TURNS_MAX):
+            await harness.settle(turns=1)
+            if not ready(harness) and not harness.vhost.tick.credit:
+                break
+        assert not ready(harness)
+        assert not harness.vhost.tick.credit
+
+    in_harness(scenario)
