@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.rig import BrokenStore, FakePublisher, FakeSink, publish, run, settlement, turns, until
 
-from basaltmq.broker.consumers.dispatch import QUEUES_PER_TURN
+from basaltmq.broker.consumers.dispatch import BATCHES_PER_TURN
 from basaltmq.broker.vhost import REQUEUE, VHost
 from basaltmq.errors import AccessRefusedError, ResourceLockedError
 from basaltmq.store.batch import Batch
@@ -249,7 +249,7 @@ def test_consumers_that_come_and_go_leave_nothing_behind() -> None:
 def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end() -> None:
     async def test(vhost: VHost) -> None:
         sink = FakeSink(vhost)
-        names = [f"q{number}" for number in range(3 * QUEUES_PER_TURN)]
+        names = [f"q{number}" for number in range(3 * BATCHES_PER_TURN)]
         for name in names:
             vhost.declare_queue(name, durable=True)
             publish(vhost, FakePublisher(), name, b"1", b"2")
@@ -258,7 +258,7 @@ def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end(
             vhost.subscribe(name, sink, tag=name)
         vhost.tick.dispatch.run()
         # Fewer if the time for one turn is over before.
-        assert 1 <= len(sink.by_tag) <= QUEUES_PER_TURN
+        assert 1 <= len(sink.by_tag) <= BATCHES_PER_TURN
         await until(lambda: len(sink.got) == 2 * len(names))
         assert set(sink.by_tag) == set(names)
 

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import islice
 from typing import Final
 
 from basaltmq.broker.consumers.consumer import Consumer, distribute, total_credit
@@ -21,8 +20,8 @@ from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundErro
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.plane import QueuePlane
 
-QUEUES_PER_TURN: Final = 64
-"""Maximum queues served in one turn of the loop."""
+BATCHES_PER_TURN: Final = 64
+"""Maximum batches in one turn of the loop."""
 
 SERVE_S: Final = 0.005
 """Time for deliveries per turn. At least one queue is served; a full lease of large messages takes milliseconds."""
@@ -56,31 +55,28 @@ class Dispatch:
         self._waiting.pop(queue, None)
 
     def run(self) -> bool:
-        """Serve the queues that have waited longest, one batch each. Queues with more messages are rescheduled.
+        """Serve queues in turn, one batch each, until the time is over. Queues with more messages wait at the end.
 
         Return False if the store is stalled; the caller must retry later.
         """
         until_s = self._clock_s() + SERVE_S
-        for number, queue in enumerate(list(islice(self._waiting, QUEUES_PER_TURN))):
-            if number and self._clock_s() >= until_s:
+        for number in range(BATCHES_PER_TURN):
+            if not self._waiting or (number and self._clock_s() >= until_s):
                 break
-            if queue not in self._waiting:
-                # A delivery to another queue in this turn caused its deletion.
-                continue
+            queue = next(iter(self._waiting))
             # Remove it before serving, because a consumer may reschedule it meanwhile.
             del self._waiting[queue]
-            if queue.is_stream:
-                if queue.stream is not None and queue.stream.deliver():
-                    self._waiting[queue] = None
-                continue
             try:
-                has_more = queue.has_ready and self._serve(queue)
+                has_more = self._serve_stream(queue) if queue.is_stream else queue.has_ready and self._serve(queue)
             except StoreStalledError:
                 self._waiting[queue] = None
                 return False
             if has_more:
                 self._waiting[queue] = None
         return True
+
+    def _serve_stream(self, queue: BrokerQueue) -> bool:
+        return queue.stream is not None and bool(queue.stream.deliver())
 
     def _serve(self, queue: BrokerQueue) -> bool:
         """Deliver one batch; True if more messages may be ready."""

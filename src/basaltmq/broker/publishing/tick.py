@@ -215,7 +215,12 @@ class Tick:
         self.credit.next_turn()
         if not can_go_on:
             self._loop.call_later(STALL_RETRY_S, self.schedule)
-        elif self.dispatch or self.chores or self.credit or (self.gathered and not self.is_stalled and not self._awaits_sync()):
+        elif (
+            self.dispatch
+            or self.chores
+            or self.credit
+            or (self.gathered and not self.is_stalled and not self._awaits_sync())
+        ):
             self.schedule()
 
     def _work(self) -> bool:

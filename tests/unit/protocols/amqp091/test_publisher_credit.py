@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 from tests.fuzz.amqp091 import Harness
 from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, opened
@@ -48,6 +50,13 @@ class Flood:
         return self.sent >= FLOOD and self.socket.is_read()
 
 
+def one_batch_per_turn(harness: Harness) -> None:
+    """Make every batch of deliveries use up the time of its turn."""
+    dispatch = harness.vhost.tick.dispatch
+    ticks = count()
+    dispatch._clock_s = lambda: float(next(ticks))
+
+
 async def most_ready(harness: Harness, floods: list[Flood]) -> int:
     """Let the floods end. Return the largest backlog seen at the end of a turn."""
     most = 0
@@ -64,6 +73,7 @@ async def most_ready(harness: Harness, floods: list[Flood]) -> int:
 @pytest.mark.parametrize("exchange", ["", "amq.fanout"])
 def test_a_queue_with_a_ready_consumer_does_not_outgrow_its_deliveries(exchange: str) -> None:
     async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=True))
         if exchange:
@@ -92,6 +102,7 @@ def test_a_queue_without_consumers_takes_a_flood_as_fast_as_it_comes() -> None:
 
 def test_a_consumer_that_never_acknowledges_does_not_stop_publishers() -> None:
     async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=False, prefetch=10))
         flood = Flood(*await opened(harness))
@@ -104,6 +115,7 @@ def test_a_consumer_that_never_acknowledges_does_not_stop_publishers() -> None:
 
 def test_the_limit_ends_with_the_consumer() -> None:
     async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=True))
         flood = Flood(*await opened(harness))
@@ -120,6 +132,7 @@ def test_the_limit_ends_with_the_consumer() -> None:
 
 def test_a_publisher_of_another_queue_does_not_wait() -> None:
     async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=True))
         flood = Flood(*await opened(harness))
@@ -138,6 +151,7 @@ def test_a_publisher_of_another_queue_does_not_wait() -> None:
 
 def test_a_waiting_publisher_that_disconnects_is_forgotten() -> None:
     async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=True))
         flood = Flood(*await opened(harness))
