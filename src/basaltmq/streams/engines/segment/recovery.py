@@ -148,7 +148,7 @@ def _starts(engine: SegmentEngine, logs: list[Lane], lost: LostOffsets) -> list[
             lost.add_index()
         if reached < begin and not _roll_back(engine, number, log, reached):
             return None
-        if index.exceeds(number, log) or _is_exchanged(index, log, begin):
+        if index.exceeds(number, log) or _is_exchanged(index, log, min(reached, begin)):
             return None
         starts.append(min(reached, begin))
     return starts
