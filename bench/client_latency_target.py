@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import Final, NamedTuple
 
 from bench.amqp_wire import Wire
@@ -24,3 +25,11 @@ class Target(NamedTuple):
 
     def api(self) -> HttpClient:
         return HttpClient(Login(f"http://127.0.0.1:{self.admin}"))
+
+    def text(self, path: str) -> bytes:
+        """GET without JSON: metrics. The operator's metrics per object need a login, which `guest` has."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.admin, timeout=SETUP_S)
+        connection.request("GET", path, headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
+        body = connection.getresponse().read()
+        connection.close()
+        return body
