@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from basaltmq.admin.http import turns
 from basaltmq.admin.http.message import ENCODED_AT_ONCE, long_json_response
-from basaltmq.admin.http.turns import in_turns
+from basaltmq.broker import turns
+from basaltmq.broker.turns import in_turns
 
 pytestmark = pytest.mark.promise("P13")
 

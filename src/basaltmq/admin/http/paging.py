@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Call
-from basaltmq.admin.http.turns import Turns
+from basaltmq.broker.turns import Turns
 
 PAGE_ITEMS: Final = 100
 PAGE_ITEMS_MAX: Final = 500

@@ -19,10 +19,10 @@ from basaltmq.admin.http.auth import Authenticator
 from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.admin.http.routes import Access, Call, Route, allowed
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.http.turns import Turns
 from basaltmq.admin.monitoring.exposition import CONTENT_TYPE, Metric, expose
 from basaltmq.admin.monitoring.totals import Totals, TotalsCache
 from basaltmq.broker.memory_limit import resident_bytes
+from basaltmq.broker.turns import Turns
 from basaltmq.broker.vhost import VHost
 from basaltmq.store.rocks import RocksStore
 

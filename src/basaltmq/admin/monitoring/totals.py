@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from basaltmq.admin.http.turns import Turns
 from basaltmq.broker.consumers.queue import BrokerQueue
+from basaltmq.broker.turns import Turns
 from basaltmq.broker.vhost import VHost
 
 FRESH_S: Final = 2.0

@@ -18,7 +18,6 @@ from basaltmq import __version__
 from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Access, Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.http.turns import Turns, in_turns
 from basaltmq.admin.monitoring.overview import RABBITMQ_VERSION
 from basaltmq.admin.objects.bindings import shown_binding
 from basaltmq.admin.objects.definitions_file import (
@@ -36,6 +35,7 @@ from basaltmq.admin.objects.principals import Principals
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.routing.policy import Policy
 from basaltmq.broker.routing.topology import PREDECLARED
+from basaltmq.broker.turns import Turns, in_turns
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import BasaltError
 

@@ -13,11 +13,11 @@ from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.admin.http.paging import listing
 from basaltmq.admin.http.routes import Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.http.turns import in_turns
 from basaltmq.admin.objects.bindings import shown_binding
 from basaltmq.admin.objects.json_tables import payload_of, properties_of, shown_table, table_of
 from basaltmq.broker.message import properties
 from basaltmq.broker.routing.exchange import EXCHANGE, Destination, Exchange
+from basaltmq.broker.turns import in_turns
 from basaltmq.broker.vhost import VHost
 
 DEFAULT: Final = "amq.default"

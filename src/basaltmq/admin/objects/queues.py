@@ -15,7 +15,6 @@ from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.admin.http.paging import listing
 from basaltmq.admin.http.routes import Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.admin.http.turns import Turns, in_turns
 from basaltmq.admin.monitoring.rates import Rates
 from basaltmq.admin.objects.bindings import default_binding, shown_binding
 from basaltmq.admin.objects.connections import shown_consumer
@@ -25,6 +24,7 @@ from basaltmq.broker.guard import Guard
 from basaltmq.broker.message import properties
 from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.routing.exchange import QUEUE, Destination
+from basaltmq.broker.turns import Turns, in_turns
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
 
