@@ -100,9 +100,10 @@ class Groups:
         if not committed:
             raise GroupNotFoundError(f"group {group!r} has no committed offsets")
         found = []
+        topics = {topic_id: self._topics.summary_of(topic_id) for topic_id in {each for each, _ in committed}}
         for (topic_id, partition), commit in committed.items():
-            topic = self._topics.by_id(topic_id)
-            if topic is not None and partition < topic.config.partitions:
+            topic = topics[topic_id]
+            if topic is not None and partition < topic.partitions:
                 found.append(self._lag(topic.name, partition, commit))
         return sorted(found, key=lambda each: (each.topic, each.partition))
 

@@ -86,7 +86,7 @@ def export_metadata(topics: Topics, drivers: Drivers, offsets: Offsets) -> Itera
             break
     for group in offsets.groups():
         for (topic_id, partition), commit in offsets.of_group(group).items():
-            known = topics.by_id(topic_id)
+            known = topics.summary_of(topic_id)
             if known is not None:
                 yield _line(
                     CommitLine(

@@ -100,6 +100,10 @@ class Offsets(Protocol):
         """Return all commits of a group."""
         ...
 
+    def has_group(self, group: str) -> bool:
+        """Return whether a group has commits."""
+        ...
+
     def groups(self, after: str | None = None) -> Iterator[str]:
         """Yield every group with a committed offset, in key order: by length, then by bytes."""
         ...
@@ -132,12 +136,12 @@ class PersistentOffsets:
         self._clock_ms = clock_ms
 
     def commit(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
-        self._write(group, commits)
+        self.write(group, commits)
         self._sync.wait_durable()
 
     def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
         """As `commit`, but return a future of the running loop that resolves when the commit is durable."""
-        self._write(group, commits)
+        self.write(group, commits)
         return self._sync.durable()
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
@@ -151,6 +155,10 @@ class PersistentOffsets:
             _, topic_id, partition = stream_keys.decode_consumer_offset_key(key)
             found[topic_id, partition] = Commit.decode(raw)
         return found
+
+    def has_group(self, group: str) -> bool:
+        rows = self._store.scan(Family.CONSUMER_OFFSETS, *key_parts.prefix_range(key_parts.lp(group)))
+        return next(rows, None) is not None
 
     def groups(self, after: str | None = None) -> Iterator[str]:
         start: bytes | None = b"" if after is None else key_parts.prefix_range(key_parts.lp(after))[1]
@@ -194,7 +202,8 @@ class PersistentOffsets:
     def close(self) -> None:
         """Do nothing: commits are never buffered."""
 
-    def _write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+    def write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        """Write commits without waiting for the sync."""
         checked = checked_commits(group, commits, self._clock_ms())
         batch = Batch()
         for (topic_id, partition), commit in checked.items():
@@ -256,6 +265,11 @@ class CachedOffsets:
         with self._lock:
             dirty = {(topic, part): commit for (of, topic, part), commit in self._dirty.items() if of == group}
         return self._below.of_group(group) | dirty
+
+    def has_group(self, group: str) -> bool:
+        with self._lock:
+            is_dirty = any(of == group for of, _, _ in self._dirty)
+        return is_dirty or self._below.has_group(group)
 
     def groups(self, after: str | None = None) -> Iterator[str]:
         self.flush()

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
+from basaltmq.broker.turns import in_turns
 from basaltmq.durability import Durability, parse_durability
 from basaltmq.errors import BasaltError, InvalidConfigError
 from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
@@ -164,7 +166,7 @@ def topic_config(given: Iterable[tuple[str, str | None]], partitions: int, durab
 
 
 async def describe_configs(context: Context, client: Client, request: Request) -> Fields:
-    return {"results": [_described(context, client, each) for each in request.body["resources"]]}
+    return {"results": await in_turns(request.body["resources"], partial(_described, context, client))}
 
 
 def _described(context: Context, client: Client, item: Fields) -> Fields:

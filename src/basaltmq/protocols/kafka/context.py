@@ -142,7 +142,12 @@ async def awaited(answer: Answer) -> Fields | None:
             found.set_exception(error)
 
     answer.start(respond)
-    return await found
+    try:
+        return await found
+    except asyncio.CancelledError:
+        if not isinstance(answer, PipelinedAnswer):
+            answer.cancel()
+        raise
 
 
 Handler = Callable[["Context", Client, Request], Answer]
@@ -221,7 +226,7 @@ class Context:
         name = self._names.get(topic_id)
         if name is not None:
             return name
-        found = self.plane.topics.by_id(topic_id)
+        found = self.plane.topics.summary_of(topic_id)
         if found is None:
             return None
         if len(self._names) >= NAMES_MAX:
@@ -278,15 +283,15 @@ class Context:
     def _topic_of_shard(self, shard: int) -> str:
         """Return the topic name of a shard, or "" if the shard is deleted. A shard never changes its topic."""
         try:
-            topic = self.plane.topics.by_id(self.plane.shards.get(shard).topic_id)
+            name = self.topic_name(self.plane.shards.get(shard).topic_id)
         except ShardNotFoundError:
-            topic = None
-        if topic is None:
+            name = None
+        if name is None:
             return ""
         if len(self._shard_names) >= NAMES_MAX:
             self._shard_names.clear()
-        self._shard_names[shard] = topic.name
-        return topic.name
+        self._shard_names[shard] = name
+        return name
 
     def _failed(self, error: BaseException) -> None:
         self.vhost.fail(error)

@@ -20,10 +20,12 @@ After a full response, the next batches are read ahead while the consumer proces
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from basaltmq.broker.auth.permissions import READ
+from basaltmq.broker.turns import Turns
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
 from basaltmq.log.batches.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka.arrivals import Wait
@@ -38,6 +40,9 @@ from basaltmq.streams.engines.segment.kafka import Ahead
 
 ANSWER_BYTES_MAX: Final = 55 << 20
 """Limit of one response in bytes, whatever the request allows: Kafka's default."""
+
+PARTITIONS_HERE_MAX: Final = 100
+"""Partitions of a fetch that are read in one turn of the loop: 10 ms. More take several turns."""
 
 WAIT_MS_MAX: Final = 60_000
 IDS_SINCE: Final = 13
@@ -68,12 +73,36 @@ def fetch(context: Context, client: Client, request: Request) -> Answer:
     if isinstance(planned, int):
         return {"error_code": planned}
     body = {**request.body, "topics": planned.topics, "has_ids": has_ids}
+    if sum([len(topic["partitions"]) for topic in planned.topics]) > PARTITIONS_HERE_MAX:
+        return _fetched_in_turns(context, client, body, planned)
     found = _look(context, client, body, context.ahead.take(client))
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
         if found.following:
             context.ahead.prepare(client, found.following)
         return _response_body(found, planned)
     return _Waiting(context, client, body, found, planned)
+
+
+async def _fetched_in_turns(context: Context, client: Client, body: Fields, planned: Plan) -> Fields:
+    """Fetch many partitions, in short turns."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + min(max(0, body["max_wait_ms"]), WAIT_MS_MAX) / 1000
+    found = await _look_in_turns(context, client, body, context.ahead.take(client))
+    while found.shards and not _is_enough(found, body) and loop.time() < until and context.vhost.is_up:
+        # Wait for arrivals while looking: a batch may arrive in a partition that was read before.
+        woken = asyncio.Event()
+        wait = Wait(found.shards, 1, woken.set)
+        context.arrivals.add(wait)
+        try:
+            found = await _look_in_turns(context, client, body, _NOTHING)
+            if not _is_enough(found, body):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), max(0.0, until - loop.time()))
+        finally:
+            context.arrivals.remove(wait)
+    if found.following:
+        context.ahead.prepare(client, found.following)
+    return _response_body(found, planned)
 
 
 def _response_body(found: _Found, planned: Plan) -> Fields:
@@ -154,11 +183,30 @@ class _Waiting:
 
 def _look(context: Context, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]) -> _Found:
     found = _Found(ahead)
+    for _ in _read_all(context, client, body, found):
+        pass
+    return found
+
+
+async def _look_in_turns(
+    context: Context, client: Client, body: Fields, ahead: Mapping[tuple[int, int], Ahead]
+) -> _Found:
+    found = _Found(ahead)
+    turns = Turns()
+    for _ in _read_all(context, client, body, found):
+        await turns.yield_if_due()
+    return found
+
+
+def _read_all(context: Context, client: Client, body: Fields, found: _Found) -> Iterator[None]:
+    """Read the partitions of a fetch once, and yield after each."""
     left = min(body["max_bytes"], ANSWER_BYTES_MAX)
-    topics = []
+    topics: list[Fields] = []
+    found.body = {"topics": topics}
     is_committed = body["isolation_level"] == READ_COMMITTED
     for topic in body["topics"]:
-        partitions = []
+        partitions: list[Fields] = []
+        topics.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
         name = context.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
         for each in topic["partitions"]:
             if name is None:
@@ -167,9 +215,7 @@ def _look(context: Context, client: Client, body: Fields, ahead: Mapping[tuple[i
                 answer = _partition(context, client, name, each, left - found.size_bytes, found, is_committed)
             found.has_error = found.has_error or "error_code" in answer
             partitions.append(answer)
-        topics.append({"topic": topic["topic"], "topic_id": topic["topic_id"], "partitions": partitions})
-    found.body = {"topics": topics}
-    return found
+            yield
 
 
 def _partition(

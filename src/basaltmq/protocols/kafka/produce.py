@@ -11,9 +11,11 @@ appends behind it, so one fsync serves many requests.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Final
 
 from basaltmq.broker.auth.permissions import WRITE
+from basaltmq.broker.turns import Turns
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.log.batches import codecs
@@ -29,6 +31,9 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 ALL: Final = -1
 HELD_MS_MAX: Final = 10_000
 """How long a produce request waits for an alarm to clear before it fails with REQUEST_TIMED_OUT."""
+
+PARTITIONS_HERE_MAX: Final = 100
+"""Partitions of a request that are appended in one turn of the loop: 10 ms. More take several turns."""
 
 BATCHES_SINCE: Final = 3
 """First version that carries only record batches of format 2."""
@@ -79,15 +84,28 @@ def _all_refused(request: Request, code: int, message: str | None) -> Fields:
     }
 
 
-def _appended(context: Context, client: Client, request: Request) -> Fields | PipelinedAnswer | None:
+def _appended(context: Context, client: Client, request: Request) -> Answer:
     acks = request.body["acks"]
     if acks not in {ALL, 0, 1}:
         return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks must be 0, 1 or all, not {acks}")
-    level = None if acks == ALL else Durability.WRITTEN
     waiting: list[Pending] = []
-    topics = []
+    body: Fields = {"topics": []}
+    steps = _append_all(context, client, request, body, waiting)
+    if sum([len(topic["partitions"]) for topic in request.body["topics"]]) > PARTITIONS_HERE_MAX:
+        return _append_in_turns(context, steps, body, waiting, acks)
+    for _ in steps:
+        pass
+    return _confirmed(context, body, waiting, acks)
+
+
+def _append_all(
+    context: Context, client: Client, request: Request, body: Fields, waiting: list[Pending]
+) -> Iterator[None]:
+    """Append the batches of a request, and yield after each partition."""
+    level = None if request.body["acks"] == ALL else Durability.WRITTEN
     for topic in request.body["topics"]:
-        partitions = []
+        partitions: list[Fields] = []
+        body["topics"].append({"name": topic["name"], "partitions": partitions})
         for each in topic["partitions"]:
             answer: Fields = {"index": each["index"]}
             partitions.append(answer)
@@ -101,14 +119,31 @@ def _appended(context: Context, client: Client, request: Request) -> Fields | Pi
                 if isinstance(error, StorageError) and not isinstance(error, StoreStalledError):
                     context.vhost.fail(error)
                 answer |= {"error_code": e.code_of(error), "error_message": str(error)}
-        topics.append({"name": topic["name"], "partitions": partitions})
-    body: Fields = {"topics": topics}
-    if not waiting:
-        return None if acks == 0 else body
-    if not any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
-        _notify_appended(context, waiting)
-        return None if acks == 0 else body
-    return PipelinedAnswer(_Confirming(context, body, waiting).start)
+            yield
+
+
+async def _append_in_turns(
+    context: Context, steps: Iterator[None], body: Fields, waiting: list[Pending], acks: int
+) -> Fields | None:
+    turns = Turns()
+    try:
+        for _ in steps:
+            await turns.yield_if_due()
+    except asyncio.CancelledError:
+        # The connection is closed. What was appended becomes visible after its sync.
+        confirmed = _confirmed(context, body, waiting, acks)
+        if isinstance(confirmed, PipelinedAnswer):
+            confirmed.start(lambda _body, _error: None)
+        raise
+    return await awaited(_confirmed(context, body, waiting, acks))
+
+
+def _confirmed(context: Context, body: Fields, waiting: list[Pending], acks: int) -> Fields | PipelinedAnswer | None:
+    """Return the response, at once or after the sync of the appended batches."""
+    if any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
+        return PipelinedAnswer(_Confirming(context, body, waiting).start)
+    _notify_appended(context, waiting)
+    return None if acks == 0 else body
 
 
 def _append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final
@@ -18,12 +18,18 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array, varint
 from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
-from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig
+from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig, TopicSummary
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Valid topic names, as in Apache Kafka."""
 
 PAGE: Final = 500
+"""Topics described in one turn of the loop."""
+
+PORTION_PARTITIONS: Final = 10_000
+PARTITION_BYTES: Final = 26
+"""Partitions described in one turn, or those of one topic: 5 ms unless their encoding is cached."""
+
 DELETED_BY_ID_SINCE: Final = 6
 IDS_SINCE: Final = 12
 """First Metadata version that may request topics by id. Versions 10 and 11 carry ids only in responses."""
@@ -47,34 +53,58 @@ def metadata(context: Context, client: Client, request: Request) -> Answer:
     """Return the response at once, unless topics must be created first or are many. Most clients start with it."""
     requested = request.body["topics"]
     if requested is None or (request.version == 0 and not requested):
-        page = context.plane.topics.page(limit=PAGE)
-        topics = _described_all(client, page.topics, request)
-        if page.next_after is not None:
-            return _metadata_paged(context, client, topics, page.next_after, request)
-        return _cluster(context, client, topics)
-    if len(requested) > PAGE:
-        return _metadata_made(context, client, requested, [None] * len(requested), request)
-    found = [_metadata_of(context, client, each, request) for each in requested]
+        page, next_after = context.plane.topics.summaries(limit=PAGE)
+        if next_after is None and sum([topic.partitions for topic in page]) <= PORTION_PARTITIONS:
+            return _cluster(
+                context, client, [_described(each, request) for each in page if _visible(client, each.name)]
+            )
+        return _metadata_paged(context, client, request)
+    found: list[Fields | None] = [None] * len(requested)
+    if len(requested) <= PAGE:
+        portion = _Portion()
+        for at, each in enumerate(requested):
+            found[at] = _metadata_of(context, client, each, request)
+            if portion.is_done(found[at]):
+                break
     if None in found:
         return _metadata_made(context, client, requested, found, request)
     return _cluster(context, client, found)
 
 
-async def _metadata_paged(
-    context: Context, client: Client, topics: list[Fields], after: str, request: Request
-) -> Fields:
-    """Describe all topics, and yield to the event loop after each page."""
-    next_after: str | None = after
-    while next_after is not None:
-        await asyncio.sleep(0)
-        page = context.plane.topics.page(start_after=next_after, limit=PAGE)
-        topics += _described_all(client, page.topics, request)
-        next_after = page.next_after
-    return _cluster(context, client, topics)
+class _Portion:
+    """Topics described in one turn of the loop."""
+
+    __slots__ = ("_partitions_bytes", "_topics")
+
+    def __init__(self) -> None:
+        self._topics = self._partitions_bytes = 0
+
+    def is_done(self, described: Fields | None) -> bool:
+        """Count a described topic. Return True if the next one belongs to the next turn."""
+        self._topics += 1
+        if described is not None:
+            self._partitions_bytes += len(described.get("partitions", b""))
+        if self._topics < PAGE and self._partitions_bytes < PORTION_PARTITIONS * PARTITION_BYTES:
+            return False
+        self._topics = self._partitions_bytes = 0
+        return True
 
 
-def _described_all(client: Client, topics: Iterable[Topic], request: Request) -> list[Fields]:
-    return [_described(topic, request) for topic in topics if _visible(client, topic.name)]
+async def _metadata_paged(context: Context, client: Client, request: Request) -> Fields:
+    """Describe all topics, and yield to the event loop after each portion."""
+    topics: list[Fields] = []
+    portion = _Portion()
+    after: str | None = None
+    while True:
+        page, after = context.plane.topics.summaries(start_after=after, limit=PAGE)
+        for topic in page:
+            described = _described(topic, request) if _visible(client, topic.name) else None
+            if described is not None:
+                topics.append(described)
+            if portion.is_done(described):
+                await asyncio.sleep(0)
+        if after is None:
+            return _cluster(context, client, topics)
 
 
 def _cluster(context: Context, client: Client, topics: Sequence[Fields | None]) -> Fields:
@@ -90,12 +120,13 @@ def _cluster(context: Context, client: Client, topics: Sequence[Fields | None]) 
 async def _metadata_made(
     context: Context, client: Client, requested: list[Fields], found: list[Fields | None], request: Request
 ) -> Fields:
-    """Create missing topics one after the other, and yield to the event loop after each page."""
+    """Create missing topics one after the other, and yield to the event loop after each portion."""
+    portion = _Portion()
     for at, each in enumerate(requested):
         if found[at] is None:
             found[at] = _metadata_of(context, client, each, request) or await _made(context, each["name"], request)
-        if at % PAGE == PAGE - 1:
-            await asyncio.sleep(0)
+            if portion.is_done(found[at]):
+                await asyncio.sleep(0)
     return _cluster(context, client, found)
 
 
@@ -110,13 +141,13 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
         # The Java client sends an empty name with an id.
         if request.version < IDS_SINCE:
             return {"error_code": e.UNSUPPORTED_VERSION, "topic_id": item["topic_id"]}
-        topic = None if item["topic_id"] == NIL else context.plane.topics.by_id(item["topic_id"])
+        topic = None if item["topic_id"] == NIL else context.plane.topics.summary_of(item["topic_id"])
         if topic is None or not _visible(client, topic.name):
             return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": item["topic_id"]}
         return _described(topic, request)
     if not _visible(client, name):
         return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
-    topic = context.plane.topics.find(name)
+    topic = context.plane.topics.summary(name)
     if topic is not None:
         return _described(topic, request)
     if not is_name(name):
@@ -128,13 +159,13 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
 
 
 async def _made(context: Context, name: str, request: Request) -> Fields:
-    topic: Topic | None
     try:
-        topic = await _create(context, name, topic_config((), context.settings.partitions, context.settings.durability))
+        await _create(context, name, topic_config((), context.settings.partitions, context.settings.durability))
     except TopicExistsError:
-        topic = context.plane.topics.find(name)
+        pass
     except BasaltError as error:
         return {"error_code": e.code_of(error), "name": name}
+    topic = context.plane.topics.summary(name)
     if topic is None:
         return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
     return _described(topic, request)
@@ -146,9 +177,9 @@ async def _create(context: Context, name: str, config: TopicConfig) -> Topic:
         return await asyncio.to_thread(context.plane.topics.create, name, config)
 
 
-def _described(topic: Topic, request: Request) -> Fields:
+def _described(topic: TopicSummary, request: Request) -> Fields:
     is_flexible = request.version >= request.api.flexible_since
-    partitions = _partitions(topic.config.partitions, request.version, is_flexible)
+    partitions = _partitions(topic.partitions, request.version, is_flexible)
     return {"name": topic.name, "topic_id": topic.id, "partitions": partitions}
 
 

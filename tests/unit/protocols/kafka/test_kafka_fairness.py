@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from tests.fuzz.kafka import Harness, answers, settle
 
+from basaltmq.broker import turns
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
-from basaltmq.protocols.kafka import connection, list_offsets, topics
+from basaltmq.log.batches.kafka import encode_plain
+from basaltmq.log.batches.record import Record
+from basaltmq.protocols.kafka import connection, fetch, list_offsets, produce, topics
 from basaltmq.protocols.kafka.context import NODE_ID
+from basaltmq.protocols.kafka.groups import classic_groups
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.schema import NIL, encode_array
 from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
@@ -76,7 +80,7 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "PAGE", 5)
-    monkeypatch.setattr(connection, "TOPICS_ENCODED_HERE_MAX", 5)
+    monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 5)
 
     async def run() -> None:
         harness = Harness(tmp_path)
@@ -112,7 +116,7 @@ def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answer
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(list_offsets, "PORTION", 5)
-    monkeypatch.setattr(connection, "TOPICS_ENCODED_HERE_MAX", 5)
+    monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 5)
     placed: list[int] = []
     offset_of = list_offsets._offset_of
 
@@ -161,3 +165,160 @@ def test_partitions_are_encoded_as_one_by_one(version: int, is_flexible: bool) -
         assert topics._partitions(number, version, is_flexible) == encode_array(
             METADATA_PARTITION, expected, version, is_flexible
         )
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_metadata_of_topics_with_many_partitions_is_split_and_reads_no_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    monkeypatch.setattr(topics, "PORTION_PARTITIONS", 20)
+    described: list[str] = []
+    describe = topics._described
+
+    def counting(topic: Any, request: Any) -> Any:
+        described.append(topic.name)
+        return describe(topic, request)
+
+    monkeypatch.setattr(topics, "_described", counting)
+
+    async def run() -> None:
+        harness = Harness(tmp_path)
+        plane = harness.server.context().plane
+        names = [f"t{number}" for number in range(6)]
+        for name in names:
+            plane.topics.create(name, TopicConfig(partitions=15))
+        monkeypatch.setattr(plane.topics._shards, "of_topic", None)
+        asking, told = harness.connect()
+        asked = [{"name": name, "topic_id": NIL} for name in names] if by_name else None
+        body = {"topics": asked, "allow_auto_topic_creation": False}
+        asking.data_received(k.encode_request(k.METADATA, 9, 1, "c", body))
+        seen = len(described)
+        while not told.written:
+            await asyncio.sleep(0)
+            assert len(described) - seen <= 2, "30 partitions of two topics are a portion"
+            seen = len(described)
+        _, answer = k.decode_response(k.METADATA, 9, answers(b"".join(told.written))[0])
+        assert {each["name"]: len(each["partitions"]) for each in answer["topics"]} == dict.fromkeys(names, 15)
+        asking.connection_lost(None)
+        await harness.close()
+
+    asyncio.run(run())
+
+
+def committing(group: str, partitions: int) -> dict[str, Any]:
+    each = [{"partition_index": at, "committed_offset": at} for at in range(partitions)]
+    return {"group_id": group, "generation_id": -1, "member_id": "", "topics": [{"name": "t", "partitions": each}]}
+
+
+LONG_REQUESTS: list[tuple[int, int, dict[str, Any]]] = [
+    (k.OFFSET_COMMIT, 2, committing("g", 30)),
+    (k.OFFSET_FETCH, 2, {"group_id": "g", "topics": [{"name": "t", "partition_indexes": list(range(30))}]}),
+    (k.OFFSET_FETCH, 2, {"group_id": "g", "topics": None}),
+    (k.LIST_GROUPS, 1, {}),
+    (k.DESCRIBE_GROUPS, 1, {"groups": [f"g{at}" for at in range(20)]}),
+    (k.DESCRIBE_CONFIGS, 1, {"resources": [
+        {"resource_type": 2, "resource_name": "t", "configuration_keys": None} for _ in range(20)]}),
+    (k.PRODUCE, 3, {"acks": 1, "timeout_ms": 1000, "topics": [
+        {"name": "t", "partitions": [
+            {"index": at, "records": encode_plain([Record(timestamp_ms=1, value=b"x")])} for at in range(30)]}]}),
+    (k.FETCH, 4, {"replica_id": -1, "max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20, "topics": [
+        {"topic": "t", "partitions": [
+            {"partition": at, "fetch_offset": 0, "partition_max_bytes": 1 << 16} for at in range(30)]}]}),
+]  # fmt: skip
+
+
+@pytest.mark.promise("P13")
+@pytest.mark.parametrize(
+    ("key", "version", "body"), LONG_REQUESTS, ids=[k.APIS[each[0]].name for each in LONG_REQUESTS]
+)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_long_request_takes_many_turns_and_others_are_answered_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: int, version: int, body: dict[str, Any], is_large: bool
+) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    monkeypatch.setattr(classic_groups, "PORTION", 5)
+    monkeypatch.setattr(fetch, "PARTITIONS_HERE_MAX", 5)
+    monkeypatch.setattr(produce, "PARTITIONS_HERE_MAX", 5)
+    if is_large:
+        monkeypatch.setattr(connection, "DECODED_HERE_BYTES_MAX", len(versions(7)))
+        monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 0)
+
+    async def run() -> None:
+        harness = Harness(tmp_path)
+        plane = harness.server.context().plane
+        topic = plane.topics.create("t", TopicConfig(partitions=30))
+        for at in range(20):
+            plane.offsets.commit(f"g{at}", {(topic.id, 0): at})
+        plane.offsets.commit("g", {(topic.id, at): at for at in range(30)})
+        asking, told = harness.connect()
+        other, answered = harness.connect()
+        asking.data_received(k.encode_request(key, version, 1, "c", body))
+        assert not told.written
+        answered_meanwhile = 0
+        async with asyncio.timeout(30):
+            while not told.written:
+                other.data_received(versions(7))
+                answered_meanwhile += len(answered.written)
+                answered.written.clear()
+                await asyncio.sleep(0)
+        assert answered_meanwhile >= 5, "others are answered between portions"
+        _, answer = k.decode_response(key, version, answers(b"".join(told.written))[0])
+        text = str(answer)
+        errors = [each.split(",")[0].rstrip("}]") for each in text.split("'error_code': ")[1:]]
+        assert set(errors) <= {"0"}, text
+        partitions = [each for topic in answer.get("topics", ()) for each in topic["partitions"]]
+        shown = {
+            k.OFFSET_COMMIT: lambda: len(partitions) == 30,
+            k.OFFSET_FETCH: lambda: (
+                [at["committed_offset"] for at in answer["topics"][0]["partitions"]] == [*range(30)]
+            ),
+            k.LIST_GROUPS: lambda: len(answer["groups"]) == 21,
+            k.DESCRIBE_GROUPS: lambda: [each["group_state"] for each in answer["groups"]] == ["Empty"] * 20,
+            k.DESCRIBE_CONFIGS: lambda: len(answer["results"]) == 20,
+            k.PRODUCE: lambda: len(partitions) == 30,
+            k.FETCH: lambda: len(partitions) == 30,
+        }
+        assert shown[key](), text
+        for each in (asking, other):
+            each.connection_lost(None)
+        await harness.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.promise("P13")
+def test_a_fetch_of_many_partitions_waits_and_finds_a_batch_that_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "PARTITIONS_HERE_MAX", 2)
+
+    async def run() -> None:
+        harness = Harness(tmp_path)
+        harness.server.context().plane.topics.create("t", TopicConfig(partitions=5))
+        asking, told = harness.connect()
+        producing, produced = harness.connect()
+        wanted = [{"partition": at, "fetch_offset": 0, "partition_max_bytes": 1 << 16} for at in range(5)]
+        body = {"replica_id": -1, "max_wait_ms": 30_000, "min_bytes": 1, "max_bytes": 1 << 20,
+                "topics": [{"topic": "t", "partitions": wanted}]}  # fmt: skip
+        asking.data_received(k.encode_request(k.FETCH, 4, 1, "c", body))
+        await settle(20)
+        assert not told.written
+        batch = encode_plain([Record(timestamp_ms=1, value=b"here")])
+        one = [{"name": "t", "partitions": [{"index": 0, "records": batch}]}]
+        producing.data_received(k.encode_request(k.PRODUCE, 3, 1, "c", {"acks": 1, "timeout_ms": 1000, "topics": one}))
+        for _ in range(1000):
+            if told.written:
+                break
+            await asyncio.sleep(0.005)
+        assert produced.written
+        assert b"here" in b"".join(told.written)
+        asking.data_received(k.encode_request(k.FETCH, 4, 2, "c", body | {"min_bytes": 1 << 20}))
+        await settle(20)
+        for each in (asking, producing):
+            each.connection_lost(None)
+        await settle(20)
+        assert not harness.server.context().arrivals._by_shard, "a closed connection waits for nothing"
+        await harness.close()
+
+    asyncio.run(run())

@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from basaltmq.broker.auth.permissions import READ
+from basaltmq.broker.turns import Turns, in_turns
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.kafka.groups.classic_group import ClassicGroup, State
 from basaltmq.protocols.kafka.wire import errors as e
@@ -22,6 +25,10 @@ if TYPE_CHECKING:
     from basaltmq.protocols.kafka.context import Answer, Client, Context
 
 LISTED_MAX: Final = 10_000
+
+PORTION: Final = 1000
+"""Offsets read or written in one turn of the loop, which takes 5 ms."""
+
 GROUP: Final = 0
 NAME_BYTES_MAX: Final = 1024
 
@@ -137,6 +144,7 @@ async def offset_commit(context: Context, client: Client, request: Request) -> F
     code = group_error(client, body["group_id"]) or _member_error(context, body, request.version)
     commits: dict[TopicPartition, int | Commit] = {}
     topics = []
+    turns = Turns()
     for topic in body["topics"]:
         denied = topic_error(client, topic["name"])
         found = None if denied else context.plane.topics.find(topic["name"])
@@ -150,9 +158,16 @@ async def offset_commit(context: Context, client: Client, request: Request) -> F
                     metadata=each["committed_metadata"] or "",
                 )
             partitions.append({"partition_index": each["partition_index"], "error_code": wrong})
+            await turns.yield_if_due()
         topics.append({"name": topic["name"], "partitions": partitions})
     response: Fields = {"topics": topics}
     if commits:
+        # The group may have changed meanwhile.
+        code = _member_error(context, body, request.version)
+        if code:
+            for each in (each for topic in topics for each in topic["partitions"]):
+                each["error_code"] = each["error_code"] or code
+            return response
         try:
             await _commit(context, body["group_id"], commits)
         except BasaltError as error:
@@ -191,20 +206,26 @@ def commit_error(item: Fields, partitions: int) -> int:
 async def _commit(context: Context, group: str, commits: dict[TopicPartition, int | Commit]) -> None:
     offsets = context.plane.offsets
     with context.guard():
-        if isinstance(offsets, PersistentOffsets):
-            await offsets.commit_async(group, commits)
-        else:
+        if not isinstance(offsets, PersistentOffsets):
             await asyncio.to_thread(offsets.commit, group, commits)
+            return
+        items = list(commits.items())
+        for at in range(0, len(items) - PORTION, PORTION):
+            # A crash leaves some offsets committed. The client has no response, so it commits them again.
+            offsets.write(group, dict(items[at : at + PORTION]))
+            await asyncio.sleep(0)
+        last = (len(items) - 1) // PORTION * PORTION
+        await offsets.commit_async(group, dict(items[last:]) if last else commits)
 
 
-def offset_fetch(context: Context, client: Client, request: Request) -> Answer:
+async def offset_fetch(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
     if request.version < 8:
-        topics, code = _committed(context, client, body["group_id"], body["topics"], body["require_stable"])
+        topics, code = await _committed(context, client, body["group_id"], body["topics"], body["require_stable"])
         return {"topics": topics, "error_code": code}
     groups = []
     for each in body["groups"]:
-        topics, code = _committed(context, client, each["group_id"], each["topics"], body["require_stable"])
+        topics, code = await _committed(context, client, each["group_id"], each["topics"], body["require_stable"])
         consumers = context.consumer_groups.get(each["group_id"])
         is_member = each["member_id"] is not None or each["member_epoch"] >= 0
         if consumers is not None and is_member and not code:
@@ -214,7 +235,7 @@ def offset_fetch(context: Context, client: Client, request: Request) -> Answer:
     return {"groups": groups}
 
 
-def _committed(
+async def _committed(
     context: Context, client: Client, group: str, wanted: list[Fields] | None, is_stable: bool
 ) -> tuple[list[Fields], int]:
     refused = group_error(client, group)
@@ -222,38 +243,49 @@ def _committed(
         return [], refused
     with context.guard():
         if wanted is None:
-            return _all_committed(context, client, group, is_stable), e.NONE
+            return await _all_committed(context, client, group, is_stable), e.NONE
         found: list[Fields] = []
+        turns = Turns()
         for item in wanted:
+            await turns.yield_if_due()
             denied = topic_error(client, item["name"])
             if denied:
                 partitions = [{"partition_index": each, "error_code": denied} for each in item["partition_indexes"]]
                 found.append({"name": item["name"], "partitions": partitions})
                 continue
-            topic = context.plane.topics.find(item["name"])
-            known: dict[TopicPartition, Commit] = {}
-            if topic is not None:
-                partition_ids = [(topic.id, each) for each in item["partition_indexes"] if each >= 0]
-                known = context.plane.offsets.committed(group, partition_ids)
-            partitions = [
-                _shown(each, None if topic is None else known.get((topic.id, each)))
-                if topic is None or not is_stable or not context.transactions.is_pending(group, topic.id, each)
-                else _unstable(each)
-                for each in item["partition_indexes"]
-            ]
+            topic = context.plane.topics.summary(item["name"])
+            partitions = []
+            for at in range(0, len(item["partition_indexes"]), PORTION):
+                indexes = item["partition_indexes"][at : at + PORTION]
+                known: dict[TopicPartition, Commit] = {}
+                if topic is not None:
+                    known = context.plane.offsets.committed(group, [(topic.id, each) for each in indexes if each >= 0])
+                partitions += [
+                    _shown(each, None if topic is None else known.get((topic.id, each)))
+                    if topic is None or not is_stable or not context.transactions.is_pending(group, topic.id, each)
+                    else _unstable(each)
+                    for each in indexes
+                ]
+                await turns.yield_if_due()
             found.append({"name": item["name"], "partitions": partitions})
         return found, e.NONE
 
 
-def _all_committed(context: Context, client: Client, group: str, is_stable: bool) -> list[Fields]:
-    by_topic: dict[str, list[Fields]] = {}
-    for (topic_id, partition), commit in context.plane.offsets.of_group(group).items():
-        topic = context.plane.topics.by_id(topic_id)
-        if topic is not None and client.may(READ, topic.name):
+async def _all_committed(context: Context, client: Client, group: str, is_stable: bool) -> list[Fields]:
+    # In a thread, because a group may have offsets of many thousand partitions.
+    commits = await asyncio.to_thread(context.plane.offsets.of_group, group)
+    found: dict[UUID, tuple[str, list[Fields]] | None] = {}
+    turns = Turns()
+    for (topic_id, partition), commit in commits.items():
+        if topic_id not in found:
+            topic = context.plane.topics.summary_of(topic_id)
+            found[topic_id] = (topic.name, []) if topic is not None and client.may(READ, topic.name) else None
+        shown = found[topic_id]
+        if shown is not None:
             is_held = is_stable and context.transactions.is_pending(group, topic_id, partition)
-            shown = _unstable(partition) if is_held else _shown(partition, commit)
-            by_topic.setdefault(topic.name, []).append(shown)
-    return [{"name": name, "partitions": partitions} for name, partitions in by_topic.items()]
+            shown[1].append(_unstable(partition) if is_held else _shown(partition, commit))
+        await turns.yield_if_due()
+    return [{"name": each[0], "partitions": each[1]} for each in found.values() if each is not None]
 
 
 def _unstable(partition: int) -> Fields:
@@ -272,18 +304,18 @@ def _shown(partition: int, commit: Commit | None) -> Fields:
     }
 
 
-def describe_groups(context: Context, client: Client, request: Request) -> Answer:
-    return {"groups": [_described(context, client, name, request.version) for name in request.body["groups"]]}
+async def describe_groups(context: Context, client: Client, request: Request) -> Fields:
+    return {"groups": await in_turns(request.body["groups"], partial(_described, context, client, request.version))}
 
 
-def _described(context: Context, client: Client, name: str, version: int) -> Fields:
+def _described(context: Context, client: Client, version: int, name: str) -> Fields:
     refused = group_error(client, name)
     if refused:
         return {"group_id": name, "error_code": refused}
     group = context.groups.get(name)
     if group is None:
         with context.guard():
-            is_there = not context.consumer_groups.is_consumer(name) and bool(context.plane.offsets.of_group(name))
+            is_there = not context.consumer_groups.is_consumer(name) and context.plane.offsets.has_group(name)
         if is_there:
             return {"group_id": name, "group_state": State.EMPTY.value, "protocol_type": CONSUMER}
         response: Fields = {"group_id": name, "group_state": State.DEAD.value}
@@ -310,7 +342,7 @@ def _described(context: Context, client: Client, name: str, version: int) -> Fie
     }
 
 
-def list_groups(context: Context, client: Client, request: Request) -> Answer:
+async def list_groups(context: Context, client: Client, request: Request) -> Fields:
     states = {each.lower() for each in request.body["states_filter"]}
     types = {each.lower() for each in request.body["types_filter"]}
     rows = {
@@ -319,25 +351,26 @@ def list_groups(context: Context, client: Client, request: Request) -> Answer:
     }
     for name, consumers in context.consumer_groups.by_name.items():
         rows[name] = _row(name, consumers.state.value, CONSUMER)
+    turns = Turns()
     with context.guard():
         for name, kept in context.consumer_groups.rows():
             if len(rows) >= LISTED_MAX:
                 break
             if kept.epoch:
                 rows.setdefault(name, _row(name, State.EMPTY.value, CONSUMER))
+            await turns.yield_if_due()
         for name in context.plane.offsets.groups():
             if len(rows) >= LISTED_MAX:
                 break
             rows.setdefault(name, _row(name, State.EMPTY.value, CLASSIC))
-    return {
-        "groups": [
-            row
-            for name, row in rows.items()
-            if client.may(READ, name)
-            and (not states or row["group_state"].lower() in states)
-            and (not types or row["group_type"] in types)
-        ]
-    }
+            await turns.yield_if_due()
+    groups: list[Fields] = []
+    for name, row in rows.items():
+        is_wanted = (not states or row["group_state"].lower() in states) and (not types or row["group_type"] in types)
+        if is_wanted and client.may(READ, name):
+            groups.append(row)
+        await turns.yield_if_due()
+    return {"groups": groups}
 
 
 def _row(name: str, state: str, kind: str, protocol_type: str = CONSUMER) -> Fields:
@@ -368,7 +401,7 @@ async def offset_delete(context: Context, client: Client, request: Request) -> F
         return {"error_code": code}
     group = context.groups.get(body["group_id"])
     consumers = context.consumer_groups.get(body["group_id"])
-    if group is None and consumers is None and not context.plane.offsets.of_group(body["group_id"]):
+    if group is None and consumers is None and not context.plane.offsets.has_group(body["group_id"]):
         return {"error_code": e.GROUP_ID_NOT_FOUND}
     topics: list[Fields] = []
     going: set[TopicPartition] = set()

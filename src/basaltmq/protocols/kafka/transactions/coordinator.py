@@ -328,8 +328,9 @@ class Transactions:
         self._decided(row.shards)
 
     def _put_offsets(self, batch: Batch, offsets: Mapping[OffsetKey, Commit]) -> None:
+        known = {topic_id: self._plane.topics.summary_of(topic_id) for topic_id in {each[1] for each in offsets}}
         for (group, topic_id, partition), commit in offsets.items():
-            if self._plane.topics.by_id(topic_id) is None:
+            if known[topic_id] is None:
                 # The topic was deleted in the meantime, with its groups' offsets.
                 continue
             if isinstance(self._plane.offsets, PersistentOffsets):

@@ -192,7 +192,7 @@ def _topics(context: Context, row: Transaction) -> list[Fields]:
             meta = context.plane.shards.get(shard)
         except BasaltError:
             continue
-        topic = context.plane.topics.by_id(meta.topic_id)
+        topic = context.plane.topics.summary_of(meta.topic_id)
         if topic is not None:
             by_topic.setdefault(topic.name, []).append(meta.partition)
     return [{"topic": name, "partitions": partitions} for name, partitions in by_topic.items()]

@@ -249,6 +249,11 @@ class UnsupportedVersionError(MalformedRequestError):
         self.correlation_id = correlation_id
 
 
+def is_produce(raw: bytes) -> bool:
+    """Whether an encoded request is a Produce."""
+    return raw[:2] == b"\0\0"
+
+
 def decode_request(raw: bytes) -> Request:
     """Decode a request without its size."""
     if len(raw) < _HEAD.size:
