@@ -366,6 +366,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "write nothing": lambda store: store.write(Batch()),
     "sync": lambda store: store.sync(),
     "size_bytes": lambda store: store.size_bytes(),
+    "is_behind": lambda store: store.is_behind(),
 }
 
 

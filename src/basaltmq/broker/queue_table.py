@@ -304,17 +304,17 @@ class QueueTable:
         if queue.declared.auto_delete and not len(queue.consumers) and self.by_name.get(queue.name) is queue:
             self._delete(queue)
 
-    def policies_changed(self) -> Callable[[], bool]:
-        """Return a chore that applies the current policies to every queue, a portion per call."""
+    def policies_changed(self, most: int = CONFIGURED_AT_ONCE) -> Callable[[], bool]:
+        """Return a chore that applies the current policies to every queue, `most` queues per call."""
         left = iter(list(self.by_name.values()))
         retried: list[BrokerQueue] = []
 
         def apply() -> bool:
-            portion = retried or list(islice(left, CONFIGURED_AT_ONCE))
+            portion = retried or list(islice(left, most))
             retried[:] = portion
             self._apply_policies([queue for queue in portion if self.by_name.get(queue.name) is queue])
             retried.clear()
-            return len(portion) == CONFIGURED_AT_ONCE
+            return len(portion) == most
 
         return apply
 

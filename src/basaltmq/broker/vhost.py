@@ -338,6 +338,11 @@ class VHost:
             self._require_up()
         self.tick.enqueue(call)
 
+    def delays_large(self) -> bool:
+        """Return whether publishers of large messages must wait, because the store is behind with flushes."""
+        self._require_up()
+        return self.store.is_behind()
+
     def check_exchange(self, name: str) -> Exchange:
         """Return the exchange, or raise if clients may not publish to it."""
         if self.error is not None or self._closing:

@@ -76,6 +76,13 @@ class Store(Reader, Protocol):
         """Return the size of all families in memtables and files."""
         ...
 
+    def is_behind(self) -> bool:
+        """Return whether memtables with message bodies wait for their flush, so that large writes should be delayed.
+
+        Without the delay the store stalls, and then it refuses small writes too.
+        """
+        ...
+
     def poison(self, error: BaseException) -> None:
         """Make every further call fail with `error` as the cause."""
         ...

@@ -108,6 +108,9 @@ class Family(enum.IntEnum):
     API_KEYS = ("api_keys",)
 
 
+BODIES: tuple[Family, ...] = (Family.MESSAGES, Family.TRANSIENT, Family.MESSAGE_CONTENT)
+"""Families whose size is mostly that of message bodies."""
+
 BY_LABEL: dict[str, Family] = {family.label: family for family in Family}
 
 

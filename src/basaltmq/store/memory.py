@@ -146,6 +146,10 @@ class MemoryStore:
         with self._lock:
             return self._writes
 
+    def is_behind(self) -> bool:
+        self.require_open()
+        return False
+
     def poison(self, error: BaseException) -> None:
         with self._lock:
             if self._error is None:

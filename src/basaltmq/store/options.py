@@ -26,6 +26,12 @@ DELETION_WINDOW: Final = 1024
 """Window, in entries, of the collector that compacts SST files with many tombstones."""
 
 
+BUFFERS_MAX: Final = 4
+"""Memtables per family with message bodies. RocksDB stalls all writes when so many are full."""
+
+UNFLUSHED_MAX: Final = 2
+"""Full memtables from which on large messages wait. The other two are a reserve for small ones."""
+
 FILES_ANY: Final = 1_000_000
 """More level-0 files than can exist, so that missing compaction never stalls writes."""
 
@@ -33,8 +39,8 @@ FILES_ANY: Final = 1_000_000
 class SharedMemory:
     """One block cache and one write-buffer budget for all stores of a process, so that memory has one limit.
 
-    The write-buffer budget is soft: exceeding it triggers memtable flushes while writes continue, up to two buffers per
-    family. With a hard budget, an idle store, which flushes nothing, could stall all other stores.
+    The write-buffer budget is soft: exceeding it triggers memtable flushes while writes continue, up to four buffers
+    per family. With a hard budget, an idle store, which flushes nothing, could stall all other stores.
     """
 
     def __init__(self, cache_bytes: int = 64 * MIB, write_buffer_bytes: int = 128 * MIB) -> None:
@@ -120,6 +126,7 @@ def _profile_options(profile: Profile, options: StoreOptions) -> Options:
     if profile.deletes:
         cf.add_compact_on_deletion_collector_factory(DELETION_WINDOW, DELETION_WINDOW // 2, 0.5)
     if profile.blob_bytes_min is not None:
+        cf.set_max_write_buffer_number(BUFFERS_MAX)
         cf.set_enable_blob_files(True)
         cf.set_min_blob_size(profile.blob_bytes_min)
         cf.set_blob_file_size(64 * MIB)

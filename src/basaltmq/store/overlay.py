@@ -109,6 +109,9 @@ class OverlayStore(_Layers):
     def size_bytes(self) -> int:
         return self._base.size_bytes() + self._marks.size_bytes()
 
+    def is_behind(self) -> bool:
+        return self._marks.is_behind()
+
     def writes(self) -> int:
         return self._marks.writes()
 

@@ -51,15 +51,15 @@ from basaltmq.errors import (
 from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch, Operation
 from basaltmq.store.checkpoint import write_checkpoint
 from basaltmq.store.directory import MARKER, read_marker
-from basaltmq.store.families import Family
+from basaltmq.store.families import BODIES, Family
 from basaltmq.store.forks import in_child, never_free
 from basaltmq.store.integrity.seals import Sealer
 from basaltmq.store.integrity.synced import SyncedFile
-from basaltmq.store.options import StoreOptions
+from basaltmq.store.options import UNFLUSHED_MAX, StoreOptions
 from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_cursor import SKIPPED_MAX, Cursor, RocksSnapshot, Run
 from basaltmq.store.rocks_errors import translate
-from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES, families_of
+from basaltmq.store.rocks_properties import DATABASE_PROPERTIES, PROPERTIES, SIZES, UNFLUSHED, families_of
 from basaltmq.store.salvage.unreadable import NOT_COMPACTED, SKIPPABLE, Unreadable, scan_past
 from basaltmq.store.salvage.verify import verify, verify_open
 
@@ -67,10 +67,8 @@ CLOSE_WAIT_S: Final = 60.0
 """How long `close` waits for running calls. A longer call means that the disk does not respond."""
 
 _NEGATIVE: Final = re.compile(r"\s*-\s*\d+\s*")
-_EXHAUST: Final[partial[deque[None]]] = partial(deque, maxlen=0)
-"""Consumes an iterator of calls for their side effects."""
+_EXHAUST: Final[partial[deque[None]]] = partial(deque, maxlen=0)  # runs an iterator of calls for their side effects
 _PARTS: Final = "_db _database _families _handles _sealer _synced _unreadable _logged_sequence _was_logged _on_close"
-_SIZES: Final = tuple(PROPERTIES[name] for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
 
 
 class RocksStore:
@@ -268,8 +266,7 @@ class RocksStore:
             self._wrote(size_bytes)
 
     def writes(self) -> int:
-        with self._lock:
-            return self._writes
+        return self._writes
 
     def _native(self, batch: Batch) -> tuple[WriteBatch, int]:
         """Return the batch as a RocksDB WriteBatch, and its size in bytes."""
@@ -354,7 +351,10 @@ class RocksStore:
         return int(self._db.latest_sequence_number()) if self._was_logged else self._logged_sequence
 
     def size_bytes(self) -> int:
-        return self._measure(self._families, _SIZES)
+        return self._measure(self._families, SIZES)
+
+    def is_behind(self) -> bool:
+        return any(self._measure([self._families[each]], (UNFLUSHED,)) >= UNFLUSHED_MAX for each in BODIES)
 
     def poison(self, error: BaseException) -> None:
         with self._lock:

@@ -19,11 +19,16 @@ PROPERTIES: Final = {
 }
 """Figures of each family."""
 
+SIZES: Final = tuple(PROPERTIES[name] for name in ("sst-bytes", "blob-bytes", "memtable-bytes"))
+
 DATABASE_PROPERTIES: Final = {
     "running-compactions": "rocksdb.num-running-compactions",
     "background-errors": "rocksdb.background-errors",
 }
 """Figures of the whole database. RocksDB returns the same value for every family, so a sum would be wrong."""
+
+UNFLUSHED: Final = "rocksdb.num-immutable-mem-table"
+"""Number of full memtables whose flush is not complete."""
 
 
 def families_of(db: Rdict) -> list[Rdict]:

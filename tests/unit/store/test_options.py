@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from basaltmq.store.batch import Batch
-from basaltmq.store.families import MIB, Family
+from basaltmq.store.families import BODIES, MIB, Family
 from basaltmq.store.open import open_store
-from basaltmq.store.options import SharedMemory, StoreOptions
+from basaltmq.store.options import BUFFERS_MAX, UNFLUSHED_MAX, SharedMemory, StoreOptions
+from basaltmq.store.rocks_properties import UNFLUSHED, families_of
 
 
 def written_options(path: Path) -> dict[str, dict[str, str]]:
@@ -41,6 +42,7 @@ def test_every_family_runs_with_its_profile(tmp_path: Path) -> None:
         assert (found["enable_blob_files"] == "true") == (profile.blob_bytes_min is not None), family
         if profile.blob_bytes_min is not None:
             assert int(found["min_blob_size"]) == profile.blob_bytes_min
+            assert int(found["max_write_buffer_number"]) == BUFFERS_MAX
             assert found["enable_blob_garbage_collection"] == "true"
             assert float(found["blob_garbage_collection_force_threshold"]) == 0.5
         table = sections[f'TableOptions/BlockBasedTable "{family.label}"']
@@ -111,3 +113,34 @@ def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
     assert sum(store.properties()["sst-bytes"] for store in stores) > 0
     for store in stores:
         store.close()
+
+
+@pytest.mark.promise("P13")
+def test_a_store_is_behind_while_full_memtables_of_bodies_wait_for_their_flush(tmp_path: Path) -> None:
+    with contextlib.closing(open_store(tmp_path / "store")) as store:
+        family = store._families[Family.MESSAGES]
+        assert family.property_int_value(UNFLUSHED) == 0
+        assert not store.is_behind()
+        waiting = dict.fromkeys(Family, 0)
+        store._families = [_Waiting(waiting, each) for each in Family]  # type: ignore[misc]
+        for each in BODIES:
+            waiting[each] = UNFLUSHED_MAX - 1
+            assert not store.is_behind()
+            waiting[each] = UNFLUSHED_MAX
+            assert store.is_behind(), each
+            waiting[each] = 0
+        waiting[Family.QUEUES] = UNFLUSHED_MAX
+        assert not store.is_behind()
+        store._families = families_of(store._db)
+
+
+class _Waiting:
+    """A family with memtables whose flush does not come."""
+
+    def __init__(self, waiting: dict[Family, int], family: Family) -> None:
+        self._waiting = waiting
+        self._family = family
+
+    def property_int_value(self, name: str) -> int:
+        assert name == UNFLUSHED
+        return self._waiting[self._family]

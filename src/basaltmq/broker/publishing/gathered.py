@@ -17,8 +17,9 @@ BATCH_MESSAGES_MAX: Final = 5000
 BATCH_BYTES_MAX: Final = 32 << 20
 """Larger turns are written as several batches, so that none exceeds the store's limit."""
 
-TURN_BYTES_MAX: Final = 4 << 20
-"""Bodies written per turn, or one larger message. RocksDB takes 2 to 4 ms per megabyte and holds the GIL."""
+TURN_BYTES_MAX: Final = 2 << 20
+"""Bodies written per turn, or one larger message. RocksDB holds the GIL for 2 to 4 ms per megabyte, and for up to 15 ms
+if other programs use the processors."""
 
 
 class Gathered:

@@ -154,6 +154,10 @@ class Policies:
     def list(self, *, operators: bool = False) -> list[Policy]:
         return sorted(self._known[OPERATORS if operators else USERS].values(), key=lambda each: each.name)
 
+    def count(self) -> int:
+        """Return the number of policies of both kinds."""
+        return sum(map(len, self._known.values()))
+
     def of_queue(self, name: str, kind: str) -> EffectivePolicy:
         wanted = {"all", "queues", {QUORUM: "quorum_queues", STREAM: "streams"}.get(kind, "classic_queues")}
         return self._of(name, wanted)

@@ -19,6 +19,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from basaltmq.broker.auth.users import User
@@ -70,6 +71,9 @@ READ_BYTES_LARGE: Final = 128 << 10
 """After a read of at least this size, reading pauses for one loop turn, because libuv repeats a read that fills its
 buffer of 256,000 bytes up to 32 times per turn."""
 
+DELAY_S: Final = 0.005
+"""Pause of a publisher of large messages while the store is behind. A flush of a memtable takes 20 to 100 ms."""
+
 CLOSE_S: Final = 5
 """Seconds that a client has to respond to connection.close."""
 
@@ -108,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_is_due = False
         self._is_walking = False
-        self._wait: Callable[[Callable[[], None]], None] | None = None
+        self._wait: Callable[[Callable[[], None]], object] | None = None
         """Schedules the rest of the input, if the next message has to wait for more than the next turn."""
         self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
@@ -228,6 +232,10 @@ class Connection(asyncio.Protocol):
     def wait_for_fan_out(self) -> None:
         """Continue when a turn has room for the fan-out of the next message."""
         self._wait = self.server.shares.call_without_debt
+
+    def wait_for_store(self) -> None:
+        """Continue after a pause, because the next message is large and the store is behind."""
+        self._wait = partial(self.server.loop.call_later, DELAY_S)
 
     def wait_for_credit(self) -> None:
         """Continue when the queue of the next message gives credit."""

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 PRIORITY_ARGUMENT: Final = "x-priority"
 
-SETTLE_S: Final = {ACK: 5e-6, REQUEUE: 15e-6, REJECT: 100e-6}
+SETTLE_S: Final = {ACK: 5e-6, REQUEUE: 15e-6, REJECT: 200e-6}
 """Cost of settling one delivery in the turn's batch, in seconds. A rejected message may be dead-lettered."""
 
-PORTIONS: Final = {ACK: 1000, REQUEUE: 500, REJECT: 100}
+PORTIONS: Final = {ACK: 1000, REQUEUE: 500, REJECT: 50}
 """Deliveries settled per batch, which takes some milliseconds."""
 
 

@@ -20,9 +20,13 @@ from basaltmq.broker.loop_shares import (
     TURN_S,
     LoopShares,
 )
-from basaltmq.broker.routing.policy import Policy
+from basaltmq.broker.message import amqp_table
+from basaltmq.broker.routing.policy import EffectivePolicy, Policy
 from basaltmq.broker.routing.topology import REMOVED_AT_ONCE
 from basaltmq.broker.vhost import VHost
+from basaltmq.protocols.amqp091 import connection as connection_module
+from basaltmq.protocols.amqp091 import transactions
+from basaltmq.protocols.amqp091.channel import LARGE_BYTES_MIN, PROPERTIES_BYTE_S
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.consuming import PORTIONS
 from basaltmq.protocols.amqp091.wire import methods as m
@@ -420,5 +424,103 @@ def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
         gone = weakref.ref(connection)
         del connection, socket
         assert gone() is None
+
+    in_harness(scenario)
+
+
+def test_large_messages_wait_while_the_store_is_behind_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(harness: Harness) -> None:
+        is_behind = True
+        monkeypatch.setattr(harness.vhost.store, "is_behind", lambda: is_behind)
+        monkeypatch.setattr(connection_module, "DELAY_S", 0.0)
+        flooding, _ = await opened(harness)
+        other, _ = await opened(harness)
+        flooding.data_received(message("a", b"x" * LARGE_BYTES_MIN) * 3)
+        other.data_received(message("b", b"x" * (LARGE_BYTES_MIN - 1)))
+        await harness.settle(lambda: harness.vhost.queues.by_name["b"].published == 1, turns=TURNS_MAX)
+        await harness.settle(turns=50)
+        assert harness.vhost.queues.by_name["a"].published == 0
+        is_behind = False
+        await harness.settle(lambda: harness.vhost.queues.by_name["a"].published == 3, turns=TURNS_MAX)
+        assert harness.vhost.queues.by_name["a"].published == 3
+
+    in_harness(scenario)
+
+
+def test_messages_with_large_headers_are_charged_like_a_fan_out() -> None:
+    async def scenario(harness: Harness) -> None:
+        flooding, _ = await opened(harness)
+        other, _ = await opened(harness)
+        properties = b"\x20\0" + amqp_table.encode({f"h{number:05}": "x" * 20 for number in range(4000)})
+        assert len(properties) * PROPERTIES_BYTE_S > FAN_OUT_S / 2
+        channel = flooding.channels[1]
+        flooding.data_received(publish(b"x", key="a", properties=properties, frame_max=131072) * 5)
+        assert channel.published == 1
+        other.data_received(message("b", b"y"))
+        await harness.settle(turns=2)
+        assert harness.vhost.queues.by_name["b"].published == 1
+        assert channel.published == 1
+        await harness.settle(lambda: channel.published == 5, turns=TURNS_MAX)
+        assert channel.published == 5
+        for number in range(2000):
+            harness.vhost.declare_queue(f"f{number}")
+            harness.vhost.bind_queue(f"f{number}", "amq.fanout", "")
+        both = publish(b"x", exchange="amq.fanout", key="", properties=properties, frame_max=131072)
+        flooding.data_received(both * 2)
+        await harness.settle(lambda: channel.published == 7, turns=TURNS_MAX)
+        assert channel.published == 7, "a message that exceeds the limit in both ways is published"
+
+    in_harness(scenario)
+
+
+def test_a_transaction_is_limited_by_the_copies_of_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "TRANSACTION_COPIES_MAX", 10)
+
+    async def scenario(harness: Harness) -> None:
+        for number in range(5):
+            harness.vhost.declare_queue(f"f{number}")
+            harness.vhost.bind_queue(f"f{number}", "amq.fanout", "")
+        connection, socket = await opened(harness)
+        connection.data_received(encode_method(1, m.TxSelect()))
+        connection.data_received(publish(b"x", exchange="amq.fanout", key="") * 2)
+        connection.data_received(encode_method(1, m.TxCommit()))
+        await harness.settle(lambda: harness.vhost.plane.stats("f4")["ready"] == 2, turns=TURNS_MAX)
+        assert not any(isinstance(each, m.ConnectionClose) for each in socket.sent())
+        connection.data_received(publish(b"x", exchange="amq.fanout", key="") * 3)
+        await harness.settle(turns=20)
+        (close,) = [each for each in socket.sent() if isinstance(each, m.ConnectionClose)]
+        assert "10 messages, counted once per queue" in close.reply_text
+        assert harness.vhost.plane.stats("f4")["ready"] == 2
+
+    in_harness(scenario)
+
+
+def test_a_policy_reaches_many_exchanges_in_portions_and_a_later_one_replaces_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.vhost.tick.chores._clock_s = count().__next__
+        for number in range(500):
+            harness.vhost.declare_exchange(f"p{number}", "topic")
+        applied: list[str] = []
+        of_exchange = harness.vhost.policies.of_exchange
+
+        def counting(name: str) -> EffectivePolicy:
+            applied.append(name)
+            return of_exchange(name)
+
+        monkeypatch.setattr(harness.vhost.policies, "of_exchange", counting)
+
+        def reached(name: str) -> int:
+            return sum(exchange.policy == name for exchange in harness.vhost.topology.exchanges.values())
+
+        for name, priority in (("one", 0), ("two", 1)):
+            harness.vhost.policies.set(Policy(name, "^p", {"alternate-exchange": "x"}, priority, "exchanges"))
+            assert 0 < reached(name) <= 100
+        assert len(harness.vhost.tick.chores._waiting) == 2
+        await harness.settle(lambda: reached("two") == 500, turns=TURNS_MAX)
+        assert reached("two") == 500
+        await harness.settle(turns=20)
+        assert len(applied) < 700, "the first policy was not applied to all of them"
 
     in_harness(scenario)
