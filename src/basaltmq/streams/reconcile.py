@@ -74,6 +74,20 @@ def reconcile_streams(store: Store, losses: Losses, log: Path, now_ms: int) -> l
     return reconciliation.found
 
 
+def single_partition_topics(store: Store) -> set[str]:
+    """Return the names of the topics that can hold the records of a stream queue."""
+    names = set()
+    for key, raw in store.scan(Family.CONFIGURED_OBJECTS):
+        try:
+            object_id = catalog_keys.decode_configured_key(key)
+            value = decode_value(raw, object_id)
+            if value.type == Kind.TOPIC and topic_state(value.attributes).config.partitions == 1:
+                names.add(str(value.attributes.get(NAME, object_id)))
+        except (BasaltError, msgspec.ValidationError):
+            continue
+    return names
+
+
 class _Reconciliation:
     """One repair pass."""
 

@@ -232,3 +232,21 @@ def test_lost_counters_never_go_back(home: Path) -> None:
         assert after.token > before.token
         db.queue("a").enqueue(b"last")
         assert db.queue("a").peek(100)[-1].payload == b"last"
+
+
+@pytest.mark.promise("P7")
+def test_a_stream_queue_without_its_configuration_is_not_restored_as_a_classic_one(tmp_path: Path) -> None:
+    """Its records are in the topic of its name. A new declaration finds them, a classic queue would hide them."""
+    path = tmp_path / "store"
+    with basaltmq.open(path) as db:
+        db.queue("log")
+        db.queue("orders").enqueue(b"1")
+        db.topic("log", partitions=1).append([b"r"] * 3)
+        db.topic("orders", partitions=1).append([b"r"] * 3)
+    _, found = lose(path, Family.QUEUES)
+    texts = {loss.subject: loss.text for loss in found}
+    assert "declare it again: its records are in topic 'log'" in texts["queue 'log'"]
+    assert "default settings" in texts["queue 'orders'"]
+    assert keys_of(path, Family.QUEUES) == [queue_keys.queue_key("orders")]
+    with basaltmq.open(path, create=False) as db:
+        assert len(list(db.topic("log", create=False).read(0))) == 3

@@ -15,6 +15,7 @@ database, in quarantine. Memory is a few dozen bytes per separate body. Nothing 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Container
 from struct import Struct
 from typing import Final
 
@@ -51,9 +52,12 @@ _TIME_AND_ID_BYTES: Final = 24
 _ANY_SIZE: Final = -1
 
 
-def reconcile_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
-    """Make the rows of the queues consistent. Return the losses."""
-    reconciliation = _Reconciliation(store, losses, now_ns)
+def reconcile_queues(store: Store, losses: Losses, now_ns: int, topics: Container[str] = ()) -> list[Loss]:
+    """Make the rows of the queues consistent. Return the losses.
+
+    `topics` are the topics that may hold the records of a stream queue.
+    """
+    reconciliation = _Reconciliation(store, losses, now_ns, topics)
     reconciliation.run()
     return reconciliation.found
 
@@ -61,10 +65,11 @@ def reconcile_queues(store: Store, losses: Losses, now_ns: int) -> list[Loss]:
 class _Reconciliation:
     """One pass."""
 
-    def __init__(self, store: Store, losses: Losses, now_ns: int) -> None:
+    def __init__(self, store: Store, losses: Losses, now_ns: int, topics: Container[str]) -> None:
         self._store = store
         self._losses = losses
         self._now_ns = now_ns
+        self._topics = topics
         self._batch = Batch()
         self.found: list[Loss] = []
         self._configs: dict[str, QueueConfig] = {}
@@ -118,7 +123,10 @@ class _Reconciliation:
                 self._delete(Family.QUEUE_STATS, key)
                 continue
             if name not in self._configs and self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(name)):
-                self._restore_config(name, "its configuration is lost")
+                if name in self._topics and not self._old[name].messages:
+                    self._report_stream(name)
+                else:
+                    self._restore_config(name, "its configuration is lost")
             if self._losses.hit(Family.DELETED_QUEUES) and name not in self._floors and self._old[name].floor_ns:
                 # Rows below the floor belong to an earlier queue of the same name.
                 self._floors[name] = self._old[name].floor_ns
@@ -128,6 +136,14 @@ class _Reconciliation:
         config = self._configs[name] = QueueConfig(name=name)
         self._put(Family.QUEUES, queue_keys.queue_key(name), encode_config(config))
         text = f"{why}; it has default settings now, set them again"
+        self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
+
+    def _report_stream(self, name: str) -> None:
+        """Do not restore a queue that was probably a stream queue: a declaration with default settings would hide its
+        records from clients."""
+        text = (
+            f"its configuration is lost; if it was a stream queue, declare it again: its records are in topic {name!r}"
+        )
         self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
 
     def _messages(self, family: Family) -> None:
