@@ -6,6 +6,7 @@ The methods are pika's; the socket is blocking. Nothing is validated, because th
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Final, Self
@@ -13,6 +14,7 @@ from typing import Any, Final, Self
 from pika import frame, spec
 
 HEAD: Final = Struct(">BHI")
+CONFIRM: Final = Struct(">QB")
 PLAIN: Final = b"\0guest\0guest"
 FRAME_BYTES_MAX: Final = 131_072
 CHANNEL_MAX: Final = 2047
@@ -75,6 +77,20 @@ class Wire:
         """Read until the publish with this number is confirmed."""
         while self.confirmed < last:
             self.confirmed = int.from_bytes(self.wait(spec.Basic.Ack)[:8], "big")
+
+    def publish_confirmed(self, message: bytes, count: int, window: int) -> float:
+        """Publish the same bytes `count` times, at most `window` of them unconfirmed; return the seconds it took."""
+        self.call(1, spec.Confirm.Select(), spec.Confirm.SelectOk)
+        sent = acked = 0
+        begin = time.perf_counter()
+        while acked < count:
+            room = min(window - (sent - acked), count - sent)
+            if room:
+                self.write(message * room)
+                sent += room
+            tag, flags = CONFIRM.unpack_from(self.wait(spec.Basic.Ack))
+            acked = tag if flags & 1 else acked + 1
+        return time.perf_counter() - begin
 
     def wait_deliveries(self, count: int) -> None:
         """Read until so many messages were delivered in all."""

@@ -24,17 +24,18 @@ import json
 import os
 import re
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from bench.peers.brokers import basalt_kafka, kafka, kafka_jars
+from bench.peers.process import Side
 from bench.row import Row
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
@@ -54,52 +55,13 @@ TOPICS_PART, PRODUCE, CONSUME, LATENCY = ALL_PARTS = ("topics", "produce", "cons
 TOPICS: Final = 1000
 PARTITIONS: Final = 4
 CREATE_AT_ONCE: Final = 100
-START_S: Final = 120.0
+CONFIRM_S: Final = 120.0
 LOAD_S: Final = 400.0
 SETTLE_S: Final = 5.0
 """Left to a broker after it started or was filled, before it is looked at."""
 
-JVM: Final = (
-    "-Xmx1G",
-    "-Xms1G",
-    "-server",
-    "-XX:+UseG1GC",
-    "-XX:MaxGCPauseMillis=20",
-    "-XX:InitiatingHeapOccupancyPercent=35",
-    "-XX:+ExplicitGCInvokesConcurrent",
-)
-"""As Kafka's start script has it."""
-
-SERVER: Final = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={data}
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-"""
-CLUSTER: Final = "MkU3OEVBNTcwNTJENDM2Qg"
-
 BASALT: Final = "Basalt"
 KAFKA: Final = "Kafka"
-
-
-class Side(NamedTuple):
-    """A broker that runs."""
-
-    name: str
-    port: int
-    pid: int
-    start_s: float
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
 
 class Load(NamedTuple):
@@ -116,10 +78,10 @@ Start = Callable[[Path], "contextlib.AbstractContextManager[Side]"]
 def run() -> list[Row]:
     if importlib.util.find_spec("confluent_kafka") is None:
         raise SystemExit("kafka_peer needs confluent-kafka: pip install confluent-kafka")
-    starts: dict[str, Start] = {BASALT: _basalt}
-    jars = os.environ.get("BASALT_KAFKA_JARS")
-    if jars and any(Path(jars).glob("kafka_2.13-*.jar")) and shutil.which("java"):
-        starts[KAFKA] = lambda folder: _kafka(Path(jars), folder)
+    starts: dict[str, Start] = {BASALT: basalt_kafka}
+    jars = kafka_jars()
+    if jars is not None:
+        starts[KAFKA] = partial(kafka, jars)
     else:
         print("BASALT_KAFKA_JARS holds no kafka_2.13 jar, or there is no java: Basalt is measured alone", flush=True)
     parts = _parts()
@@ -174,15 +136,15 @@ def _at_most(name: str, figures: dict[str, float], unit: str, bar: float) -> lis
 
 
 def _fill(side: Side) -> None:
-    kafka = _client()
+    client = _client()
     names = [f"many-{at}" for at in range(TOPICS)]
     for at in range(0, TOPICS, CREATE_AT_ONCE):
         _create(side, names[at : at + CREATE_AT_ONCE], PARTITIONS, {})
-    producer = kafka.Producer({"bootstrap.servers": side.address, "acks": "all"})
+    producer = client.Producer({"bootstrap.servers": side.address, "acks": "all"})
     for name in names:
         for partition in range(PARTITIONS):
             producer.produce(name, b"x" * 256, partition=partition)
-    left = producer.flush(START_S)
+    left = producer.flush(CONFIRM_S)
     assert not left, f"{left} messages were not confirmed"
 
 
@@ -191,7 +153,7 @@ def _create(side: Side, names: list[str], partitions: int, config: dict[str, str
     client = admin.AdminClient({"bootstrap.servers": side.address})
     made = [admin.NewTopic(name, partitions, 1, config=config) for name in names]
     for done in client.create_topics(made, operation_timeout=60, request_timeout=60).values():
-        done.result(START_S)
+        done.result(CONFIRM_S)
 
 
 def _loads(sides: dict[str, Side], parts: frozenset[str], folder: Path) -> list[Row]:
@@ -320,77 +282,3 @@ def _cpu_s(pid: int) -> float:
     """Time of all threads, in user and system mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def _basalt(folder: Path) -> Iterator[Side]:
-    port = _free_port()
-    folder.mkdir(parents=True, exist_ok=True)
-    flags = [f"--data-dir={folder / 'basalt'}", "--kafka-enabled=true", f"--kafka-port={port}", "--amqp-port=0"]
-    environment = {**os.environ, "BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0"}
-    _compile(folder / "bytecode", environment)
-    command = [sys.executable, "-m", "basaltmq.cli", "serve", *flags, "--quiet", "--log-level=error"]
-    with _running(BASALT, command, port, environment) as side:
-        yield side
-
-
-def _compile(folder: Path, environment: dict[str, str]) -> None:
-    """Have the broker's bytecode, as it has where it was installed, whatever this tree and environment say."""
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    environment["PYTHONPYCACHEPREFIX"] = str(folder)
-    if not folder.exists():
-        modules = (
-            "import basaltmq.cli.server.command, basaltmq.protocols.grpc.services.queue_server, "
-            "basaltmq.admin.http.server"
-        )
-        subprocess.run([sys.executable, "-c", modules], env=environment, check=True)
-
-
-@contextlib.contextmanager
-def _kafka(jars: Path, folder: Path) -> Iterator[Side]:
-    port = _free_port()
-    folder.mkdir(parents=True, exist_ok=True)
-    data, settings = folder / "kafka", folder / "server.properties"
-    settings.write_text(SERVER.format(port=port, controller=_free_port(), data=data))
-    java = ["java", *JVM, "-cp", f"{jars}/*"]
-    if not data.exists():
-        command = [*java, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(settings)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    with _running(KAFKA, [*java, "kafka.Kafka", str(settings)], port, dict(os.environ)) as side:
-        yield side
-
-
-@contextlib.contextmanager
-def _running(name: str, command: list[str], port: int, environment: dict[str, str]) -> Iterator[Side]:
-    begin = time.perf_counter()
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _await_answer(process, port)
-        yield Side(name, port, process.pid, time.perf_counter() - begin)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-
-
-def _await_answer(process: subprocess.Popen[bytes], port: int) -> None:
-    """Return when a client is told of the cluster: a port that is open is not yet a broker."""
-    until = time.monotonic() + START_S
-    while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=START_S) as sock:
-            # Metadata, version 1, of no topic.
-            sock.sendall(b"\0\0\0\x0e\0\x03\0\x01\0\0\0\x01\xff\xff\0\0\0\0")
-            if len(sock.recv(64)) > 8:
-                return
-        time.sleep(0.02)
-    raise TimeoutError(f"nobody answers on port {port}")

@@ -12,21 +12,19 @@ import contextlib
 import os
 import re
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import pika
+from bench.amqp_wire import Wire, publish_bytes
+from bench.peers.brokers import basalt_amqp, rabbitmq, rabbitmq_program
+from bench.peers.process import Side
 from bench.row import Row
-from pika import frame, spec
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "100000"))
 BACKLOG: Final = 300_000
@@ -37,21 +35,7 @@ FAN_OUT: Final = 10
 FAN_MESSAGES: Final = 20_000
 IDLE: Final = 1000
 QUEUES: Final = 10_000
-START_S: Final = 90.0
 LOAD_S: Final = 300.0
-PEER_PATH: Final = "/usr/lib/rabbitmq/bin"
-"""Where Debian has the server itself; the one on the path runs it as another user, out of our reach."""
-
-FRAME: Final = Struct(">BHI")
-ACK: Final = Struct(">QB")
-
-
-class Side(NamedTuple):
-    """A broker that runs."""
-
-    name: str
-    port: int
-    pid: int
 
 
 class Figure(NamedTuple):
@@ -61,14 +45,14 @@ class Figure(NamedTuple):
 
 def run() -> list[Row]:
     load = os.environ.get("BASALT_AMQP_LOAD") or shutil.which("amqp_load")
-    peer = shutil.which("rabbitmq-server", path=PEER_PATH)
+    peer = rabbitmq_program()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-amqp-") as folder, contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(_basalt(Path(folder)))]
+        sides = [stack.enter_context(basalt_amqp(Path(folder)))]
         # First, while nothing else has made the process grow.
         rows.append(_idle(sides[0]))
         if peer is not None:
-            sides.append(stack.enter_context(_rabbitmq(peer, Path(folder))))
+            sides.append(stack.enter_context(rabbitmq(peer, Path(folder))))
         if load is not None:
             rows += _loads(load, sides)
         rows += _compare("fan-out of 1 KiB to 10 queues", sides, _fan_out, "msg/s", 2.0)
@@ -155,85 +139,13 @@ def _fan_out(side: Side) -> Figure:
         for at in range(FAN_OUT):
             channel.queue_declare(f"bench-fan-{at}", durable=True)
             channel.queue_bind(f"bench-fan-{at}", "bench-fan")
-        with Sender(side.port) as sender:
-            rate = sender.publish("bench-fan", b"x" * 1024, FAN_MESSAGES)
+        with Wire(side.port) as wire:
+            message = publish_bytes("bench-fan", "", b"x" * 1024, delivery_mode=2)
+            rate = FAN_MESSAGES / wire.publish_confirmed(message, FAN_MESSAGES, WINDOW)
         for at in range(FAN_OUT):
             channel.queue_delete(f"bench-fan-{at}")
         channel.exchange_delete("bench-fan")
     return Figure(rate)
-
-
-class Sender:
-    """The least that can publish with confirms: the same bytes again and again, and a count of what was acked."""
-
-    def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._rest = b""
-        self._socket.sendall(b"AMQP\0\0\x09\x01")
-        self._await(spec.Connection.Start.INDEX)
-        self._send(0, spec.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
-        self._await(spec.Connection.Tune.INDEX)
-        self._send(0, spec.Connection.TuneOk(2047, 131072, 0))
-        self._send(0, spec.Connection.Open("/"))
-        self._await(spec.Connection.OpenOk.INDEX)
-        self._send(1, spec.Channel.Open())
-        self._await(spec.Channel.OpenOk.INDEX)
-        self._send(1, spec.Confirm.Select())
-        self._await(spec.Confirm.SelectOk.INDEX)
-
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._send(0, spec.Connection.Close(200, "", 0, 0))
-        self._await(spec.Connection.CloseOk.INDEX)
-        self._socket.close()
-
-    def publish(self, exchange: str, body: bytes, count: int) -> float:
-        """Messages per second, at most WINDOW of them on their way."""
-        message = (
-            frame.Method(1, spec.Basic.Publish(exchange=exchange, routing_key="")).marshal()
-            + frame.Header(1, len(body), pika.BasicProperties(delivery_mode=2)).marshal()
-            + frame.Body(1, body).marshal()
-        )
-        sent = acked = 0
-        begin = time.perf_counter()
-        while acked < count:
-            room = min(WINDOW - (sent - acked), count - sent)
-            if room:
-                self._socket.sendall(message * room)
-                sent += room
-            for index, payload in self._frames():
-                if index == spec.Basic.Ack.INDEX:
-                    tag, flags = ACK.unpack_from(payload, 4)
-                    acked = tag if flags & 1 else acked + 1
-        return count / (time.perf_counter() - begin)
-
-    def _send(self, channel: int, method: Any) -> None:
-        self._socket.sendall(frame.Method(channel, method).marshal())
-
-    def _await(self, index: int) -> None:
-        while all(found != index for found, _ in self._frames()):
-            pass
-
-    def _frames(self) -> list[tuple[int, bytes]]:
-        """Methods received, as their index and payload; at least one."""
-        found: list[tuple[int, bytes]] = []
-        while not found:
-            raw = self._rest + self._socket.recv(65536)
-            assert len(raw) > len(self._rest), "the broker hung up"
-            at = 0
-            while at + 7 <= len(raw):
-                kind, _, size = FRAME.unpack_from(raw, at)
-                if at + 8 + size > len(raw):
-                    break
-                payload = raw[at + 7 : at + 7 + size]
-                if kind == 1:
-                    found.append((int.from_bytes(payload[:4], "big"), payload))
-                at += 8 + size
-            self._rest = raw[at:]
-        return found
 
 
 def _declares(side: Side) -> Figure:
@@ -270,70 +182,3 @@ def _resident_kib(pid: int) -> int:
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert found is not None
     return int(found[1])
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-@contextlib.contextmanager
-def _basalt(folder: Path) -> Iterator[Side]:
-    port = _free_port()
-    flags = [f"--data-dir={folder / 'basalt'}", f"--amqp-port={port}", "--admin-port=0", "--quiet", "--log-level=error"]
-    environment = {**os.environ, "BASALT_FILA_PORT": "0", "BASALT_KAFKA_PORT": "0"}
-    command = [sys.executable, "-m", "basaltmq.cli", "serve", *flags]
-    with subprocess.Popen(command, env=environment) as process:
-        try:
-            _await_port(port)
-            yield Side("Basalt", port, process.pid)
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-@contextlib.contextmanager
-def _rabbitmq(program: str, folder: Path) -> Iterator[Side]:
-    port = _free_port()
-    home = folder / "rabbitmq"
-    home.mkdir()
-    home.chmod(0o777)
-    folder.chmod(0o755)
-    environment = {
-        **os.environ,
-        "RABBITMQ_NODENAME": f"bench{port}@localhost",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_DIST_PORT": str(_free_port()),
-        "RABBITMQ_MNESIA_BASE": str(home),
-        "RABBITMQ_LOG_BASE": str(home),
-        "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "plugins"),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "HOME": str(home),
-    }
-    process = subprocess.Popen(
-        [program], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        _await_port(port)
-        time.sleep(5)
-        yield Side("RabbitMQ", port, process.pid)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-
-
-def _await_port(port: int) -> None:
-    until = time.monotonic() + START_S
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.2)
-    raise TimeoutError(f"nobody listens on port {port}")
