@@ -33,6 +33,7 @@ BENCHES: Final = [
     "rabbitmq",
     "spark_index",
     "kafka_peer",
+    "peers",
     "pipeline",
 ]
 

@@ -34,9 +34,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.peers.brokers import basalt_kafka, kafka, kafka_jars
-from bench.peers.process import Side
 from bench.row import Row
+from bench.side_by_side.brokers import basalt_kafka, kafka, kafka_jars
+from bench.side_by_side.process import Side
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
 ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
@@ -139,7 +139,7 @@ def _fill(side: Side) -> None:
     client = _client()
     names = [f"many-{at}" for at in range(TOPICS)]
     for at in range(0, TOPICS, CREATE_AT_ONCE):
-        _create(side, names[at : at + CREATE_AT_ONCE], PARTITIONS, {})
+        create_topics(side, names[at : at + CREATE_AT_ONCE], PARTITIONS, {})
     producer = client.Producer({"bootstrap.servers": side.address, "acks": "all"})
     for name in names:
         for partition in range(PARTITIONS):
@@ -148,7 +148,7 @@ def _fill(side: Side) -> None:
     assert not left, f"{left} messages were not confirmed"
 
 
-def _create(side: Side, names: list[str], partitions: int, config: dict[str, str]) -> None:
+def create_topics(side: Side, names: list[str], partitions: int, config: dict[str, str]) -> None:
     admin = importlib.import_module("confluent_kafka.admin")
     client = admin.AdminClient({"bootstrap.servers": side.address})
     made = [admin.NewTopic(name, partitions, 1, config=config) for name in names]
@@ -177,7 +177,7 @@ def _throughput(loads: list[Load], parts: frozenset[str]) -> list[Row]:
     for turn in range(ROUNDS + 1):
         topics = {load.name: f"load-{load.name.replace(', ', '-')}-{turn}" for load in loads}
         for load in loads:
-            _create(load.side, [topics[load.name]], 1, load.config)
+            create_topics(load.side, [topics[load.name]], 1, load.config)
         for role in (PRODUCE, *[CONSUME] * (READS if turn else 1))[: None if CONSUME in parts else 1]:
             for load in loads:
                 before = _cpu_s(load.side.pid)
@@ -203,7 +203,7 @@ def _latency(loads: list[Load], folder: Path) -> list[Row]:
         disk.append(_disk_p99_ms(folder / "disk"))
         for load in loads:
             topic = f"latency-{load.name.replace(', ', '-')}-{turn}"
-            _create(load.side, [topic], 1, load.config)
+            create_topics(load.side, [topic], 1, load.config)
             found = _load(LATENCY, load.side, topic, LATENCY_COUNT)
             slow[load.name].append(found["p99_ms"])
             middle[load.name].append(found["p50_ms"])

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import tempfile
@@ -22,9 +21,10 @@ from typing import Final, NamedTuple
 
 import pika
 from bench.amqp_wire import Wire, publish_bytes
-from bench.peers.brokers import basalt_amqp, rabbitmq, rabbitmq_program
-from bench.peers.process import Side
 from bench.row import Row
+from bench.side_by_side.brokers import basalt_amqp, rabbitmq, rabbitmq_program
+from bench.side_by_side.loads import amqp_program
+from bench.side_by_side.process import Side
 
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "100000"))
 BACKLOG: Final = 300_000
@@ -44,7 +44,7 @@ class Figure(NamedTuple):
 
 
 def run() -> list[Row]:
-    load = os.environ.get("BASALT_AMQP_LOAD") or shutil.which("amqp_load")
+    load = amqp_program()
     peer = rabbitmq_program()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-amqp-") as folder, contextlib.ExitStack() as stack:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from bench.peers.process import START_S, Side, accepts, free_port, running
+from bench.side_by_side.process import START_S, Side, accepts, free_port, running
 
 RABBITMQ_PATH: Final = "/usr/lib/rabbitmq/bin"
 """Where Debian has the server itself; the one on the path runs it as another user, out of our reach."""

@@ -1,4 +1,4 @@
-module basaltmq/bench/peers/load
+module basaltmq/bench/side_by_side/load
 
 go 1.22
 

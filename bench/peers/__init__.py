@@ -1,1 +1,0 @@
-"""Brokers beside each other: the same jobs on Basalt and every installed peer, in turns."""
