@@ -60,8 +60,8 @@ format: $(READY) ## Format the code
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## Measure: ratios within one run (BENCH=name for one)
-	$(BIN)/python -m bench $(BENCH)
+bench: $(READY) ## Measure: ratios within one run (BENCH=name for one, BENCH=peers beside other brokers, ARGS=--quick)
+	$(BIN)/python -m bench $(BENCH) $(ARGS)
 
 docs: $(DOCS_READY) ## Build the documentation into site/ and check its links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

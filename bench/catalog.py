@@ -22,13 +22,14 @@ from typing import Final
 from uuid import UUID
 
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import NewObject
 from basaltmq.store.open import open_store
 
-TOPICS: Final = 1_000_000
+TOPICS: Final = sized(1_000_000, 50_000)
 FEW_TOPICS: Final = 1_000
 BATCH: Final = 1_000
 UPDATES: Final = 400

@@ -33,6 +33,7 @@ from bench.client_latency_probe import Waits, probe
 from bench.client_latency_scenarios import SCENARIOS
 from bench.client_latency_target import Target
 from bench.row import Row
+from bench.size import is_quick
 
 from basaltmq.errors import BasaltError
 from basaltmq.http_client import HttpClient, Login
@@ -43,6 +44,7 @@ SETTLE_S: Final = 0.5
 """Before and after the aggressor: the probe's own start and the tail of the work are measured apart and along."""
 
 WAIT_MAX_MS: Final = 100.0
+QUICK_SCENARIOS: Final = ("binds", "fanout", "small_flood", "drain", "purge")
 PROBE: Final = os.environ.get("BASALT_PROBE_VHOST", "probe")
 ROUNDS: Final = int(os.environ.get("BASALT_ROUNDS", "1"))
 IS_WATCHED: Final = bool(os.environ.get("BASALT_WATCH"))
@@ -52,7 +54,7 @@ READY: Final = re.compile(r'"ports":\s*(\{[^}]*\})')
 
 def run() -> list[Row]:
     chosen = os.environ.get("BASALT_SCENARIOS")
-    names = chosen.split(",") if chosen else list(SCENARIOS)
+    names = chosen.split(",") if chosen else list(QUICK_SCENARIOS if is_quick() else SCENARIOS)
     rows: list[Row] = []
     print(f"{'scenario':<22}" + "".join(f"{each:>8}" for each in COLUMNS), flush=True)
     for name in names:

@@ -18,6 +18,7 @@ from typing import Final
 
 import uvloop
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -27,7 +28,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 COMMITTERS: Final = 64
 VALUE: Final = bytes(256)
 ROUND_S: Final = 0.7
-ROUNDS: Final = 9
+ROUNDS: Final = sized(9, 5)
 
 RATE_RATIO_MIN: Final = 20.0
 

@@ -15,29 +15,22 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
+
+from bench.row import Row
+from bench.size import sized
 
 from basaltmq.queues.ready.fair_scheduler import FairScheduler
 
 FEW_KEYS: Final = 10
-MANY_KEYS: Final = 100_000
+MANY_KEYS: Final = sized(100_000, 20_000)
 BATCH: Final = 100
-MESSAGES: Final = 200_000
+MESSAGES: Final = sized(200_000, 40_000)
 ROUNDS: Final = 5
 QUANTUM: Final = 8
 
 RATE_RATIO_MIN: Final = 0.80
 SHARE_ERROR_MAX: Final = 0.01
-
-
-class Row(NamedTuple):
-    """A figure, and the bar it has to clear if there is one."""
-
-    name: str
-    value: float
-    unit: str
-    bar: str = ""
-    passed: bool | None = None
 
 
 class _Queues:

@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple
 
 import grpc
 import uvloop
+from bench.row import Row
+from bench.size import sized
 
 from basaltmq.client import AsyncClient, Draft
 from basaltmq.protocols.grpc.client.channel import Channel
@@ -36,7 +38,7 @@ ENQUEUE_BAR: Final = 2_500
 BATCH_BAR: Final = 50_000
 SHARE_BAR: Final = 0.01
 CONNECTIONS: Final = 16
-SECONDS: Final = 6.0
+SECONDS: Final = sized(6.0, 2.0)
 BATCH: Final = 100
 PAYLOAD: Final = os.urandom(1024)
 LINES: Final = 8
@@ -44,14 +46,6 @@ LINES: Final = 8
 
 WEIGHTS: Final = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8, "f": 13}
 TAKEN: Final = 10_000
-
-
-class Row(NamedTuple):
-    name: str
-    value: float
-    unit: str
-    bar: str | None = None
-    passed: bool | None = None
 
 
 class Server(NamedTuple):

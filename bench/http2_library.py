@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import hpack
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.protocols.grpc.heads import RequestHead
 from basaltmq.protocols.grpc.http2 import frames as f
@@ -32,7 +33,7 @@ from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, HeaderCa
 from basaltmq.protocols.grpc.messages import prefix
 from basaltmq.protocols.grpc.server.call import ANSWER, OK
 
-ROUNDS: Final = 5
+ROUNDS: Final = sized(5, 3)
 READ_BYTES: Final = 64 << 10
 """Bytes per call of the state machine for large messages: a read from a socket."""
 

@@ -17,12 +17,14 @@ import threading
 import time
 from typing import Any, Final
 
+from bench.size import sized
+
 SIZE: Final = 256
 POLL: Final = 10_000
 RATE: Final = 1000
 """Messages per second of the latency load."""
 
-WARM_UP: Final = 2000
+WARM_UP: Final = sized(2000, 300)
 """Messages whose latency does not count."""
 
 WAIT_S: Final = 120.0

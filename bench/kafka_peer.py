@@ -37,10 +37,11 @@ from typing import Any, Final, NamedTuple
 from bench.row import Row
 from bench.side_by_side.brokers import basalt_kafka, kafka, kafka_jars
 from bench.side_by_side.process import Side
+from bench.size import sized
 
-COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "1000000"))
+COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", sized(1_000_000, 50_000)))
 ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
-LATENCY_COUNT: Final = 5_000
+LATENCY_COUNT: Final = sized(5_000, 500)
 LATENCY_ROUNDS: Final = max(5, ROUNDS)
 """Short turns and more of them: a disk or a host that stands still for a moment is in one turn, whoever's it is."""
 
@@ -52,7 +53,7 @@ READS: Final = 3
 """Of each topic in a round: the consumer's own thread is what limits it, and takes up to a third more at times."""
 
 TOPICS_PART, PRODUCE, CONSUME, LATENCY = ALL_PARTS = ("topics", "produce", "consume", "latency")
-TOPICS: Final = 1000
+TOPICS: Final = sized(1000, 100)
 PARTITIONS: Final = 4
 CREATE_AT_ONCE: Final = 100
 CONFIRM_S: Final = 120.0

@@ -15,6 +15,7 @@ import threading
 import uvloop
 from bench.log_rig import MIB, RECORDS, ROUNDS, VALUE_BYTES, Rig, batch_of, bench_path, middle, rate, rows_of
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.durability import Durability
 from basaltmq.log.batches.record import Record
@@ -114,7 +115,7 @@ def syncing() -> list[Row]:
 
 
 def many_shards() -> list[Row]:
-    count = int(os.environ.get("BASALT_BENCH_SHARDS", "200000"))
+    count = int(os.environ.get("BASALT_BENCH_SHARDS", sized(200_000, 20_000)))
     record = (Record(os.urandom(VALUE_BYTES)),)
     with bench_path() as path:
         rig = Rig(path)

@@ -23,6 +23,7 @@ from pathlib import Path
 import google_crc32c
 from bench.log_rig import MIB, RECORDS, ROUNDS, Rig, batch_of, bench_path, clock_ms, middle, rows_of
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
@@ -125,7 +126,7 @@ def _records_rate(batches: list[ColumnBatch]) -> float:
 
 def restarting() -> list[Row]:
     """Start after a crash: 64 MiB past the checkpoint, with much log before it and with none. Then without an index."""
-    size_bytes = int(float(os.environ.get("BASALT_BENCH_LOG_GB", "1")) * (1 << 30))
+    size_bytes = int(float(os.environ.get("BASALT_BENCH_LOG_GB", sized(1.0, 0.125))) * (1 << 30))
     with bench_path() as path:
         small_s, _ = _start_after_crash(path, 0)
     with bench_path() as path:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from bench.log_rig import bench_path, middle
 from bench.pipeline_follow import follow
 from bench.row import Row
+from bench.size import sized
 
 import basaltmq
 from basaltmq.pipeline.archive.archive import ArchiveJob, archive
@@ -32,16 +33,16 @@ from basaltmq.pipeline.session import spark_session
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-RECORDS = 1_000_000
+RECORDS = sized(1_000_000, 50_000)
 RECORDS_FULL = 10_000_000
 VALUE_BYTES = 256
 FRAME_RECORDS = 100
 PARTITIONS = 4
-ROUNDS = 3
+ROUNDS = sized(3, 1)
 CODEC = "zstd"
 TOPIC = "orders"
 BEGIN_MS = 1_780_000_000_000
-FOLLOWED_S = 20.0
+FOLLOWED_S = sized(20.0, 5.0)
 FOLLOWED_FULL_S = 90.0
 PARTS = ("read", "archive", "follow")
 

@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 from bench.row import Row
+from bench.size import is_quick, sized
 from rocksdict import WriteBatch, WriteOptions
 
 from basaltmq.durability import Durability
@@ -52,7 +53,7 @@ PER_KEY: Final = 5
 FAIR_ROUNDS: Final = 2
 FAIR_CALL: Final = 1000
 """Messages enqueued per call where only the drain is measured."""
-RATE_SAMPLE: Final = 200_000
+RATE_SAMPLE: Final = sized(200_000, 5_000)
 """Messages a rate behind a backlog is measured with."""
 MIB: Final = 1 << 20
 
@@ -66,6 +67,7 @@ class Sizes(NamedTuple):
     queues: int = 10_000
 
 
+QUICK: Final = Sizes(messages=20_000, keys=20_000, backlog=100_000, queues=1_000)
 FULL: Final = Sizes(backlog=10_000_000, queues=100_000)
 
 
@@ -356,7 +358,7 @@ def _child(name: str, *arguments: str) -> None:
 
 
 def run(*, full: bool = False, only: str | None = None) -> list[Row]:
-    sizes = FULL if full else Sizes()
+    sizes = FULL if full else QUICK if is_quick() else Sizes()
     base = Path(tempfile.mkdtemp(prefix="basalt-bench-"))
     parts: dict[str, Callable[[], list[Row]]] = {
         "throughput": lambda: throughput(base, sizes.messages),

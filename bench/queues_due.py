@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.durability import Durability
 from basaltmq.queues.config import QueueConfig
@@ -21,7 +22,7 @@ from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.open import open_store
 from basaltmq.store.sync.group_commit import GroupCommit
 
-MESSAGES: Final = 1_000_000
+MESSAGES: Final = sized(1_000_000, 100_000)
 CALL: Final = 10_000
 DELAY_MS: Final = 3_600_000
 

@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.row import Row
+from bench.size import sized
 
 import basaltmq
 from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.events.topic import EventSettings, EventWriter
 
-FOURS: Final = 24
+FOURS: Final = sized(24, 6)
 STRETCH_S: Final = 0.25
 """As long as events gather, and less than it takes to fill a table."""
 COST_MAX: Final = 0.10

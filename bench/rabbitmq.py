@@ -25,16 +25,17 @@ from bench.row import Row
 from bench.side_by_side.brokers import basalt_amqp, rabbitmq, rabbitmq_program
 from bench.side_by_side.loads import amqp_program
 from bench.side_by_side.process import Side
+from bench.size import sized
 
-COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", "100000"))
-BACKLOG: Final = 300_000
+COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", sized(100_000, 10_000)))
+BACKLOG: Final = sized(300_000, 20_000)
 ROUNDS: Final = 3
 SIZE: Final = 256
 WINDOW: Final = 200
 FAN_OUT: Final = 10
-FAN_MESSAGES: Final = 20_000
-IDLE: Final = 1000
-QUEUES: Final = 10_000
+FAN_MESSAGES: Final = sized(20_000, 2_000)
+IDLE: Final = sized(1000, 200)
+QUEUES: Final = sized(10_000, 300)
 LOAD_S: Final = 300.0
 
 
@@ -56,7 +57,7 @@ def run() -> list[Row]:
         if load is not None:
             rows += _loads(load, sides)
         rows += _compare("fan-out of 1 KiB to 10 queues", sides, _fan_out, "msg/s", 2.0)
-        rows += _compare("declare, bind, delete of 10 k queues", sides, _declares, "queues/s", 1.0)
+        rows += _compare(f"declare, bind, delete of {QUEUES:,} queues", sides, _declares, "queues/s", 1.0)
     return rows
 
 
@@ -73,10 +74,9 @@ def _loads(load: str, sides: list[Side]) -> list[Row]:
             queue = f"backlog-{turn}"
             published[side.name].append(_rate(_spawn(load, side, "pub", queue, BACKLOG, ["persistent"])).rate)
             drained[side.name].append(_rate(_spawn(load, side, "sub", queue, BACKLOG, [])).rate)
-    rows += _ratio(
-        "300 k backlog, publish", sides, {n: statistics.median(v) for n, v in published.items()}, "msg/s", 2.0
-    )
-    rows += _ratio("300 k backlog, drain", sides, {n: statistics.median(v) for n, v in drained.items()}, "msg/s", 1.5)
+    for what, rates, bar in (("publish", published, 2.0), ("drain", drained, 1.5)):
+        medians = {name: statistics.median(each) for name, each in rates.items()}
+        rows += _ratio(f"backlog of {BACKLOG:,}, {what}", sides, medians, "msg/s", bar)
     return rows
 
 

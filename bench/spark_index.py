@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.log_rig import MIB, Rig, batch_of, bench_path, clock_ms, middle
 from bench.row import Row
+from bench.size import sized
 
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
@@ -33,7 +34,7 @@ PARTS = ("keyed", "plain")
 
 
 def run() -> list[Row]:
-    log_bytes = int(float(os.environ.get("BASALT_BENCH_LOG_GB", "2")) * (1 << 30))
+    log_bytes = int(float(os.environ.get("BASALT_BENCH_LOG_GB", sized(2.0, 0.125))) * (1 << 30))
     parts = frozenset(os.environ.get("BASALT_BENCH_INDEX_PARTS", ",".join(PARTS)).split(","))
     if not parts <= frozenset(PARTS):
         raise ValueError(f"BASALT_BENCH_INDEX_PARTS names some of {', '.join(PARTS)}, not {', '.join(parts)}")

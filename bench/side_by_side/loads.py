@@ -125,6 +125,8 @@ def _kill(processes: list[subprocess.Popen[str]]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def rate_of(reported: str) -> float:
