@@ -1,0 +1,218 @@
+"""Stream of bytes to packets, as a server reads it. No I/O.
+
+    | type 4 bits | flags 4 bits | remaining length varint | body |
+
+`feed` adds received bytes and returns an iterator over the complete packets. The iterator may be left and continued
+later: `packets` yields the packets that are not taken yet. After an error the decoder cannot continue.
+
+The first packet must be CONNECT. It sets `version`, which determines how later packets are read. The decoder checks
+everything that one packet and the order CONNECT, others determine. Packet identifiers in use, topic aliases and quotas
+belong to the session.
+
+A packet is buffered only until it is complete, and its size is checked when its header arrives. A buffer therefore has
+at most the maximum packet size plus the bytes of one `feed`.
+
+PUBLISH is decoded in the loop itself: a call per packet would cost 10 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from basaltmq.protocols.mqtt.wire import bodies
+from basaltmq.protocols.mqtt.wire import packets as p
+from basaltmq.protocols.mqtt.wire import reason_codes as rc
+from basaltmq.protocols.mqtt.wire.connect import UnsupportedLevel, read_connect, read_version
+from basaltmq.protocols.mqtt.wire.errors import ProtocolViolation
+from basaltmq.protocols.mqtt.wire.fields import malformed, text_of
+from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, read_properties, violation
+from basaltmq.protocols.mqtt.wire.topics import TOPIC_LEVELS_MAX, check_name
+
+CONNECT_BYTES_MAX: Final = 512 * 1024
+"""Limit for CONNECT, whose sender is not authenticated. Its five fields of 65,535 bytes fit."""
+
+_FLAGS: Final = {kind: 2 if kind in (p.PUBREL, p.SUBSCRIBE, p.UNSUBSCRIBE) else 0 for kind in range(1, 16)}
+"""Fixed flags of every type but PUBLISH."""
+
+_HEADER_BYTES_MAX: Final = 5
+
+
+class Limits(Struct, frozen=True):
+    """Limits of a listener."""
+
+    packet_bytes_max: int = p.PACKET_BYTES_MAX
+    connect_bytes_max: int = CONNECT_BYTES_MAX
+
+
+class Decoder:
+    """Reads the packets of one client."""
+
+    __slots__ = ("_at", "_bytes_max", "_data", "_need", "_packet_bytes_max", "_rest", "version")
+
+    def __init__(self, limits: Limits) -> None:
+        self.version = 0
+        """Protocol version 3, 4 or 5. 0 before CONNECT. After a CONNECT that cannot be read: the one to answer with."""
+        self._packet_bytes_max = limits.packet_bytes_max
+        self._bytes_max = min(limits.connect_bytes_max, limits.packet_bytes_max)
+        self._data = b""
+        """Bytes that `packets` reads, from `_at` on."""
+        self._at = 0
+        self._rest = bytearray()
+        """An incomplete packet. Used only while `_data` is empty."""
+        self._need = 2
+        """Bytes that `_rest` must have before reading continues."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Received bytes that are not returned as packets yet."""
+        return len(self._data) - self._at + len(self._rest)
+
+    def feed(self, data: bytes) -> Iterator[p.Packet]:
+        """Add received bytes. Return an iterator over the complete packets.
+
+        The iterator raises MalformedPacket or ProtocolViolation at the first invalid packet.
+        """
+        rest = self._rest
+        if rest:
+            rest += data
+            if len(rest) < self._need:
+                return iter(())
+            self._data, self._at = bytes(rest), 0
+            rest.clear()
+        elif self._at < len(self._data):
+            self._data, self._at = self._data[self._at :] + data, 0
+        else:
+            self._data, self._at = data, 0
+        return self.packets()
+
+    def packets(self) -> Iterator[p.Packet]:
+        """Yield the complete packets that were not taken yet."""
+        data, at = self._data, self._at
+        while True:
+            size = len(data)
+            if size - at < 2:
+                break
+            first = data[at]
+            if not self.version and first != p.CONNECT << 4:
+                self._refuse_first(first)
+            length = data[at + 1]
+            begin = at + 2
+            if length & 0x80:
+                length, begin = self._length(data, at)
+                if not begin:
+                    break
+            end = begin + length
+            if end - at > self._bytes_max:
+                raise ProtocolViolation(
+                    rc.PACKET_TOO_LARGE, f"a packet of {end - at} bytes exceeds the limit of {self._bytes_max} bytes"
+                )
+            if end > size:
+                self._need = end - at
+                break
+            packet: p.Packet
+            if first & 0xF0 != 0x30:
+                packet = self._other(data, first, at, begin, end)
+            else:
+                qos = first >> 1 & 3
+                if qos == 3 or first & 0x0E == 0x08:
+                    raise malformed("PUBLISH has QoS 3, or DUP with QoS 0")
+                topic_begin = begin + 2
+                if topic_begin > end:
+                    raise malformed("PUBLISH ends before its topic")
+                topic_end = topic_begin + (data[begin] << 8 | data[begin + 1])
+                if topic_end > end:
+                    raise malformed("the topic name crosses the end of the packet")
+                try:
+                    topic = data[topic_begin:topic_end].decode()
+                except UnicodeDecodeError:
+                    text_of(data[topic_begin:topic_end])
+                    raise
+                if "\0" in topic:
+                    raise malformed("the topic name contains U+0000")
+                if "+" in topic or "#" in topic or topic.count("/") >= TOPIC_LEVELS_MAX:
+                    check_name(topic)
+                packet_id = 0
+                if qos:
+                    packet_id, topic_end = bodies.read_packet_id(data, topic_end, end)
+                properties = NO_PROPERTIES
+                if self.version == 5:
+                    if topic_end < end and not data[topic_end]:
+                        topic_end += 1
+                    else:
+                        properties, topic_end = read_properties(data, topic_end, end, 3)
+                        if properties.subscription_ids:
+                            raise violation("a client sent a subscription identifier in PUBLISH")
+                if not topic and properties.topic_alias is None:
+                    self._refuse_empty_topic()
+                packet = p.Publish(
+                    topic, data[topic_end:end], qos, first & 1 == 1, first & 8 == 8, packet_id, properties
+                )
+            self._at = end
+            yield packet
+            # The consumer may have fed more bytes in between.
+            data, at = self._data, self._at
+        self._keep(data, at)
+
+    def _keep(self, data: bytes, at: int) -> None:
+        """Keep an incomplete packet until more bytes arrive."""
+        if at < len(data):
+            self._rest += data[at:]
+        self._data, self._at = b"", 0
+
+    def _length(self, data: bytes, at: int) -> tuple[int, int]:
+        """Read a remaining length of several bytes. Return (length, begin of the body), or (0, 0) if incomplete."""
+        value = 0
+        for index in range(_HEADER_BYTES_MAX - 1):
+            if at + 1 + index >= len(data):
+                self._need = 2 + index
+                return 0, 0
+            byte = data[at + 1 + index]
+            value |= (byte & 0x7F) << 7 * index
+            if byte < 0x80:
+                if not byte and self.version == p.V5:
+                    raise malformed("the remaining length is longer than necessary")
+                return value, at + 2 + index
+        raise malformed("the remaining length has more than 4 bytes")
+
+    def _other(self, data: bytes, first: int, at: int, begin: int, end: int) -> p.Packet:
+        kind = first >> 4
+        if not self.version:
+            return self._connect(data, at, begin, end)
+        reader = bodies.FROM_CLIENT.get(kind)
+        if reader is None:
+            if kind == 0:
+                raise malformed("packet type 0 is reserved")
+            raise violation(
+                "a second CONNECT" if kind == p.CONNECT else f"packet type {kind} is sent by servers, not by clients"
+            )
+        # MQTT 3.1 does not require the flags of packets other than PUBLISH.
+        if first & 0x0F != _FLAGS[kind] and self.version != p.V31:
+            raise malformed(f"packet type {kind} has invalid flags 0x{first & 0x0F:X}")
+        return reader(data, begin, end, self.version)
+
+    def _connect(self, data: bytes, at: int, begin: int, end: int) -> p.Connect:
+        try:
+            version, bridge, body = read_version(data, begin, end)
+        except UnsupportedLevel as error:
+            self.version = error.answer_version
+            raise
+        self.version = version
+        if version == p.V5:
+            # The length was read before the version was known. Only 5.0 requires its shortest form.
+            self._length(data, at)
+        packet = read_connect(data, body, end, version, bridge)
+        self._bytes_max = self._packet_bytes_max
+        return packet
+
+    def _refuse_first(self, first: int) -> None:
+        if first >> 4 == p.CONNECT:
+            raise malformed(f"CONNECT has invalid flags 0x{first & 0x0F:X}")
+        raise violation("the first packet is not CONNECT; check that the client speaks MQTT and not TLS or HTTP")
+
+    def _refuse_empty_topic(self) -> None:
+        if self.version == p.V5:
+            raise violation("PUBLISH has neither a topic name nor a topic alias")
+        raise ProtocolViolation(rc.TOPIC_NAME_INVALID, "the topic name is empty")
