@@ -28,7 +28,7 @@ from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.connect import UnsupportedLevel, read_connect, read_version
 from basaltmq.protocols.mqtt.wire.errors import ProtocolViolation
 from basaltmq.protocols.mqtt.wire.fields import malformed, text_of
-from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, read_properties, violation
+from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties, read_properties, violation
 from basaltmq.protocols.mqtt.wire.topics import TOPIC_LEVELS_MAX, check_name
 
 CONNECT_BYTES_MAX: Final = 512 * 1024
@@ -50,7 +50,17 @@ class Limits(Struct, frozen=True):
 class Decoder:
     """Reads the packets of one client."""
 
-    __slots__ = ("_at", "_bytes_max", "_data", "_need", "_packet_bytes_max", "_rest", "version")
+    __slots__ = (
+        "_at",
+        "_block",
+        "_block_properties",
+        "_bytes_max",
+        "_data",
+        "_need",
+        "_packet_bytes_max",
+        "_rest",
+        "version",
+    )
 
     def __init__(self, limits: Limits) -> None:
         self.version = 0
@@ -64,6 +74,8 @@ class Decoder:
         """An incomplete packet. Used only while `_data` is empty."""
         self._need = 2
         """Bytes that `_rest` must have before reading continues."""
+        self._block = b""
+        self._block_properties = NO_PROPERTIES
 
     @property
     def buffered_bytes(self) -> int:
@@ -90,21 +102,21 @@ class Decoder:
 
     def packets(self) -> Iterator[p.Packet]:
         """Yield the complete packets that were not taken yet."""
-        data, at = self._data, self._at
+        data, at, version = self._data, self._at, self.version
         while True:
             size = len(data)
             if size - at < 2:
                 break
             first = data[at]
-            if not self.version and first != p.CONNECT << 4:
+            if not version and first != p.CONNECT << 4:
                 self._refuse_first(first)
-            length = data[at + 1]
+            end = data[at + 1]
             begin = at + 2
-            if length & 0x80:
-                length, begin = self._length(data, at)
+            if end >= 0x80:
+                end, begin = self._length(data, at)
                 if not begin:
                     break
-            end = begin + length
+            end += begin
             if end - at > self._bytes_max:
                 raise ProtocolViolation(
                     rc.PACKET_TOO_LARGE, f"a packet of {end - at} bytes exceeds the limit of {self._bytes_max} bytes"
@@ -113,48 +125,63 @@ class Decoder:
                 self._need = end - at
                 break
             packet: p.Packet
-            if first & 0xF0 != 0x30:
+            if first >> 4 != 3:
                 packet = self._other(data, first, at, begin, end)
+                version = self.version
             else:
                 qos = first >> 1 & 3
                 if qos == 3 or first & 0x0E == 0x08:
                     raise malformed("PUBLISH has QoS 3, or DUP with QoS 0")
-                topic_begin = begin + 2
-                if topic_begin > end:
+                if begin + 2 > end:
                     raise malformed("PUBLISH ends before its topic")
-                topic_end = topic_begin + (data[begin] << 8 | data[begin + 1])
-                if topic_end > end:
+                after = begin + 2 + (data[begin] << 8 | data[begin + 1])
+                if after > end:
                     raise malformed("the topic name crosses the end of the packet")
                 try:
-                    topic = data[topic_begin:topic_end].decode()
+                    topic = data[begin + 2 : after].decode()
                 except UnicodeDecodeError:
-                    text_of(data[topic_begin:topic_end])
+                    text_of(data[begin + 2 : after])
                     raise
                 if "\0" in topic:
                     raise malformed("the topic name contains U+0000")
-                if "+" in topic or "#" in topic or topic.count("/") >= TOPIC_LEVELS_MAX:
+                # A topic shorter than the limit of levels cannot exceed it.
+                if "+" in topic or "#" in topic or len(topic) >= TOPIC_LEVELS_MAX:
                     check_name(topic)
                 packet_id = 0
                 if qos:
-                    packet_id, topic_end = bodies.read_packet_id(data, topic_end, end)
+                    if after + 2 > end:
+                        raise malformed("PUBLISH ends before its packet identifier")
+                    packet_id = data[after] << 8 | data[after + 1]
+                    if not packet_id:
+                        raise violation("the packet identifier is 0")
+                    after += 2
                 properties = NO_PROPERTIES
-                if self.version == 5:
-                    if topic_end < end and not data[topic_end]:
-                        topic_end += 1
+                if version == 5:
+                    if after < end and not data[after]:
+                        after += 1
                     else:
-                        properties, topic_end = read_properties(data, topic_end, end, 3)
-                        if properties.subscription_ids:
-                            raise violation("a client sent a subscription identifier in PUBLISH")
+                        properties, after = self._properties(data, after, end)
                 if not topic and properties.topic_alias is None:
                     self._refuse_empty_topic()
-                packet = p.Publish(
-                    topic, data[topic_end:end], qos, first & 1 == 1, first & 8 == 8, packet_id, properties
-                )
+                packet = p.Publish(topic, data[after:end], qos, first & 1 == 1, first & 8 == 8, packet_id, properties)
             self._at = end
             yield packet
             # The consumer may have fed more bytes in between.
             data, at = self._data, self._at
         self._keep(data, at)
+
+    def _properties(self, data: bytes, at: int, end: int) -> tuple[Properties, int]:
+        """Read the properties of PUBLISH. Publishers repeat them, so the last short block is kept with its value."""
+        after = at + 1 + data[at] if at < end else end
+        is_short = at < end and data[at] < 0x80 and after <= end
+        if is_short and data[at:after] == self._block:
+            return self._block_properties, after
+        properties, after = read_properties(data, at, end, p.PUBLISH)
+        if properties.subscription_ids:
+            raise violation("a client sent a subscription identifier in PUBLISH")
+        if is_short:
+            self._block, self._block_properties = data[at:after], properties
+        return properties, after
 
     def _keep(self, data: bytes, at: int) -> None:
         """Keep an incomplete packet until more bytes arrive."""
