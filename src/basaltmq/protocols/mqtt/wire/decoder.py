@@ -106,6 +106,7 @@ class Decoder:
         while True:
             size = len(data)
             if size - at < 2:
+                self._need = 2
                 break
             first = data[at]
             if not version and first != p.CONNECT << 4:
