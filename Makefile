@@ -16,7 +16,7 @@ JOBS ?= 3
 # bash has a variable SECONDS of its own, which would reach make from the environment.
 SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600)
 
-.PHONY: help run demo test soak check format bench docs coverage-page package-map clean
+.PHONY: help run demo test soak check format bench docs coverage-page conformance-page package-map clean
 
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ docs: $(DOCS_READY) ## Build the documentation into site/ and check its links
 
 coverage-page: $(READY) ## Write docs/SPEC-COVERAGE.md from the marks in the tests
 	$(BIN)/python -m tests.coverage_page
+
+conformance-page: $(READY) ## Write docs/MQTT-CONFORMANCE.md from the marks in the tests
+	$(BIN)/python -m tests.mqtt_conformance
 
 package-map: $(READY) ## Write the map of packages in docs/ARCHITECTURE.md from their docstrings
 	$(BIN)/python -m tests.package_map

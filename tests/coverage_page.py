@@ -48,24 +48,24 @@ class UnknownIdError(Exception):
     """A test is marked with an id the specification does not have."""
 
 
-def marks_of(expression: ast.expr) -> Iterator[str]:
+def marks_of(expression: ast.expr, marks: tuple[str, ...] = MARKS) -> Iterator[str]:
     """The ids in `pytest.mark.spec(...)`, `pytest.mark.promise(...)`, alone or in a list."""
     for node in ast.walk(expression):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MARKS:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in marks:
             for argument in node.args:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                     yield argument.value
 
 
-def marked_tests(tree: ast.Module) -> Iterator[tuple[str, set[str]]]:
+def marked_tests(tree: ast.Module, marks: tuple[str, ...] = MARKS) -> Iterator[tuple[str, set[str]]]:
     """Every test of a module with the ids it proves, those of its module and class included."""
     for_all = {
         each
         for node in tree.body
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None and _names_pytestmark(node)
-        for each in marks_of(node.value)
+        for each in marks_of(node.value, marks)
     }
-    yield from _tests_in(tree.body, for_all)
+    yield from _tests_in(tree.body, for_all, marks)
 
 
 def _names_pytestmark(node: ast.Assign | ast.AnnAssign) -> bool:
@@ -73,19 +73,19 @@ def _names_pytestmark(node: ast.Assign | ast.AnnAssign) -> bool:
     return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in targets)
 
 
-def _tests_in(body: list[ast.stmt], inherited: set[str]) -> Iterator[tuple[str, set[str]]]:
+def _tests_in(body: list[ast.stmt], inherited: set[str], marks: tuple[str, ...]) -> Iterator[tuple[str, set[str]]]:
     for node in body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            own = inherited | {each for decorator in node.decorator_list for each in marks_of(decorator)}
+            own = inherited | {each for decorator in node.decorator_list for each in marks_of(decorator, marks)}
             if isinstance(node, ast.ClassDef):
-                yield from _tests_in(node.body, own)
+                yield from _tests_in(node.body, own, marks)
             elif node.name.startswith("test_"):
                 yield node.name, own
         elif isinstance(node, ast.Assign):
             # A state machine's test case gets its marks where it gets its name.
             for target in node.targets:
                 if isinstance(target, ast.Name) and target.id.startswith("Test"):
-                    yield target.id, inherited | set(marks_of(node.value))
+                    yield target.id, inherited | set(marks_of(node.value, marks))
 
 
 class Proof(NamedTuple):

@@ -233,7 +233,7 @@ def test_mqtt_3_1_clients_may_omit_what_their_flags_announce() -> None:
         assert (packet.username, packet.password) == (username, None)
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-5", "MQTT-3.1.3-6", "MQTT-3.1.3-8")
+@pytest.mark.mqtt("MQTT-3.1.3-5", "MQTT-3.1.3-8")
 def test_an_empty_client_identifier_is_allowed_where_the_server_can_assign_one() -> None:
     def code(version: int, flags: int) -> int:
         name = b"MQIsdp" if version == p.V31 else b"MQTT"
@@ -265,7 +265,7 @@ def test_a_will_topic_must_be_a_topic_name() -> None:
         assert error_of(Decoder(Limits()), raw).reason_code == rc.TOPIC_NAME_INVALID
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-2", "MQTT-3.3.1-4", "MQTT-4.3.1-1")
+@pytest.mark.mqtt("MQTT-3.3.1-2", "MQTT-3.3.1-4")
 @pytest.mark.parametrize("first", [0x36, 0x37, 0x3E, 0x3F, 0x38, 0x39])
 def test_qos_3_and_dup_with_qos_0_are_malformed(first: int) -> None:
     for version in (p.V31, p.V311, p.V5):

@@ -10,7 +10,7 @@ from tests.unit.protocols.mqtt.wire.test_topics import SMALL_FILTERS, SMALL_NAME
 from basaltmq.protocols.mqtt.wire.filter_trie import FilterTrie
 
 
-@pytest.mark.mqtt("MQTT-4.7.2-1", "MQTT-3.10.4-1")
+@pytest.mark.mqtt("MQTT-4.7.2-1")
 @given(st.lists(st.tuples(st.booleans(), SMALL_FILTERS), max_size=20), st.lists(SMALL_NAMES, min_size=1, max_size=5))
 def test_matches_are_those_of_the_filters_that_were_added_and_not_removed(
     steps: list[tuple[bool, str]], names: list[str]
