@@ -27,7 +27,7 @@ from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.consumers.stream_queue import StreamQueues
 from basaltmq.broker.consumers.stream_spool import StreamSpool
 from basaltmq.broker.guard import Guard, QuietGuard
-from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Enqueue, Publish, Publisher, Settlement
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Enqueue, Publish, Publisher, RowChange, Settlement
 from basaltmq.broker.policy_effects import PolicyEffects
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick import Tick
@@ -342,6 +342,12 @@ class VHost:
         """Return whether publishers of large messages must wait, because the store is behind with flushes."""
         self._require_up()
         return self.store.is_behind()
+
+    def write_rows(self, change: RowChange) -> None:
+        """Gather rows of a protocol, to be written with the publishes and settlements gathered before them."""
+        if self.error is not None or self._closing:
+            self._require_up()
+        self.tick.write_rows(change)
 
     def check_exchange(self, name: str) -> Exchange:
         """Return the exchange, or raise if clients may not publish to it."""

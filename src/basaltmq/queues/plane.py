@@ -415,6 +415,18 @@ class QueuePlane:
         """Publish messages and lease them to a waiting consumer. An ack inside the same `change` cancels the write."""
         return self._changes.do(lambda change: self._queue(name).deliver(change, drafts, consumer, visibility_ms))
 
+    def write_rows(self, rows: Sequence[tuple[Family, bytes, bytes | None]]) -> None:
+        """Put rows of other families, or delete those without a value. Inside `change` they join its batch."""
+
+        def write(change: Change) -> None:
+            for family, key, value in rows:
+                if value is None:
+                    change.batch.delete(family, key)
+                else:
+                    change.batch.put(family, key, value)
+
+        self._changes.do(write)
+
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
         """Acknowledge messages of a lease (all by default)."""
         return self._changes.do(lambda change: self._queue(name).ack(change, token, ids))

@@ -107,6 +107,9 @@ class Family(enum.IntEnum):
     TOPOLOGY = ("topology",)
     API_KEYS = ("api_keys",)
 
+    MQTT_SESSIONS = ("mqtt_sessions", CHURN)
+    MQTT_RETAINED = ("mqtt_retained", BACKLOG)
+
 
 BODIES: tuple[Family, ...] = (Family.MESSAGES, Family.TRANSIENT, Family.MESSAGE_CONTENT)
 """Families whose size is mostly that of message bodies."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from basaltmq.queues.draft import Draft
+from basaltmq.store.families import Family
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -53,6 +54,18 @@ class Enqueue(NamedTuple):
     """Total size of the payloads."""
     waiter: Waiter[list[bytes]]
     """Receives the message ids, once the messages are as durable as the queue requires."""
+
+
+Row: TypeAlias = tuple[Family, bytes, bytes | None]
+"""A row to put, or to delete if the value is None."""
+
+
+class RowChange(NamedTuple):
+    """Rows of a protocol, written in the batch of the publishes that were gathered before them."""
+
+    rows: Sequence[Row]
+    waiter: Waiter[None] | None = None
+    """Receives None when the rows are durable."""
 
 
 class Settlement(NamedTuple):

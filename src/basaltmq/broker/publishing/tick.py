@@ -7,6 +7,7 @@
 - `publish`: messages for an exchange. The router finds their queues; the publisher gets returns and confirms.
 - `enqueue`: messages for a named queue. The waiter gets their ids.
 - `settle`: deliveries that are acknowledged, requeued or rejected.
+- `write_rows`: rows of a protocol that belong to the publishes and settlements of the turn.
 - `commit_tx`: publishes and settlements that are one batch of their own.
 
 A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. There is no timer.
@@ -45,7 +46,7 @@ from basaltmq.broker.chores import Chore, Chores
 from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
-from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Settlement
+from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, RowChange, Settlement
 from basaltmq.broker.publishing.credit import PublisherCredit
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
@@ -116,7 +117,7 @@ class Tick:
         """Run no further turns, and discard what is still gathered. Callers that wait get the error."""
         self._is_stopped = True
         gathered, self.gathered = self.gathered, Gathered()
-        refuse(gathered.enqueues, error)
+        refuse([gathered], error)
         self.credit.drop()
 
     def publish(self, messages: Sequence[Publish]) -> None:
@@ -135,6 +136,12 @@ class Tick:
     def settle(self, settlement: Settlement) -> None:
         """Gather deliveries that a consumer has acknowledged, requeued or rejected."""
         self.gathered.settlements.append(settlement)
+        if not self._is_scheduled:
+            self.schedule()
+
+    def write_rows(self, change: RowChange) -> None:
+        """Gather rows of a protocol. They are written with the publishes that were gathered before them."""
+        self.gathered.add_rows(change)
         if not self._is_scheduled:
             self.schedule()
 
@@ -176,7 +183,7 @@ class Tick:
                 return
             except StorageError as error:
                 self._owner.fail(error)
-                refuse([each for part in parts for each in part.enqueues], error)
+                refuse(parts, error)
                 return
             self._set_stalled(False)
             if for_turn and self.gathered and self.gathered.size_bytes() <= BATCH_BYTES_MAX:
@@ -292,7 +299,7 @@ class Tick:
             _log.warning("a message to exchange %r was refused: %s", exchange, error)
             if number:
                 _call(publisher.confirmed, [number], False)
-        refuse(part.enqueues, error)
+        refuse([part], error)
 
     def _deliver(self, batch: TickBatch) -> None:
         """Deliver messages with TTL 0 to their consumers, and return messages without a route."""

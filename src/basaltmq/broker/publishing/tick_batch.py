@@ -7,14 +7,14 @@ joins the last step of the same set of queues, unless one of them has a later st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Waiter
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
 
-Answers: TypeAlias = list[tuple[Waiter[list[bytes]], list[bytes]]]
+Answers: TypeAlias = list[tuple[Waiter[Any], Any]]
 """Waiters with their results."""
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from basaltmq.broker.message.operations import ACK, REQUEUE, Enqueue, Publish, Settlement
+from basaltmq.broker.message.operations import ACK, REQUEUE, Publish, Settlement, Waiter
 from basaltmq.broker.publishing.gathered import Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import TickBatch
@@ -38,7 +39,7 @@ class BatchWriter:
                 if isinstance(error, StorageError) and not isinstance(error, CorruptionError):
                     # The write raises it again.
                     continue
-                refuse([call for call in batch.enqueues if call.queue == queue], error)
+                refuse([Gathered(enqueues=[call for call in batch.enqueues if call.queue == queue])], error)
             else:
                 alone += [Gathered(enqueues=[call]) for call in reversed(batch.enqueues) if call.queue == queue]
             batch.enqueues = [call for call in batch.enqueues if call.queue != queue]
@@ -52,9 +53,12 @@ class BatchWriter:
         if len(batch.enqueues) == 1 and part.has_only_enqueues():
             # One operation of the plane. A change would not report that a full queue dead-lettered the messages.
             self._enqueue(batch)
-        elif batch.steps or batch.instant or batch.enqueues or part.settlements:
+        elif batch.steps or batch.instant or batch.enqueues or part.settlements or part.rows:
             with self._plane.change():
                 self._apply(batch, part.settlements)
+                for _, change in part.rows:
+                    self._plane.write_rows(change.rows)
+        batch.synced_answers += [(change.waiter, None) for _, change in part.rows if change.waiter is not None]
         return batch
 
     def write_tx(self, publishes: Sequence[Publish], settlements: Sequence[Settlement]) -> TickBatch:
@@ -101,8 +105,11 @@ class BatchWriter:
                 at += len(call.drafts)
 
 
-def refuse(calls: Iterable[Enqueue], error: BaseException) -> None:
-    """Report an error to the callers that still wait."""
-    for call in calls:
-        if not call.waiter.done():
-            call.waiter.set_exception(error)
+def refuse(parts: Iterable[Gathered], error: BaseException) -> None:
+    """Report an error to the callers of enqueues and row changes that still wait."""
+    for part in parts:
+        waiters: list[Waiter[Any]] = [call.waiter for call in part.enqueues]
+        waiters += [change.waiter for _, change in part.rows if change.waiter is not None]
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(error)

@@ -56,6 +56,8 @@ _BY_NAME: Final = {
     Family.CONSUMER_GROUPS: "consumer groups",
     Family.IMPORTS: "import runs",
     Family.API_KEYS: "API keys",
+    Family.MQTT_SESSIONS: "MQTT sessions",
+    Family.MQTT_RETAINED: "retained MQTT messages",
     Family.VERSION: "version and counter rows",
 }
 
