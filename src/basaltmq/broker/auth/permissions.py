@@ -6,7 +6,8 @@ Objects of the node's catalog under their user:
 
 A pattern is a regular expression that must match a part of the name. An empty pattern matches only the empty name. A
 user without a row for a virtual host cannot use it. If an exchange has topic permissions, routing keys must match them
-too; in these patterns `{username}` and `{vhost}` are replaced. Results are cached, because every publish needs them.
+too; in these patterns `{username}`, `{vhost}` and `{client_id}` (of an MQTT client) are replaced. Results are cached,
+because every publish needs them.
 """
 
 from __future__ import annotations
@@ -82,17 +83,20 @@ class Permissions:
         if not self.may(user, vhost, kind, resource):
             raise AccessRefusedError(f"{kind} access to '{resource}' in vhost '{vhost}' refused for user '{user.name}'")
 
-    def check_topic(self, user: User, vhost: str, exchange: str, kind: str, routing_key: str) -> None:
+    def check_topic(
+        self, user: User, vhost: str, exchange: str, kind: str, routing_key: str, *, client_id: str = ""
+    ) -> None:
         """Raise AccessRefusedError if a topic permission of this exchange does not match the routing key."""
         row = self._row(user.name, vhost)
         topics = None if row is None else row.get("topics")
         if not topics or exchange not in topics:
             return
-        key = (user.name, vhost, kind, exchange, routing_key)
+        key = (user.name, vhost, kind, exchange, routing_key, client_id)
         answer = self._answers.get(key)
         if answer is None:
             pattern = topics[exchange].get(kind, "")
-            pattern = pattern.replace("{username}", escaped(user.name)).replace("{vhost}", escaped(vhost))
+            for name, value in (("{username}", user.name), ("{vhost}", vhost), ("{client_id}", client_id)):
+                pattern = pattern.replace(name, escaped(value))
             answer = self._matches(pattern, routing_key, user.name, vhost)
             self._remember(key, answer)
         if not answer:
@@ -133,7 +137,8 @@ class Permissions:
 
     async def set_topic(self, user: str, vhost: str, exchange: str, *, write: str, read: str) -> None:
         for pattern in (write, read):
-            compiled(pattern.replace("{username}", "u").replace("{vhost}", "v"), "the pattern of a topic permission")
+            plain = pattern.replace("{username}", "u").replace("{vhost}", "v").replace("{client_id}", "c")
+            compiled(plain, "the pattern of a topic permission")
         found = self._find(user, vhost)
         if found is None:
             raise NotFoundError(

@@ -223,6 +223,56 @@ class KafkaListener(Section, frozen=True):
     request_bytes_max: Annotated[ByteCount, setting("Maximum request size.")] = ByteCount(100 * MIB)
 
 
+class MqttListener(Section, frozen=True):
+    """The MQTT listener (3.1, 3.1.1 and 5.0). Its settings apply to `mqtts` and `mqtt_ws` too."""
+
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 1883
+    vhost: Annotated[str, setting("The virtual host of clients whose user name does not name one (`vhost:user`).")] = (
+        "/"
+    )
+    exchange: Annotated[str, setting("The topic exchange that clients publish to and subscribe from.")] = "amq.topic"
+    access: Annotated[
+        Literal["users", "loopback"],
+        setting(
+            "Who must log in: `users` means all clients, `loopback` means all but local clients, which act as "
+            "`auth.anonymous_user`."
+        ),
+    ] = "loopback"
+    packet_bytes_max: Annotated[ByteCount, setting("Maximum packet size.")] = ByteCount(16 * MIB)
+    receive_maximum: Annotated[
+        int, setting("Messages of QoS 1 and 2 that a client may send without an acknowledgement.", ge=1, le=65535)
+    ] = 1024
+    in_flight_max: Annotated[
+        int,
+        setting("Messages of QoS 1 and 2 that are sent to a client without its acknowledgement.", ge=1, le=65535),
+    ] = 1024
+    topic_aliases_max: Annotated[
+        int, setting("Topic aliases per connection in each direction; 0 turns them off.", ge=0, le=65535)
+    ] = 64
+    keep_alive_s_max: Annotated[
+        int, setting("Maximum keep alive of MQTT 5.0 clients in seconds; 0: no limit.", ge=0, le=65535)
+    ] = 0
+    session_expiry_s_max: Annotated[
+        int,
+        setting("Maximum time that a session is kept after its client disconnects, in seconds.", ge=0, le=0xFFFF_FFFF),
+    ] = 0xFFFF_FFFF
+    offline_messages_max: Annotated[
+        int,
+        setting("Messages kept for a session; at the limit the oldest ones are dropped. 0: no limit.", ge=0),
+    ] = 0
+    subscriptions_max: Annotated[int, setting("Maximum subscriptions per session.", ge=1)] = 10_000
+
+
+class MqttsListener(Section, frozen=True):
+    """The listener for MQTT over TLS. It requires `tls.certificate` and `tls.key`."""
+
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = False
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 8883
+
+
 class Tls(Section, frozen=True):
     """Certificates. SIGHUP reloads the files for new connections."""
 
@@ -326,8 +376,8 @@ class Auth(Section, frozen=True):
     anonymous_user: Annotated[
         str,
         setting(
-            "User of local Kafka and gRPC clients without credentials. They get its permissions but not its tags; "
-            "if empty, they are refused.",
+            "User of local Kafka, MQTT and gRPC clients without credentials. They get its permissions but not its "
+            "tags; if empty, they are refused.",
             reload=Reload.LIVE,
         ),
     ] = "guest"
@@ -389,6 +439,8 @@ class Config(Section, frozen=True):
     admin: AdminListener = AdminListener()
     fila: FilaListener = FilaListener()
     kafka: KafkaListener = KafkaListener()
+    mqtt: MqttListener = MqttListener()
+    mqtts: MqttsListener = MqttsListener()
     tls: Tls = Tls()
     limits: Limits = Limits()
     memory: Memory = Memory()
@@ -406,6 +458,7 @@ class Config(Section, frozen=True):
             "admin.tls": self.admin.enabled and self.admin.tls,
             "fila.tls": self.fila.enabled and self.fila.tls,
             "kafka.tls": self.kafka.enabled and self.kafka.tls,
+            "mqtts.enabled": self.mqtts.enabled,
         }
         needs_tls = [name for name, asks in asked.items() if asks]
         if needs_tls and (self.tls.certificate is None or self.tls.key is None):
@@ -432,6 +485,8 @@ class Config(Section, frozen=True):
             ("admin", self.admin),
             ("fila", self.fila),
             ("kafka", self.kafka),
+            ("mqtt", self.mqtt),
+            ("mqtts", self.mqtts),
         ]
         return [(name, each.host or self.host, each.port) for name, each in sections if each.enabled]
 

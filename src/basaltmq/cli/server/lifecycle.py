@@ -30,7 +30,15 @@ from basaltmq.broker.config.sources import Loaded, changed
 from basaltmq.broker.data_directory import protect
 from basaltmq.broker.node import Node
 from basaltmq.cli.collector import Collector
-from basaltmq.cli.server.listeners import AdminListener, AmqpListener, FilaListener, KafkaListener, Listener
+from basaltmq.cli.server.listeners import (
+    MQTT_SECTIONS,
+    AdminListener,
+    AmqpListener,
+    FilaListener,
+    KafkaListener,
+    Listener,
+    MqttListener,
+)
 from basaltmq.cli.server.logs import Logs
 from basaltmq.cli.server.sockets import bind_all, raise_file_limit
 from basaltmq.cli.server.systemd import Notifier
@@ -120,6 +128,8 @@ class Serving:
             self._listeners.append(FilaListener(node, config, sockets["fila"]))
         if "kafka" in sockets:
             self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
+        if any(section in sockets for section in MQTT_SECTIONS):
+            self._listeners.append(MqttListener(node, config, sockets, self._tls))
         if "admin" in sockets:
             self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
         for listener in self._listeners:

@@ -23,12 +23,16 @@ from basaltmq.protocols.amqp091.server import Server as AmqpServer
 from basaltmq.protocols.amqp091.tuning import Limits
 from basaltmq.protocols.kafka.context import Settings
 from basaltmq.protocols.kafka.server import Server as KafkaServer
+from basaltmq.protocols.mqtt.server import Server as MqttServer
+from basaltmq.protocols.mqtt.settings import Settings as MqttSettings
 
 FOLLOW_S: Final = 0.5
 """Interval at which the gRPC listener checks whether its virtual host was restarted."""
 
 AT_ONCE_S: Final = 0.1
 """Minimum time to send close frames when there is no grace period."""
+
+MQTT_SECTIONS: Final = ("mqtt", "mqtts")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -201,3 +205,45 @@ class KafkaListener:
 
     async def close(self, grace_s: float) -> None:
         await self._server.close("the broker is shutting down")
+
+
+class MqttListener:
+    """MQTT, plain and with TLS."""
+
+    def __init__(
+        self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
+    ) -> None:
+        settings, limits = config.mqtt, config.limits
+        self.server = MqttServer(
+            node,
+            MqttSettings(
+                vhost=settings.vhost,
+                exchange=settings.exchange,
+                access=settings.access,
+                packet_bytes_max=settings.packet_bytes_max,
+                receive_maximum=settings.receive_maximum,
+                in_flight_max=settings.in_flight_max,
+                topic_aliases_max=settings.topic_aliases_max,
+                keep_alive_s_max=settings.keep_alive_s_max,
+                session_expiry_s_max=settings.session_expiry_s_max,
+                offline_messages_max=settings.offline_messages_max,
+                subscriptions_max=settings.subscriptions_max,
+                connections_max=limits.connections_max,
+                handshake_s=limits.handshake_timeout_ms / 1000,
+            ),
+            shares=node.shares,
+        )
+        self._sockets = {section: sockets[section] for section in MQTT_SECTIONS if section in sockets}
+        self._tls = tls
+
+    async def start(self) -> None:
+        self.server.start()
+        for section, sock in self._sockets.items():
+            await self.server.listen_on(sock, tls=self._tls if section == "mqtts" else None)
+
+    async def close(self, grace_s: float) -> None:
+        try:
+            async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
+                await self.server.close("the broker is shutting down")
+        except TimeoutError:
+            self.server.abort()

@@ -12,7 +12,17 @@ import click
 from basaltmq.broker.config.settings import Leaf, leaves
 from basaltmq.broker.config.sources import Loaded, load
 
-SHORT: Final = {"data_dir", "host", "amqp.port", "kafka.port", "fila.port", "admin.port", "log.level", "log.format"}
+SHORT: Final = {
+    "data_dir",
+    "host",
+    "amqp.port",
+    "kafka.port",
+    "mqtt.port",
+    "fila.port",
+    "admin.port",
+    "log.level",
+    "log.format",
+}
 """Common flags, which the help shows. `--print-config` shows every setting."""
 
 

@@ -1,0 +1,501 @@
+"""One MQTT connection: packets from the socket to the session, one write per turn of the loop.
+
+Backpressure. While publishers are blocked (disk, memory, store stall), the connection of a publisher is not read. If a
+client does not read: above `WRITE_HIGH_BYTES` of unsent data its queues are paused, so only answers to its own packets
+accumulate. Above `WRITE_STOP_BYTES` the connection is not read until the client catches up.
+
+Fairness. A connection handles packets for its share of a turn (`LoopShares`), then pauses reading and continues in the
+next turn.
+
+End. A client that violates the protocol gets DISCONNECT with a reason code (5.0) and is closed. The will is published
+unless the client sent DISCONNECT with reason 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from msgspec.structs import replace
+
+from basaltmq.broker.auth.users import User
+from basaltmq.broker.loop_shares import TURN_S
+from basaltmq.broker.peer import Peer, peer_at
+from basaltmq.errors import BasaltError
+from basaltmq.protocols.mqtt.handshake import Refused, accept
+from basaltmq.protocols.mqtt.host import MqttHost
+from basaltmq.protocols.mqtt.inbound import Inbound
+from basaltmq.protocols.mqtt.outbound import Outbound
+from basaltmq.protocols.mqtt.rows import WillRow
+from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.subscribing import Subscriber
+from basaltmq.protocols.mqtt.wire import packets as p
+from basaltmq.protocols.mqtt.wire import reason_codes as rc
+from basaltmq.protocols.mqtt.wire.decoder import Decoder
+from basaltmq.protocols.mqtt.wire.encoder import PINGRESP, PacketTooLarge, encode
+from basaltmq.protocols.mqtt.wire.errors import MqttError, ProtocolViolation
+from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.mqtt.server import Server
+
+WRITE_HIGH_BYTES: Final = 1 << 20
+"""Unsent bytes above which the client's queues are paused: one second of a 10 Mbit/s link."""
+
+WRITE_LOW_BYTES: Final = 256 << 10
+WRITE_STOP_BYTES: Final = 16 << 20
+"""Unsent bytes above which the connection is not read."""
+
+CLOSE_S: Final = 5
+"""Seconds until a socket that was closed with unsent data is aborted."""
+
+REASON_CHARS_MAX: Final = 256
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Connection(asyncio.Protocol):
+    """An MQTT client connection."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.version = 0
+        self.client_id = ""
+        self.name = ""
+        self.packet_bytes_max = p.PACKET_BYTES_MAX
+        self.topic_aliases_max = 0
+        self.has_problem_information = True
+        self.is_full = False
+        self.is_running = False
+        """Whether CONNECT was accepted and the connection has not ended."""
+        self.keep_alive_s = 0
+        self.received_bytes = self.sent_bytes = 0
+        self.connected_at_ms = int(time.time() * 1000)
+        self.user: User | None = None
+        self.host: MqttHost | None = None
+        self.will: WillRow | None = None
+        self.session: Session = _NO_SESSION
+        self.inbound: Inbound | None = None
+        self.outbound: Outbound | None = None
+        self.subscriber: Subscriber | None = None
+        self._decoder = Decoder(server.limits)
+        self._packets: Iterator[p.Packet] | None = None
+        self._parked: p.Packet | None = None
+        """A publish that waits for a turn with room for its fan-out."""
+        self._is_behind = False
+        self._is_walking = False
+        self._flush_is_due = False
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._holds: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._number = 0
+        self._age_s = 0
+        self._silent_s = 0
+        self._heard = False
+        self._is_closing = False
+        self._is_publisher = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
+        self._transport = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+        self.name = f"{_address(peer)} -> {_address(here)}"
+        self.server.joined(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = True
+        self.received_bytes += len(data)
+        if self._is_closing:
+            return
+        self._packets = self._decoder.feed(data)
+        if not self._is_behind and "step" not in self._holds:
+            self._walk()
+
+    def _walk(self) -> None:
+        """Handle packets until there are no more or the connection's share of the turn is used up."""
+        if self._transport is None or self._is_closing:
+            self._drop_input()
+            return
+        shares = self.server.shares
+        shares.begin(was_behind=self._is_behind)
+        self._is_behind = False
+        self._is_walking = True
+        in_line = False
+        try:
+            self._is_behind, in_line = self._take()
+        except MqttError as error:
+            self._violated(error)
+        except BasaltError as error:
+            _log.warning("%s: %s", self.name, error)
+            self.end(rc.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+        except Exception:
+            _log.exception("%s: internal error", self.name)
+            self.end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
+        finally:
+            self._is_walking = False
+            shares.end(has_more=self._is_behind)
+        if self._is_behind and not self._is_closing:
+            self.hold("turn")
+            if in_line:
+                shares.line_up(self._walk)
+            elif "step" not in self._holds:
+                self.server.loop.call_soon(self._walk)
+        else:
+            self.release("turn")
+        if self.outbound is not None and self.is_running:
+            self.outbound.flush()
+        self._flush()
+
+    def _take(self) -> tuple[bool, bool]:
+        """Handle packets. Return whether some are left, and whether the next one waits for its fan-out."""
+        shares = self.server.shares
+        while not self._is_closing:
+            packet = self._parked
+            self._parked = None
+            if packet is None:
+                if self._packets is None:
+                    return False, False
+                packet = next(self._packets, None)
+                if packet is None:
+                    self._packets = None
+                    return False, False
+            later_s = self._handle(packet)
+            if later_s < 0:
+                self._parked = packet
+                return True, True
+            if "step" in self._holds:
+                return False, False
+            if shares.is_over(later_s):
+                return True, False
+        return False, False
+
+    def _drop_input(self) -> None:
+        self._packets = self._parked = None
+        if self._is_behind:
+            self._is_behind = False
+            self.server.shares.left()
+
+    def _handle(self, packet: p.Packet) -> float:
+        """Handle a packet. Return the time in seconds that it will cost later in the turn; -1 if it must wait."""
+        if not self.is_running:
+            if not isinstance(packet, p.Connect):
+                raise ProtocolViolation(rc.PROTOCOL_ERROR, "the connection is not authenticated")
+            self.version = packet.version
+            self.hold("step")
+            self._task = self.server.loop.create_task(self._connect(packet))
+            return 0.0
+        assert self.inbound is not None
+        assert self.outbound is not None
+        assert self.subscriber is not None
+        match packet:
+            case p.Publish():
+                later_s = self.inbound.publish(packet)
+                self._is_publisher = True
+                if self.server.blocked and self.host is not None and self.host.vhost.name in self.server.blocked:
+                    self.hold("blocked")
+                return later_s
+            case p.Puback():
+                self.outbound.acknowledged(packet.packet_id)
+            case p.Pubrec():
+                self.outbound.received(packet.packet_id, packet.reason_code)
+            case p.Pubrel():
+                self.inbound.released(packet.packet_id)
+            case p.Pubcomp():
+                self.outbound.completed(packet.packet_id)
+            case p.Subscribe():
+                self.subscriber.subscribe(packet)
+                return TURN_S * 0.01 * len(packet.subscriptions)
+            case p.Unsubscribe():
+                self.subscriber.unsubscribe(packet)
+                return TURN_S * 0.01 * len(packet.filters)
+            case p.Pingreq():
+                self.send(PINGRESP)
+            case p.Disconnect():
+                self._disconnected(packet)
+            case _:
+                raise ProtocolViolation(rc.PROTOCOL_ERROR, f"{type(packet).__name__} is not expected here")
+        return 0.0
+
+    async def _connect(self, packet: p.Connect) -> None:
+        """Authenticate the client and open its session. The socket is not read meanwhile."""
+        try:
+            await accept(self, packet)
+        except Refused as refused:
+            _log.warning("%s: client %r was refused: %s", self.name, packet.client_id[:80], refused.text)
+            self.refuse(refused.reason_code, refused.text)
+        except MqttError as error:
+            self.refuse(error.reason_code, error.text)
+        except BasaltError as error:
+            _log.warning("%s: client %r was refused: %s", self.name, packet.client_id[:80], error)
+            self.refuse(rc.SERVER_UNAVAILABLE, str(error))
+        except Exception:
+            _log.exception("%s: internal error", self.name)
+            self.refuse(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
+        finally:
+            self.release("step")
+            self._task = None
+            if self._packets is not None or self._parked is not None:
+                self._walk()
+            self._flush()
+
+    def begin(self, host: MqttHost, session: Session, user: User) -> None:
+        """The session is open."""
+        self.host = host
+        self.session = session
+        self.user = user
+        self.client_id = session.client_id
+        self.is_running = True
+        host.vhost.attach(self, self._vhost_failed)
+        self._number = self.server.node.connections.add(self)
+        self.server.watch(host.vhost.name)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the socket is gone."""
+        return self._transport is None or self._is_closing
+
+    def _vhost_failed(self, error: BaseException) -> None:
+        self.end(rc.SERVER_UNAVAILABLE, f"the virtual host is down: {error}")
+
+    def _violated(self, error: MqttError) -> None:
+        _log.warning("%s: closed: %s", self.name, error)
+        if self.is_running:
+            self.end(error.reason_code, error.text)
+        else:
+            self.version = self._decoder.version
+            self.refuse(error.reason_code, error.text)
+
+    def refuse(self, reason_code: int, text: str) -> None:
+        """Refuse a CONNECT. Without a known version there is no answer, because the client does not speak MQTT."""
+        if self._is_closing:
+            return
+        if self.version and self._transport is not None:
+            self.answer(p.Connack(False, reason_code), text)
+        self._finish()
+
+    def _disconnected(self, packet: p.Disconnect) -> None:
+        expiry_s = packet.properties.session_expiry_s
+        if expiry_s is not None:
+            if expiry_s and not self.session.expiry_s:
+                raise ProtocolViolation(
+                    rc.PROTOCOL_ERROR, "DISCONNECT sets a session expiry, but that of CONNECT was 0"
+                )
+            if self.session.expiry_s:
+                self.session.expiry_s = min(expiry_s, self.server.settings.session_expiry_s_max)
+        if packet.reason_code != rc.DISCONNECT_WITH_WILL and packet.reason_code < rc.FAILURE_MIN:
+            self.will = None
+        self._finish()
+
+    def end(self, reason_code: int, text: str) -> None:
+        """Close the connection for a reason. MQTT 5.0 clients get DISCONNECT."""
+        if self._is_closing:
+            return
+        if not self.is_running:
+            self.refuse(reason_code, text)
+            return
+        if self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
+            self.answer(p.Disconnect(reason_code), text)
+        self._finish()
+
+    def taken_over(self) -> None:
+        """Another connection of the same client takes the session over."""
+        self.end(rc.SESSION_TAKEN_OVER, "another connection uses the same client id")
+
+    def close(self, reason: str) -> None:
+        """Close the connection on request of the operator or the server."""
+        code = rc.SERVER_SHUTTING_DOWN if self.server.is_stopping else rc.ADMINISTRATIVE_ACTION
+        self.end(code, reason)
+
+    def _finish(self) -> None:
+        """Write the remaining output, end the session's connection and close the socket."""
+        self._flush()
+        self._is_closing = True
+        self._age_s = 0
+        self._end_session()
+        if self._transport is not None:
+            self._transport.close()
+
+    def _end_session(self) -> None:
+        if not self.is_running:
+            return
+        self.is_running = False
+        assert self.host is not None
+        assert self.outbound is not None
+        assert self.subscriber is not None
+        self.server.node.connections.remove(self._number)
+        vhost = self.host.vhost
+        try:
+            self.subscriber.stop()
+            if vhost.is_up:
+                self.outbound.stop()
+            if not self.server.is_stopping:
+                # Otherwise the rows of the connection stay. The next start handles it as lost.
+                self.host.closed(self, self.will)
+            vhost.release_owner(self)
+        except BasaltError as error:
+            _log.warning("%s: the session of %r did not end cleanly: %s", self.name, self.client_id, error)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._transport = None
+        self._is_closing = True
+        self._drop_input()
+        self._end_session()
+        self.server.left(self)
+
+    def send(self, *parts: bytes) -> None:
+        """Add bytes to the output of this turn."""
+        if self._is_closing:
+            return
+        self._out += parts
+        if not self._flush_is_due and not self._is_walking:
+            self._flush_is_due = True
+            self.server.loop.call_soon(self._flush)
+
+    def answer(self, packet: p.Packet, text: str = "") -> None:
+        """Send a packet, with a reason string for MQTT 5.0 clients."""
+        if text and self.version == p.V5 and not isinstance(packet, p.Pingreq | p.Pingresp):
+            known = packet.properties
+            reason = text[:REASON_CHARS_MAX]
+            made = Properties(reason_string=reason) if known is NO_PROPERTIES else replace(known, reason_string=reason)
+            packet = replace(packet, properties=made)
+        try:
+            raw = encode(
+                packet,
+                self.version,
+                bytes_max=self.packet_bytes_max,
+                has_problem_information=self.has_problem_information,
+            )
+        except PacketTooLarge as error:
+            _log.warning("%s: %s", self.name, error)
+            return
+        self.send(raw)
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        out, transport = self._out, self._transport
+        if not out or transport is None:
+            out.clear()
+            return
+        data = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        self.sent_bytes += len(data)
+        transport.write(data)
+        if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
+            self.hold("unread")
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        if self.outbound is not None:
+            self.outbound.pause()
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.release("unread")
+        if self.outbound is not None and self.is_running:
+            self.outbound.resume_reading()
+
+    def hold(self, why: str) -> None:
+        """Stop reading for a reason."""
+        if not self._holds and self._transport is not None:
+            self._transport.pause_reading()
+        self._holds.add(why)
+
+    def release(self, why: str) -> None:
+        """Remove a reason, and resume reading if none is left."""
+        if why in self._holds:
+            self._holds.remove(why)
+            if not self._holds and self._transport is not None and not self._transport.is_closing():
+                self._transport.resume_reading()
+                self._silent_s = 0
+
+    def hold_publisher(self) -> None:
+        if self._is_publisher:
+            self.hold("blocked")
+
+    def release_publisher(self) -> None:
+        self.release("blocked")
+
+    def uses(self, vhost: str) -> bool:
+        return self.host is not None and self.host.vhost.name == vhost
+
+    def tick(self) -> None:
+        """Handle timeouts; called once per second."""
+        self._age_s += 1
+        if self._is_closing:
+            if self._age_s > CLOSE_S:
+                self.abort()
+            return
+        if not self.is_running:
+            if self._age_s > self.server.settings.handshake_s:
+                _log.warning("%s: no CONNECT within %d s", self.name, self.server.settings.handshake_s)
+                self.abort()
+            return
+        self._silent_s = 0 if self._heard or self._holds else self._silent_s + 1
+        self._heard = False
+        if self.keep_alive_s and self._silent_s > 1.5 * self.keep_alive_s:
+            _log.warning("%s: client %r sent nothing for %d s", self.name, self.client_id, self._silent_s)
+            self.end(rc.KEEP_ALIVE_TIMEOUT, f"no packet for {self._silent_s} s")
+
+    def certificate(self) -> dict[str, Any]:
+        if self._transport is None or self._transport.get_extra_info("ssl_object") is None:
+            return {}
+        return self._transport.get_extra_info("peercert") or {}
+
+    def peer(self) -> Peer:
+        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
+        if isinstance(peer, tuple) and peer:
+            return peer_at(str(peer[0]))
+        return Peer("", is_loopback=isinstance(peer, str | bytes))
+
+    def info(self) -> dict[str, Any]:
+        """Return the connection's state for the management API."""
+        transport = self._transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        here = transport.get_extra_info("sockname") if transport is not None else None
+        tls = transport.get_extra_info("ssl_object") if transport is not None else None
+        return {
+            "name": self.name,
+            "protocol": f"MQTT {_VERSIONS.get(self.version, '')}".strip(),
+            "state": "blocked" if "blocked" in self._holds else "running" if self.is_running else "closing",
+            "user": "" if self.user is None else self.user.name,
+            "vhost": "" if self.host is None else self.host.vhost.name,
+            "peer_host": peer[0] if isinstance(peer, tuple) else "",
+            "peer_port": peer[1] if isinstance(peer, tuple) else 0,
+            "host": here[0] if isinstance(here, tuple) else "",
+            "port": here[1] if isinstance(here, tuple) else 0,
+            "ssl": isinstance(tls, ssl.SSLObject),
+            "channels": 0,
+            "timeout": self.keep_alive_s,
+            "client_properties": {"client_id": self.client_id},
+            "connected_at": self.connected_at_ms,
+            "recv_oct": self.received_bytes,
+            "send_oct": self.sent_bytes,
+            "send_pend": 0 if transport is None else transport.get_write_buffer_size(),
+        }
+
+
+_NO_SESSION: Final = Session("", "", 0, 0)
+_VERSIONS: Final = {p.V31: "3.1", p.V311: "3.1.1", p.V5: "5.0"}
+
+
+def _address(address: Any) -> str:
+    if isinstance(address, tuple):
+        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
+        return f"{host}:{address[1]}"
+    return str(address or "local")

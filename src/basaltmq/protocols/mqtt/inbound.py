@@ -1,0 +1,274 @@
+"""Messages from the client: topic aliases, permissions, QoS 2 identifiers, and acknowledgements after the sync.
+
+    PUBLISH QoS 0 ─> tick
+            QoS 1 ─> tick ─> sync ─> PUBACK
+            QoS 2 ─> tick, with the packet identifier in the same batch ─> sync ─> PUBREC
+    PUBREL        ─> tick deletes the identifier ─> sync ─> PUBCOMP
+
+A packet identifier of QoS 2 stays in use until PUBREL. A PUBLISH with an identifier in use is a repetition, and only
+PUBREC is sent. PUBCOMP waits for the sync: the client may use the identifier for another message after it, which must
+not meet the old row after a crash.
+
+A retained message is a row in the same batch. Its acknowledgement waits for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from basaltmq.broker.auth.users import User
+from basaltmq.broker.loop_shares import DRAFT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S, LoopShares
+from basaltmq.broker.message.operations import Row, RowChange
+from basaltmq.broker.vhost import VHost
+from basaltmq.errors import AccessRefusedError, BasaltError
+from basaltmq.protocols.mqtt import message, rows
+from basaltmq.protocols.mqtt.outbound import Client, RowsWritten
+from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.wire import packets as p
+from basaltmq.protocols.mqtt.wire import reason_codes as rc
+from basaltmq.protocols.mqtt.wire.encoder import encode
+from basaltmq.protocols.mqtt.wire.errors import ProtocolViolation
+from basaltmq.store.keys import mqtt as keys
+
+SYS_PREFIX: Final = "$SYS/"
+
+_Acknowledgement = type[p.Puback] | type[p.Pubrec]
+
+
+class Access(Protocol):
+    """Checks the permissions of a client."""
+
+    def check_publish(self, topic: str, routing_key: str) -> None:
+        """Raise AccessRefusedError unless the client may publish to the topic."""
+        ...
+
+
+class Retaining(Protocol):
+    """Creates the rows of retained messages."""
+
+    def row(self, topic: str, properties: bytes, payload: bytes) -> Row: ...
+
+
+class Inbound:
+    """Publishes the messages of a connected client."""
+
+    def __init__(
+        self,
+        vhost: VHost,
+        session: Session,
+        client: Client,
+        user: User,
+        access: Access,
+        retained: Retaining,
+        shares: LoopShares,
+        *,
+        exchange: str,
+        receive_maximum: int,
+        topic_aliases_max: int,
+    ) -> None:
+        self._vhost = vhost
+        self._session = session
+        self._client = client
+        self._user = user
+        self._access = access
+        self._retained = retained
+        self._shares = shares
+        self._exchange = exchange
+        self._receive_maximum = receive_maximum
+        self._topic_aliases_max = topic_aliases_max
+        self._aliases: dict[int, str] = {}
+        self._last = 0
+        self._waiting: dict[int, tuple[_Acknowledgement, int]] = {}
+        """Publishes that are not acknowledged, by number."""
+        self._parts: dict[int, int] = {}
+        """Publishes whose acknowledgement waits for rows too: how many parts are not durable."""
+        self._unreceived: set[int] = set()
+        """QoS 2 identifiers whose PUBREC is not sent yet."""
+        self._unacknowledged_1 = 0
+        self.published = 0
+
+    def publish(self, packet: p.Publish) -> float:
+        """Publish a message. Return the time in seconds that it will cost later in the turn; -1 if it must wait.
+
+        A message that reaches many queues waits for a turn with room.
+        """
+        topic = packet.topic
+        alias = packet.properties.topic_alias
+        if alias is not None:
+            topic = self._resolve(alias, topic)
+        qos, packet_id = packet.qos, packet.packet_id
+        if qos:
+            if qos == 2 and packet_id in self._session.received:
+                self._repeat(packet_id)
+                return 0.0
+            if self._client.version == p.V5 and self._unacknowledged >= self._receive_maximum:
+                raise ProtocolViolation(
+                    rc.RECEIVE_MAXIMUM_EXCEEDED, f"more than {self._receive_maximum} messages are not acknowledged"
+                )
+        key = self._check(topic, packet)
+        if key is None:
+            return 0.0
+        fan_out = self._vhost.tick.router.fan_out(self._exchange, key)
+        if fan_out > 1:
+            fan_out_s = fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+            if not self._shares.has_room(fan_out_s):
+                return -1.0
+            self._shares.owe(fan_out_s)
+        self._publish(packet, topic, key)
+        return DRAFT_S
+
+    @property
+    def _unacknowledged(self) -> int:
+        return self._unacknowledged_1 + len(self._session.received)
+
+    def _resolve(self, alias: int, topic: str) -> str:
+        """Return the topic of an alias, and store a new meaning of it."""
+        if alias > self._topic_aliases_max:
+            raise ProtocolViolation(
+                rc.TOPIC_ALIAS_INVALID, f"topic alias {alias} exceeds the maximum of {self._topic_aliases_max}"
+            )
+        if topic:
+            self._aliases[alias] = topic
+            return topic
+        known = self._aliases.get(alias)
+        if known is None:
+            raise ProtocolViolation(rc.PROTOCOL_ERROR, f"topic alias {alias} has no topic")
+        return known
+
+    def _check(self, topic: str, packet: p.Publish) -> str | None:
+        """Return the routing key, or refuse the message."""
+        key = message.routing_key(topic)
+        if key is None:
+            self._refuse(
+                packet, rc.TOPIC_NAME_INVALID, f"the topic has more than {message.ROUTING_KEY_BYTES_MAX} bytes"
+            )
+            return None
+        if topic.startswith(SYS_PREFIX):
+            self._refuse(packet, rc.NOT_AUTHORIZED, f"topics below {SYS_PREFIX} are read-only")
+            return None
+        try:
+            self._access.check_publish(topic, key)
+            self._vhost.check_exchange(self._exchange)
+        except AccessRefusedError as error:
+            self._refuse(packet, rc.NOT_AUTHORIZED, str(error))
+            return None
+        except BasaltError as error:
+            self._refuse(packet, rc.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+            return None
+        return key
+
+    def _refuse(self, packet: p.Publish, reason_code: int, text: str) -> None:
+        """Refuse a message in its acknowledgement. Without one that can say so, the connection is closed."""
+        if self._client.version != p.V5 or not packet.qos:
+            raise ProtocolViolation(reason_code, text)
+        kind = p.Puback if packet.qos == 1 else p.Pubrec
+        self._answer(kind, packet.packet_id, reason_code, text)
+
+    def _publish(self, packet: p.Publish, topic: str, key: str) -> None:
+        session = self._session
+        own = session.client_id if session.subscriptions and session.excludes_own else ""
+        properties = message.to_properties(packet, own)
+        number = 0
+        changes: list[Row] = []
+        if packet.retain:
+            changes.append(self._retained.row(topic, properties, packet.payload))
+        if packet.qos:
+            number = self._last = self._last + 1
+            if packet.qos == 1:
+                self._waiting[number] = (p.Puback, packet.packet_id)
+                self._unacknowledged_1 += 1
+            else:
+                self._waiting[number] = (p.Pubrec, packet.packet_id)
+                session.received.add(packet.packet_id)
+                self._unreceived.add(packet.packet_id)
+                if session.is_durable:
+                    changes.append(self._inbound_row(packet.packet_id))
+        self._vhost.publish_many([(self, self._exchange, key, properties, packet.payload, False, number)])
+        self.published += 1
+        if changes:
+            waiter = None
+            if number:
+                self._parts[number] = 2
+                waiter = RowsWritten(self._client, lambda: self._written(number))
+            self._vhost.write_rows(RowChange(changes, waiter))
+
+    def _inbound_row(self, packet_id: int) -> Row:
+        return rows.mark(keys.packet_key(keys.INBOUND, self._session.client_id, packet_id))
+
+    def _repeat(self, packet_id: int) -> None:
+        """Answer a repeated QoS 2 message. If the first one is not durable yet, its PUBREC follows anyway."""
+        if packet_id not in self._unreceived:
+            self._answer(p.Pubrec, packet_id)
+
+    def released(self, packet_id: int) -> None:
+        """Handle PUBREL."""
+        session = self._session
+        if packet_id not in session.received:
+            self._client.send(encode(p.Pubcomp(packet_id, rc.PACKET_IDENTIFIER_NOT_FOUND), self._client.version))
+            return
+        complete = encode(p.Pubcomp(packet_id), self._client.version)
+        if not session.is_durable:
+            session.received.discard(packet_id)
+            self._client.send(complete)
+            return
+
+        def written() -> None:
+            session.received.discard(packet_id)
+            self._client.send(complete)
+
+        key = keys.packet_key(keys.INBOUND, session.client_id, packet_id)
+        self._vhost.write_rows(RowChange([rows.delete(key)], RowsWritten(self._client, written)))
+
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+        """Messages without a route are not returned: MQTT does not require a subscriber."""
+
+    def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
+        """Acknowledge messages that are durable, or refuse those that a full queue rejected."""
+        for number in numbers:
+            if ok and number in self._parts:
+                self._written(number)
+                continue
+            kind, packet_id = self._waiting.pop(number)
+            self._parts.pop(number, None)
+            if ok:
+                self._acknowledge(kind, packet_id)
+            else:
+                self._reject(kind, packet_id)
+
+    def _written(self, number: int) -> None:
+        """One part of a message is durable."""
+        left = self._parts.get(number)
+        if left is None:
+            return
+        if left > 1:
+            self._parts[number] = left - 1
+            return
+        del self._parts[number]
+        kind, packet_id = self._waiting.pop(number)
+        self._acknowledge(kind, packet_id)
+
+    def _acknowledge(self, kind: _Acknowledgement, packet_id: int) -> None:
+        if kind is p.Puback:
+            self._unacknowledged_1 -= 1
+        else:
+            self._unreceived.discard(packet_id)
+        self._answer(kind, packet_id)
+
+    def _reject(self, kind: _Acknowledgement, packet_id: int) -> None:
+        """A queue is full. Versions before 5.0 cannot say so; the client sends the message again when it reconnects."""
+        if kind is p.Puback:
+            self._unacknowledged_1 -= 1
+        else:
+            self._unreceived.discard(packet_id)
+            self._session.received.discard(packet_id)
+            if self._session.is_durable:
+                key = keys.packet_key(keys.INBOUND, self._session.client_id, packet_id)
+                self._vhost.write_rows(RowChange([rows.delete(key)]))
+        if self._client.version == p.V5:
+            self._answer(kind, packet_id, rc.QUOTA_EXCEEDED, "a queue is full")
+        else:
+            self._client.end(rc.QUOTA_EXCEEDED, "a queue is full")
+
+    def _answer(self, kind: _Acknowledgement, packet_id: int, reason_code: int = 0, text: str = "") -> None:
+        self._client.answer(kind(packet_id, reason_code), text)
