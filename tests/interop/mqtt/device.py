@@ -169,7 +169,7 @@ class Device:
     def disconnect(self, **fields: Any) -> None:
         given = properties(PacketTypes.DISCONNECT, **fields) if fields else None
         self.client.disconnect(properties=given)
-        self.client.loop_stop()
+        self._end()
 
     def drop(self) -> None:
         """Lose the connection without DISCONNECT."""
@@ -177,7 +177,12 @@ class Device:
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(2)
+        self._end()
+
+    def _end(self) -> None:
         self.client.loop_stop()
+        # paho leaves the sockets that wake its thread to the garbage collector.
+        self.client._reset_sockets()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +191,7 @@ class Device:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.client.disconnect()
-        self.client.loop_stop()
+        self._end()
 
 
 @contextlib.contextmanager
