@@ -29,7 +29,7 @@ STOP_S = 60.0
 PATIENCE_S = 1.0
 POLL_S = 0.02
 READY = re.compile(r'"ports":\s*(\{[^}]*\})')
-LISTENERS = ("amqp", "admin", "fila", "kafka", "mqtt")
+LISTENERS = ("amqp", "admin", "fila", "kafka", "mqtt", "mqtt_ws")
 
 
 class Broker:
@@ -48,7 +48,7 @@ class Broker:
         """Start the process and wait until it listens. Ports stay the same over restarts."""
         assert self.process is None, "it runs"
         self._seen = self._log.stat().st_size if self._log.exists() else 0
-        ports = [f"--{name}-port={self.ports.get(name, 0)}" for name in LISTENERS]
+        ports = [f"--{name.replace('_', '-')}-port={self.ports.get(name, 0)}" for name in LISTENERS]
         command = [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={self.data_dir}", "--log-format=json"]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BASALT_")}
         with open(self._log, "ab") as log:

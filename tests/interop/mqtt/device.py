@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -49,6 +49,7 @@ class Device:
         connect: bool = True,
         keep_alive_s: int = 60,
         connect_fields: dict[str, Any] | None = None,
+        transport: Literal["tcp", "websockets"] = "tcp",
     ) -> None:
         self.port = port
         self.messages: list[paho.MQTTMessage] = []
@@ -60,7 +61,12 @@ class Device:
         self._changed = threading.Condition()
         options: dict[str, Any] = {} if version == V5 else {"clean_session": clean}
         self.client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id, protocol=version, manual_ack=not acks, **options
+            CallbackAPIVersion.VERSION2,
+            client_id,
+            protocol=version,
+            transport=transport,
+            manual_ack=not acks,
+            **options,
         )
         if user is not None:
             self.client.username_pw_set(user, password)

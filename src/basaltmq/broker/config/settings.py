@@ -273,6 +273,23 @@ class MqttsListener(Section, frozen=True):
     port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 8883
 
 
+class MqttWebListener(Section, frozen=True):
+    """The listener for MQTT over WebSocket at /mqtt, for pages in a browser."""
+
+    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
+    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
+    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 8083
+    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        setting(
+            "Additional hosts of pages that may connect, with or without a port. Pages of the broker's own names are "
+            "always accepted.",
+            reload=Reload.LIVE,
+        ),
+    ] = ()
+
+
 class Tls(Section, frozen=True):
     """Certificates. SIGHUP reloads the files for new connections."""
 
@@ -441,6 +458,7 @@ class Config(Section, frozen=True):
     kafka: KafkaListener = KafkaListener()
     mqtt: MqttListener = MqttListener()
     mqtts: MqttsListener = MqttsListener()
+    mqtt_ws: MqttWebListener = MqttWebListener()
     tls: Tls = Tls()
     limits: Limits = Limits()
     memory: Memory = Memory()
@@ -459,6 +477,7 @@ class Config(Section, frozen=True):
             "fila.tls": self.fila.enabled and self.fila.tls,
             "kafka.tls": self.kafka.enabled and self.kafka.tls,
             "mqtts.enabled": self.mqtts.enabled,
+            "mqtt_ws.tls": self.mqtt_ws.enabled and self.mqtt_ws.tls,
         }
         needs_tls = [name for name, asks in asked.items() if asks]
         if needs_tls and (self.tls.certificate is None or self.tls.key is None):
@@ -487,6 +506,7 @@ class Config(Section, frozen=True):
             ("kafka", self.kafka),
             ("mqtt", self.mqtt),
             ("mqtts", self.mqtts),
+            ("mqtt_ws", self.mqtt_ws),
         ]
         return [(name, each.host or self.host, each.port) for name, each in sections if each.enabled]
 

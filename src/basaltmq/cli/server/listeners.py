@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from basaltmq.admin.api import AdminApi
 from basaltmq.admin.http.server import HttpServer
+from basaltmq.broker.auth.web_hosts import WebHosts
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
@@ -32,7 +33,7 @@ FOLLOW_S: Final = 0.5
 AT_ONCE_S: Final = 0.1
 """Minimum time to send close frames when there is no grace period."""
 
-MQTT_SECTIONS: Final = ("mqtt", "mqtts")
+MQTT_SECTIONS: Final = ("mqtt", "mqtts", "mqtt_ws")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ class KafkaListener:
 
 
 class MqttListener:
-    """MQTT, plain and with TLS."""
+    """MQTT, plain, with TLS, and over WebSocket."""
 
     def __init__(
         self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
@@ -235,11 +236,16 @@ class MqttListener:
         )
         self._sockets = {section: sockets[section] for section in MQTT_SECTIONS if section in sockets}
         self._tls = tls
+        self._web_tls = tls if config.mqtt_ws.tls else None
+        self._web_hosts = WebHosts(config.mqtt_ws.host or config.host, lambda: node.config.mqtt_ws.allowed_hosts)
 
     async def start(self) -> None:
         self.server.start()
         for section, sock in self._sockets.items():
-            await self.server.listen_on(sock, tls=self._tls if section == "mqtts" else None)
+            if section == "mqtt_ws":
+                await self.server.listen_web(sock, self._web_hosts, tls=self._web_tls)
+            else:
+                await self.server.listen_on(sock, tls=self._tls if section == "mqtts" else None)
 
     async def close(self, grace_s: float) -> None:
         try:

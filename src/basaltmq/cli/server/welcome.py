@@ -31,11 +31,14 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
         "kafka": "Kafka",
         "mqtt": "MQTT",
         "mqtts": "MQTT (TLS)",
+        "mqtt_ws": "MQTT (WebSocket)",
     }
     for section, port in ports.items():
         address = f"{hosts[section]}:{port}"
         if section == "admin":
             address = f"{'https' if config.admin.tls else 'http'}://{address}/api/docs"
+        elif section == "mqtt_ws":
+            address = f"{'wss' if config.mqtt_ws.tls else 'ws'}://{address}/mqtt"
         lines.append(f"  {names.get(section, section):<17} {address}")
     if "amqp" in ports and config.auth.default_user:
         user = config.auth.default_user

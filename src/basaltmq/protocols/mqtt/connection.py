@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from msgspec.structs import replace
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import TURN_S
+from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.mqtt.handshake import Refused, accept
 from basaltmq.protocols.mqtt.host import MqttHost
-from basaltmq.protocols.mqtt.inbound import Inbound
+from basaltmq.protocols.mqtt.inbound import Inbound, Wait
 from basaltmq.protocols.mqtt.outbound import Outbound
 from basaltmq.protocols.mqtt.rows import WillRow
 from basaltmq.protocols.mqtt.session import Session
@@ -86,7 +86,8 @@ class Connection(asyncio.Protocol):
         self._decoder = Decoder(server.limits)
         self._packets: Iterator[p.Packet] | None = None
         self._parked: p.Packet | None = None
-        """A publish that waits for a turn with room for its fan-out."""
+        """A publish that waits for credit, or for a turn with room for its fan-out."""
+        self._wait: Wait | None = None
         self._is_behind = False
         self._is_walking = False
         self._flush_is_due = False
@@ -130,9 +131,8 @@ class Connection(asyncio.Protocol):
         shares.begin(was_behind=self._is_behind)
         self._is_behind = False
         self._is_walking = True
-        in_line = False
         try:
-            self._is_behind, in_line = self._take()
+            self._is_behind = self._take()
         except MqttError as error:
             self._violated(error)
         except BasaltError as error:
@@ -146,8 +146,9 @@ class Connection(asyncio.Protocol):
             shares.end(has_more=self._is_behind)
         if self._is_behind and not self._is_closing:
             self.hold("turn")
-            if in_line:
-                shares.line_up(self._walk)
+            wait, self._wait = self._wait, None
+            if wait is not None:
+                wait(self._walk)
             elif "step" not in self._holds:
                 self.server.loop.call_soon(self._walk)
         else:
@@ -156,28 +157,28 @@ class Connection(asyncio.Protocol):
             self.outbound.flush()
         self._flush()
 
-    def _take(self) -> tuple[bool, bool]:
-        """Handle packets. Return whether some are left, and whether the next one waits for its fan-out."""
+    def _take(self) -> bool:
+        """Handle packets. Return whether some are left."""
         shares = self.server.shares
         while not self._is_closing:
             packet = self._parked
             self._parked = None
             if packet is None:
                 if self._packets is None:
-                    return False, False
+                    return False
                 packet = next(self._packets, None)
                 if packet is None:
                     self._packets = None
-                    return False, False
+                    return False
             later_s = self._handle(packet)
-            if later_s < 0:
+            if self._wait is not None:
                 self._parked = packet
-                return True, True
+                return True
             if "step" in self._holds:
-                return False, False
+                return False
             if shares.is_over(later_s):
-                return True, False
-        return False, False
+                return True
+        return False
 
     def _drop_input(self) -> None:
         self._packets = self._parked = None
@@ -186,7 +187,7 @@ class Connection(asyncio.Protocol):
             self.server.shares.left()
 
     def _handle(self, packet: p.Packet) -> float:
-        """Handle a packet. Return the time in seconds that it will cost later in the turn; -1 if it must wait."""
+        """Handle a packet. Return the time in seconds that it will cost later in the turn."""
         if not self.is_running:
             if not isinstance(packet, p.Connect):
                 raise ProtocolViolation(rc.PROTOCOL_ERROR, "the connection is not authenticated")
@@ -199,11 +200,11 @@ class Connection(asyncio.Protocol):
         assert self.subscriber is not None
         match packet:
             case p.Publish():
-                later_s = self.inbound.publish(packet)
+                self._wait = self.inbound.publish(packet)
                 self._is_publisher = True
                 if self.server.blocked and self.host is not None and self.host.vhost.name in self.server.blocked:
                     self.hold("blocked")
-                return later_s
+                return DRAFT_S
             case p.Puback():
                 self.outbound.acknowledged(packet.packet_id)
             case p.Pubrec():

@@ -14,11 +14,11 @@ A retained message is a row in the same batch. Its acknowledgement waits for bot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol, TypeAlias
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import DRAFT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S, LoopShares
+from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S, LoopShares
 from basaltmq.broker.message.operations import Row, RowChange
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, BasaltError
@@ -33,7 +33,10 @@ from basaltmq.store.keys import mqtt as keys
 
 SYS_PREFIX: Final = "$SYS/"
 
-_Acknowledgement = type[p.Puback] | type[p.Pubrec]
+Wait: TypeAlias = Callable[[Callable[[], None]], None]
+"""Calls a function when a publisher may continue."""
+
+_Acknowledgement: TypeAlias = type[p.Puback] | type[p.Pubrec]
 
 
 class Access(Protocol):
@@ -88,10 +91,10 @@ class Inbound:
         self._unacknowledged_1 = 0
         self.published = 0
 
-    def publish(self, packet: p.Publish) -> float:
-        """Publish a message. Return the time in seconds that it will cost later in the turn; -1 if it must wait.
+    def publish(self, packet: p.Publish) -> Wait | None:
+        """Publish a message. If it must wait, return what to wait with.
 
-        A message that reaches many queues waits for a turn with room.
+        A message that reaches many queues waits for a turn with room, one for a queue with a backlog for credit.
         """
         topic = packet.topic
         alias = packet.properties.topic_alias
@@ -101,22 +104,27 @@ class Inbound:
         if qos:
             if qos == 2 and packet_id in self._session.received:
                 self._repeat(packet_id)
-                return 0.0
+                return None
             if self._client.version == p.V5 and self._unacknowledged >= self._receive_maximum:
                 raise ProtocolViolation(
                     rc.RECEIVE_MAXIMUM_EXCEEDED, f"more than {self._receive_maximum} messages are not acknowledged"
                 )
         key = self._check(topic, packet)
         if key is None:
-            return 0.0
-        fan_out = self._vhost.tick.router.fan_out(self._exchange, key)
-        if fan_out > 1:
-            fan_out_s = fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+            return None
+        route = self._vhost.tick.router.known_route(self._exchange, key)
+        limited = route.limited()
+        if limited and min([queue.publish_credit for queue in limited]) < 1:
+            return self._vhost.tick.wait_for_credit
+        if route.fan_out > 1:
+            fan_out_s = route.fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
             if not self._shares.has_room(fan_out_s):
-                return -1.0
-            self._shares.owe(fan_out_s)
+                return self._shares.call_without_debt
+            self._shares.add_debt(fan_out_s)
+        for queue in limited:
+            queue.publish_credit -= 1
         self._publish(packet, topic, key)
-        return DRAFT_S
+        return None
 
     @property
     def _unacknowledged(self) -> int:

@@ -14,12 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from basaltmq.broker.auth.web_hosts import WebHosts
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.mqtt.connection import Connection
 from basaltmq.protocols.mqtt.host import MqttHost
 from basaltmq.protocols.mqtt.settings import Settings
+from basaltmq.protocols.mqtt.websocket import WebSocketProtocol
 from basaltmq.protocols.mqtt.wire.decoder import Limits
 
 SWEEP_S: Final = 1.0
@@ -58,6 +60,23 @@ class Server:
         """Listen on a socket that is already bound."""
         listener = await self.loop.create_server(
             lambda: Connection(self),
+            sock=sock,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self.settings.handshake_s,
+            backlog=BACKLOG,
+        )
+        self._listeners.append(listener)
+
+    async def listen_web(self, sock: socket.socket, hosts: WebHosts, *, tls: ssl.SSLContext | None = None) -> None:
+        """Listen for MQTT over WebSocket on a socket that is already bound."""
+        listener = await self.loop.create_server(
+            lambda: WebSocketProtocol(
+                lambda: Connection(self),
+                hosts,
+                self.shares,
+                message_bytes_max=self.settings.packet_bytes_max,
+                handshake_s=self.settings.handshake_s,
+            ),
             sock=sock,
             ssl=tls,
             ssl_handshake_timeout=None if tls is None else self.settings.handshake_s,

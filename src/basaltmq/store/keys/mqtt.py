@@ -21,7 +21,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import Final
 
-from basaltmq.store.keys.parts import U64, lp, malformed, take_text, whole, whole_text
+from basaltmq.store.keys.parts import U64, decode_unprefixed, lp, malformed, take_text, unprefixed
 
 SESSION: Final = b"s"
 CONNECTION: Final = b"c"
@@ -37,15 +37,15 @@ _U16: Final = Struct(">H")
 
 def client_key(kind: bytes, client_id: str) -> bytes:
     """Return the key of a session, a connection or a pending will."""
-    return kind + whole(client_id)
+    return kind + unprefixed(client_id)
 
 
 def decode_client_key(key: bytes) -> str:
-    return whole_text(key[1:])
+    return decode_unprefixed(key[1:])
 
 
 def subscription_key(client_id: str, topic_filter: str) -> bytes:
-    return SUBSCRIPTION + lp(client_id) + whole(topic_filter)
+    return SUBSCRIPTION + lp(client_id) + unprefixed(topic_filter)
 
 
 def packet_key(kind: bytes, client_id: str, packet_id: int) -> bytes:
@@ -62,7 +62,7 @@ def decode_subscription_key(key: bytes) -> tuple[str, str]:
     if key[:1] != SUBSCRIPTION:
         raise malformed(key)
     client_id, at = take_text(key, 1)
-    return client_id, whole_text(key[at:])
+    return client_id, decode_unprefixed(key[at:])
 
 
 def decode_packet_key(key: bytes) -> tuple[str, int]:
@@ -76,19 +76,19 @@ def decode_packet_key(key: bytes) -> tuple[str, int]:
 def due_key(due_ns: int, kind: bytes, client_id: str) -> bytes:
     """`kind` says what is due, in one byte."""
     assert len(kind) == 1, f"the kind of a due row is one byte, not {kind!r}"
-    return DUE + U64.pack(due_ns) + kind + whole(client_id)
+    return DUE + U64.pack(due_ns) + kind + unprefixed(client_id)
 
 
 def decode_due_key(key: bytes) -> tuple[int, bytes, str]:
     if key[:1] != DUE or len(key) < 2 + U64.size:
         raise malformed(key)
     due_ns: int = U64.unpack_from(key, 1)[0]
-    return due_ns, key[9:10], whole_text(key[10:])
+    return due_ns, key[9:10], decode_unprefixed(key[10:])
 
 
 def member_key(group: str, client_id: str) -> bytes:
     """`group` is the share name and the topic filter: `name/filter`."""
-    return MEMBER + lp(group) + whole(client_id)
+    return MEMBER + lp(group) + unprefixed(client_id)
 
 
 def member_prefix(group: str) -> bytes:
@@ -99,12 +99,12 @@ def decode_member_key(key: bytes) -> tuple[str, str]:
     if key[:1] != MEMBER:
         raise malformed(key)
     group, at = take_text(key, 1)
-    return group, whole_text(key[at:])
+    return group, decode_unprefixed(key[at:])
 
 
 def retained_key(topic: str) -> bytes:
-    return whole(topic)
+    return unprefixed(topic)
 
 
 def decode_retained_key(key: bytes) -> str:
-    return whole_text(key)
+    return decode_unprefixed(key)
