@@ -50,3 +50,15 @@ def test_packets_may_be_taken_later_and_bytes_added_in_between(data: st.DataObje
     received = list(itertools.islice(decoder.feed(raw[:cut]), data.draw(st.integers(0, 3))))
     received += decoder.feed(raw[cut:])
     assert received == sent
+
+
+def test_an_iterator_goes_on_with_bytes_that_were_fed_while_it_waited() -> None:
+    sent = [p.Publish("a", b"%d" % number) for number in range(6)]
+    raws = [encode(packet, p.V5) for packet in sent]
+    decoder = Decoder(Limits())
+    list(decoder.feed(encode(p.Connect("c"), p.V5)))
+    iterator = decoder.feed(b"".join(raws[:3]))
+    received = [next(iterator)]
+    decoder.feed(b"".join(raws[3:]))
+    received += iterator
+    assert received == sent
