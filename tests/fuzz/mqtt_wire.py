@@ -32,12 +32,19 @@ from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.decoder import Decoder, Limits
 from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.protocols.mqtt.wire.errors import MqttError
+from basaltmq.protocols.mqtt.wire.fields import read_binary, read_text
 from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties
 
 PACKET_BYTES_MAX = 4096
 TEXTS = ("", "a", "a/b", "é/﻿", "x" * 200, "$SYS/a", "a.b*c%2E")
 NAMES = TEXTS[1:]
 FILTERS = ("#", "+", "a/+/#", "+/b", *NAMES, "$share/group/#", "$share/g/a/b")
+ACKNOWLEDGEMENTS: list[tuple[type[p.Puback | p.Pubrec | p.Pubrel | p.Pubcomp], int, frozenset[int]]] = [
+    (p.Puback, p.PUBACK, rc.PUBACK),
+    (p.Pubrec, p.PUBREC, rc.PUBREC),
+    (p.Pubrel, p.PUBREL, rc.PUBREL),
+    (p.Pubcomp, p.PUBCOMP, rc.PUBCOMP),
+]
 NUMBERS = {"payload_format": (0, 1), "maximum_qos": (0, 1)}
 
 
@@ -58,9 +65,9 @@ def value_of(rng: random.Random, kind: pr.Kind) -> Any:
         return tuple((rng.choice(TEXTS), rng.choice(TEXTS)) for _ in range(rng.randint(1, 3)))
     if kind.field == "subscription_ids":
         return (rng.choice([1, 127, 128, 268_435_455]),)
-    if kind.read is pr.read_text:
+    if kind.read is read_text:
         return rng.choice(NAMES if kind.field == "response_topic" else TEXTS)
-    if kind.read is pr.read_binary:
+    if kind.read is read_binary:
         return rng.randbytes(rng.randint(0, 30))
     if kind.read is pr._read_flag:
         return rng.random() < 0.5
@@ -110,14 +117,7 @@ def packet_of(rng: random.Random, version: int) -> p.Packet:
                 properties,
             )
         case 3 | 4 | 5:
-            kind, number, codes = rng.choice(
-                [
-                    (p.Puback, p.PUBACK, rc.PUBACK),
-                    (p.Pubrec, p.PUBREC, rc.PUBREC),
-                    (p.Pubrel, p.PUBREL, rc.PUBREL),
-                    (p.Pubcomp, p.PUBCOMP, rc.PUBCOMP),
-                ]
-            )
+            kind, number, codes = rng.choice(ACKNOWLEDGEMENTS)
             code = rng.choice(sorted(codes)) if is_5 else 0
             return kind(packet_id, code, properties_of(rng, number, version))
         case 6:

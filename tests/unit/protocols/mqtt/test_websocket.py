@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import cast
@@ -362,7 +363,7 @@ def test_pings_are_answered_and_of_several_at_once_at_least_the_last() -> None:
     async def test(listener: Served) -> None:
         client, _ = await listener.opened()
         client.send(*(Ping(payload=b"%d" % number) for number in range(50)))
-        answers = []
+        answers: list[bytes] = []
         while not answers or answers[-1] != b"49":
             event = await client.next()
             assert isinstance(event, Pong)
@@ -463,7 +464,7 @@ def test_a_client_that_does_not_read_pauses_the_inner_protocol_and_gets_no_pongs
         client, echo = await listener.opened()
         echo.is_echo = False
         echo.transport.set_write_buffer_limits(high=100_000, low=10_000)
-        client.writer.transport.pause_reading()
+        cast(asyncio.Transport, client.writer.transport).pause_reading()
         while not echo.pauses:
             echo.transport.write(bytes(50_000))
             await asyncio.sleep(0)
@@ -517,18 +518,20 @@ def test_paho_connects_over_websocket() -> None:
 
 def paho_session(port: int) -> list[bytes]:
     found: list[bytes] = []
+    arrived = threading.Event()
     client = paho.Client(
         CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5, transport="websockets", reconnect_on_failure=False
     )
-    client.on_message = lambda _client, _data, message: found.append(message.payload)
+
+    def on_message(_client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        found.append(bytes(message.payload))
+        arrived.set()
+
+    client.on_message = on_message
     client.on_connect = lambda client, *_: client.publish("a/b", b"y" * 20_000, 1)
-    client.on_publish = lambda client, *_: None
     client.connect("127.0.0.1", port)
     client.loop_start()
-    for _ in range(int(WAIT_S / 0.01)):
-        if found:
-            break
-        client._thread and client._thread.join(0.01)
+    arrived.wait(WAIT_S)
     client.disconnect()
     client.loop_stop()
     return found

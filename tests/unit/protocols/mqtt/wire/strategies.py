@@ -172,6 +172,7 @@ def reasons(kind: int) -> st.SearchStrategy[int]:
 
 
 def acknowledgement(kind: int, packet_id: int, reason_code: int, given: Properties) -> p.Packet:
+    classes: dict[int, type[p.Puback | p.Pubrec | p.Pubrel | p.Pubcomp]]
     classes = {p.PUBACK: p.Puback, p.PUBREC: p.Pubrec, p.PUBREL: p.Pubrel, p.PUBCOMP: p.Pubcomp}
     return classes[kind](packet_id, reason_code, given)
 

@@ -19,9 +19,11 @@ def test_matches_are_those_of_the_filters_that_were_added_and_not_removed(
     model: dict[str, tuple[str, int]] = {}
     for number, (is_added, topic_filter) in enumerate(steps):
         if is_added:
-            trie[topic_filter] = model[topic_filter] = (topic_filter, number)
+            model[topic_filter] = (topic_filter, number)
+            trie[topic_filter] = model[topic_filter]
         elif topic_filter in model:
-            del trie[topic_filter], model[topic_filter]
+            del model[topic_filter]
+            del trie[topic_filter]
         else:
             with pytest.raises(KeyError):
                 del trie[topic_filter]

@@ -21,7 +21,8 @@ def test_packets_of_a_client_come_back_unchanged_in_pieces_of_any_size(data: st.
     sent: list[p.Packet] = [data.draw(strategies.connects(version))]
     sent += data.draw(st.lists(strategies.from_client(version), max_size=5))
     raw = b"".join(encode(packet, version) for packet in sent)
-    decoder, received = Decoder(Limits()), []
+    decoder = Decoder(Limits())
+    received: list[p.Packet] = []
     at = 0
     while at < len(raw):
         size = data.draw(st.integers(1, len(raw)))
