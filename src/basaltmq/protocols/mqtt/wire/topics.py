@@ -55,6 +55,10 @@ def check_name(topic: str) -> None:
 
 def check_filter(given: str) -> None:
     """Raise ProtocolViolation 0x8F unless the string is a topic filter, with or without `$share`."""
+    # Most filters have no wildcard and no share name, and are too short to have too many levels.
+    is_plain = 0 < len(given) < TOPIC_LEVELS_MAX and "+" not in given and "#" not in given
+    if is_plain and given[0] != "$" and "\0" not in given:
+        return
     _, topic_filter = split_share(given)
     if not topic_filter:
         raise _invalid(given, "it is empty")
