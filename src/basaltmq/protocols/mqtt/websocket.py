@@ -13,7 +13,7 @@ writes becomes one binary frame per write. wsproto does the framing; h11 reads t
 - Frames: payload is passed on as it arrives, so a large frame needs no buffer. A text frame ends the connection (1003).
   A message over the limit ends it (1009). Of several pings in one read only the last is answered, and none while the
   client does not read: RFC 6455 allows both, and the write buffer stays bounded.
-- Small frames cost about 10 us each, so frames are handled within the connection's share of the turn (P13).
+- Small frames cost about 12 us each, so frames are handled within the connection's share of the turn (P13).
 - Close: the server sends a close frame and waits `CLOSE_S` for the answer, so that browsers report a clean close.
 """
 

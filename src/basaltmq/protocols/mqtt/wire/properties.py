@@ -34,7 +34,7 @@ from basaltmq.protocols.mqtt.wire.fields import (
 )
 
 USER_PROPERTIES_MAX: Final = 1000
-"""User properties per packet. Each costs about 2 us and 200 bytes, whatever its size on the wire."""
+"""User properties per packet. Each costs about 2 us and 120 bytes, whatever its size on the wire."""
 
 
 class Properties(Struct, frozen=True, gc=False, kw_only=True):
