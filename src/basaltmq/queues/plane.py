@@ -116,15 +116,8 @@ class QueuePlane:
         )
         self._loaded = LoadedQueues(self._shared, self._waiters, settings, clock_ns, loaded_max)
         self._long = LongOperations(self._changes, self._loaded, self._waiters)
-        self._due = Due(
-            self._shared,
-            self._changes,
-            self._loaded,
-            self._waiters,
-            wake=self._wake,
-            delete=self._long.delete,
-            on_deadline=on_deadline,
-        )
+        parts = (self._shared, self._changes, self._loaded, self._waiters)
+        self._due = Due(*parts, wake=self._wake, delete=self._long.delete, on_deadline=on_deadline)
         self.xa = QueueXa.open(store, commit, self, self._lock, clock_ns, quarantine)
         """Branches of distributed transactions over these queues."""
         self._shared.holders = self.xa.holders_of
@@ -417,15 +410,7 @@ class QueuePlane:
 
     def write_rows(self, rows: Sequence[tuple[Family, bytes, bytes | None]]) -> None:
         """Put rows of other families, or delete those without a value. Inside `change` they join its batch."""
-
-        def write(change: Change) -> None:
-            for family, key, value in rows:
-                if value is None:
-                    change.batch.delete(family, key)
-                else:
-                    change.batch.put(family, key, value)
-
-        self._changes.do(write)
+        self._changes.do(lambda change: change.batch.put_or_delete(rows))
 
     def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
         """Acknowledge messages of a lease (all by default)."""

@@ -9,7 +9,7 @@ list with their position in it, and RocksStore writes them directly. Reading `op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from basaltmq.store.families import Family
@@ -76,6 +76,11 @@ class Batch:
         assert len(keys) == len(values), "every row has a key and a value"
         if keys:
             self._columns.append(Columns(len(self._ops), family, keys, values))
+
+    def put_or_delete(self, rows: Iterable[tuple[Family, bytes, bytes | None]]) -> None:
+        """Put rows, and delete those without a value."""
+        for family, key, value in rows:
+            self._ops.append((DELETE, family, key, b"") if value is None else (PUT, family, key, value))
 
     def delete(self, family: Family, key: bytes) -> None:
         self._ops.append((DELETE, family, key, b""))

@@ -188,7 +188,7 @@ class Device:
     def _end(self) -> None:
         self.client.loop_stop()
         # paho leaves the sockets that wake its thread to the garbage collector.
-        self.client._reset_sockets()  # type: ignore[no-untyped-call]
+        self.client._reset_sockets()
 
     def __enter__(self) -> Self:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from tests.interop.mqtt.device import V5, V31, V311, Device, publish_properties, several
@@ -131,7 +132,7 @@ def test_topic_aliases_are_used_in_both_directions(broker: Broker) -> None:
         names: dict[int, str] = {}
         seen = []
         for message in device.messages:
-            alias = getattr(message.properties, "TopicAlias", None)
+            alias: Any = getattr(message.properties, "TopicAlias", None)
             if alias is not None and message.topic:
                 names[alias] = message.topic
             seen.append((message.topic or names[alias], message.payload))

@@ -107,7 +107,7 @@ def client_of(version: int) -> tuple[paho.Client, queue.Queue[Any]]:
 
 
 def paho_properties(packet: int, **given: Any) -> PahoProperties:
-    found = PahoProperties(packet)  # type: ignore[no-untyped-call]
+    found = PahoProperties(packet)
     for name, value in given.items():
         setattr(found, name, value)
     return found
