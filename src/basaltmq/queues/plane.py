@@ -296,8 +296,7 @@ class QueuePlane:
         def add(change: Change) -> tuple[list[bytes], bool]:
             queues = [self._queue(name) for name in names]
             ids = fanout.publish(queues, change, draft, durability)
-            levels = {durability or queue.config.durability for queue in queues}
-            return ids, Durability.SYNCED in levels
+            return ids, Durability.SYNCED in {durability or queue.config.durability for queue in queues}
 
         ids, wants_sync = self._changes.do(add)
         if wants_sync:
@@ -345,7 +344,8 @@ class QueuePlane:
                 number = self._waiters.add(name, waiter.wake)
             try:
                 # An interrupt may arrive from here on, and the waiter must still be removed.
-                self._announce_deadline()
+                with self._lock:
+                    self._due.announce_due()
                 waiter.wait(left_s)
             finally:
                 with self._lock:
@@ -369,10 +369,6 @@ class QueuePlane:
         return self._changes.do(
             lambda change: self._queue(name).lease(change, count, consumer, visibility_ms, bytes_max)
         )
-
-    def _announce_deadline(self) -> None:
-        with self._lock:
-            self._due.announce_due()
 
     def listen(self, callback: Listen) -> Callable[[], None]:
         """Call `callback` with a queue's name whenever messages become ready in it, once per change and queue.

@@ -7,24 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 WAIT_S = 20.0
-V31, V311, V5 = paho.MQTTv31, paho.MQTTv311, paho.MQTTv5
+V31: Final = MQTTProtocolVersion.MQTTv31
+V311: Final = MQTTProtocolVersion.MQTTv311
+V5: Final = MQTTProtocolVersion.MQTTv5
 
 
 def properties(kind: int, **fields: Any) -> Properties:
     """Properties of a packet, by the names of paho."""
-    made = Properties(kind)
+    made: Any = Properties(kind)  # type: ignore[no-untyped-call]
     for name, value in fields.items():
         setattr(made, name, value)
-    return made
+    found: Properties = made
+    return found
 
 
 def publish_properties(**fields: Any) -> Properties:
@@ -39,7 +42,7 @@ class Device:
         port: int,
         client_id: str = "",
         *,
-        version: int = V5,
+        version: MQTTProtocolVersion = V5,
         clean: bool = True,
         expiry_s: int = 0,
         user: str | None = None,
@@ -52,7 +55,7 @@ class Device:
         transport: Literal["tcp", "websockets"] = "tcp",
     ) -> None:
         self.port = port
-        self.messages: list[paho.MQTTMessage] = []
+        self.messages: list[Any] = []
         self.connack: Any = None
         self.disconnect_code: Any = None
         self.acknowledged: dict[int, Any] = {}
@@ -139,12 +142,14 @@ class Device:
             given["options"] = SubscribeOptions(qos, **options)
         else:
             given["qos"] = qos
-        _, mid = self.client.subscribe(topic_filter, **given)
+        mid = self.client.subscribe(topic_filter, **given)[1]
+        assert mid is not None, "not connected"
         self.until(lambda: mid in self.granted)
         return int(self.granted[mid][0])
 
     def unsubscribe(self, topic_filter: str) -> Any:
-        _, mid = self.client.unsubscribe(topic_filter)
+        mid = self.client.unsubscribe(topic_filter)[1]
+        assert mid is not None, "not connected"
         self.until(lambda: mid in self.unsubscribed)
         codes = self.unsubscribed[mid]
         return codes[0].value if codes else None
@@ -156,13 +161,13 @@ class Device:
         self.until(lambda: sent.mid in self.acknowledged)
         return int(self.acknowledged[sent.mid].value)
 
-    def wait(self, count: int) -> list[paho.MQTTMessage]:
+    def wait(self, count: int) -> list[Any]:
         """Wait for a number of messages, and return all."""
         self.until(lambda: len(self.messages) >= count)
         return self.messages
 
     def payloads(self) -> list[bytes]:
-        return [each.payload for each in self.messages]
+        return [bytes(each.payload) for each in self.messages]
 
     def settle(self, seconds: float = 0.3) -> list[bytes]:
         """Wait until no message has come for a while. Only for checks that nothing more comes."""
@@ -179,7 +184,7 @@ class Device:
 
     def drop(self) -> None:
         """Lose the connection without DISCONNECT."""
-        sock = self.client.socket()
+        sock: Any = self.client.socket()
         if sock is not None:
             with contextlib.suppress(OSError):
                 sock.shutdown(2)

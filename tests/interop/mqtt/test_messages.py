@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
 from tests.interop.mqtt.device import V5, V31, V311, Device, publish_properties, several
 from tests.interop.server import Broker
 
@@ -13,8 +14,9 @@ VERSIONS = (V31, V311, V5)
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.8.4-8", "MQTT-4.3.1-1")
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_lower_qos_of_publish_and_subscription_applies(broker: Broker, version: int) -> None:
+def test_the_lower_qos_of_publish_and_subscription_applies(broker: Broker, version: MQTTProtocolVersion) -> None:
     port = broker.port("mqtt")
     subscriber = Device(port, f"low-s{version}", version=version)
     publisher = Device(port, f"low-p{version}", version=version)
@@ -28,6 +30,7 @@ def test_the_lower_qos_of_publish_and_subscription_applies(broker: Broker, versi
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.4-2", "MQTT-3.3.4-3", "MQTT-3.3.4-4")
 def test_overlapping_subscriptions_get_one_message_with_the_highest_qos_and_all_identifiers(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "overlap") as device:
         device.subscribe("over/#", 0, identifier=3)
@@ -41,6 +44,7 @@ def test_overlapping_subscriptions_get_one_message_with_the_highest_qos_and_all_
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.2-4", "MQTT-3.3.2-6", "MQTT-3.3.2-15", "MQTT-3.3.2-16", "MQTT-3.3.2-17", "MQTT-3.3.2-20")
 def test_properties_arrive_unchanged(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "properties") as device:
         device.subscribe("props", 1)
@@ -65,6 +69,7 @@ def test_properties_arrive_unchanged(broker: Broker) -> None:
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.8.3-3", "MQTT-3.3.1-12", "MQTT-3.3.1-13")
 def test_no_local_keeps_own_messages_away_and_retain_as_published_keeps_the_flag(broker: Broker) -> None:
     port = broker.port("mqtt")
     one, other = Device(port, "local-1"), Device(port, "local-2")
@@ -80,6 +85,7 @@ def test_no_local_keeps_own_messages_away_and_retain_as_published_keeps_the_flag
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.2-3")
 def test_topics_with_dots_and_wildcards_of_amqp_stay_apart(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "dots") as device:
         device.subscribe("dots/a.b/+", 1)
@@ -106,6 +112,7 @@ def test_wildcards_do_not_match_topics_that_begin_with_a_dollar(broker: Broker) 
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-25")
 def test_a_message_above_the_maximum_packet_size_of_a_client_is_dropped(broker: Broker) -> None:
     port = broker.port("mqtt")
     small = Device(port, "small", connect_fields={"MaximumPacketSize": 200})
@@ -120,6 +127,7 @@ def test_a_message_above_the_maximum_packet_size_of_a_client_is_dropped(broker: 
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-26", "MQTT-3.3.2-11")
 def test_topic_aliases_are_used_in_both_directions(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "alias", connect_fields={"TopicAliasMaximum": 2}) as device:
         device.subscribe("alias/#", 1)
@@ -135,7 +143,7 @@ def test_topic_aliases_are_used_in_both_directions(broker: Broker) -> None:
             alias: Any = getattr(message.properties, "TopicAlias", None)
             if alias is not None and message.topic:
                 names[alias] = message.topic
-            seen.append((message.topic or names[alias], message.payload))
+            seen.append((message.topic or names[alias or 0], message.payload))
         assert [topic for topic, _ in found].count("") >= 3, "aliases must replace repeated topics"
         assert len(names) == 2
         assert seen[:2] == [("alias/a", b"1"), ("alias/a", b"2")]
@@ -143,6 +151,7 @@ def test_topic_aliases_are_used_in_both_directions(broker: Broker) -> None:
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.2-5")
 def test_an_unread_message_expires(broker: Broker) -> None:
     port = broker.port("mqtt")
     with Device(port, "expiry", clean=True, expiry_s=60) as device:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
 from tests.interop.mqtt.device import V5, V311, Device, several
 from tests.interop.server import Broker
 
@@ -12,8 +13,9 @@ MANY = 3000
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.1-5", "MQTT-3.3.1-6", "MQTT-3.3.1-7", "MQTT-3.3.1-8")
 @pytest.mark.parametrize("version", [V311, V5])
-def test_a_new_subscription_gets_the_last_retained_message(broker: Broker, version: int) -> None:
+def test_a_new_subscription_gets_the_last_retained_message(broker: Broker, version: MQTTProtocolVersion) -> None:
     port = broker.port("mqtt")
     topic = f"keep/{version}"
     with Device(port, version=version) as publisher:
@@ -35,6 +37,7 @@ def test_a_new_subscription_gets_the_last_retained_message(broker: Broker, versi
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.1-9", "MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.8.4-3", "MQTT-3.8.4-4")
 def test_retain_handling_decides_who_gets_retained_messages(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "handling") as device:
         device.publish("handling", b"kept", retain=True)

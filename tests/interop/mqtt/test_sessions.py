@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from tests.interop.mqtt.device import V5, V31, V311, Device, several
 from tests.interop.mqtt.raw import Raw
@@ -18,8 +19,12 @@ def code_of(code: ReasonCode) -> int:
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-4", "MQTT-3.1.2-5", "MQTT-3.1.2-6", "MQTT-3.1.2-23", "MQTT-3.2.2-2", "MQTT-3.2.2-3")
+@pytest.mark.mqtt("MQTT-3.1.4-4", "MQTT-4.6.0-5", "MQTT-4.6.0-6")
 @pytest.mark.parametrize("version", [V31, V311, V5])
-def test_a_durable_session_collects_messages_while_its_client_is_away(broker: Broker, version: int) -> None:
+def test_a_durable_session_collects_messages_while_its_client_is_away(
+    broker: Broker, version: MQTTProtocolVersion
+) -> None:
     port = broker.port("mqtt")
     name = f"away{version}"
     expiry_s = 600 if version == V5 else 0
@@ -41,6 +46,7 @@ def test_a_durable_session_collects_messages_while_its_client_is_away(broker: Br
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-4.1.0-1")
 def test_a_durable_session_survives_kill_9_with_its_subscriptions_and_messages(own_broker: Broker) -> None:
     port = own_broker.port("mqtt")
     with Device(port, "kept", clean=False, expiry_s=600) as device:
@@ -62,6 +68,7 @@ def test_a_durable_session_survives_kill_9_with_its_subscriptions_and_messages(o
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.3.1-1", "MQTT-4.6.0-1", "MQTT-2.2.1-4", "MQTT-4.3.2-1", "MQTT-4.3.2-2", "MQTT-4.3.2-3")
 @pytest.mark.parametrize("crash", [False, True])
 def test_unacknowledged_messages_are_sent_again_with_their_identifiers_and_order(
     own_broker: Broker, crash: bool
@@ -96,6 +103,7 @@ def test_unacknowledged_messages_are_sent_again_with_their_identifiers_and_order
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.4-3", "MQTT-3.1.3-2")
 def test_a_second_connection_takes_the_session_over(broker: Broker) -> None:
     port = broker.port("mqtt")
     first = Device(port, "twice", expiry_s=60)
@@ -124,6 +132,7 @@ def test_the_session_of_another_user_is_refused(own_broker: Broker) -> None:
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-4.1.0-2")
 def test_a_session_expires_and_its_queue_is_deleted(broker: Broker) -> None:
     port = broker.port("mqtt")
     with Device(port, "brief", expiry_s=1) as device:
@@ -150,6 +159,7 @@ def test_disconnect_may_change_the_expiry_of_a_durable_session(broker: Broker) -
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-4.9.0-1")
 def test_no_more_messages_are_sent_than_the_receive_maximum_allows(broker: Broker) -> None:
     port = broker.port("mqtt")
     device = Device(port, "window", acks=False, connect_fields={"ReceiveMaximum": 3})
@@ -172,6 +182,7 @@ def test_a_client_without_an_id_gets_one(broker: Broker) -> None:
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-22", "MQTT-3.2.2-22")
 def test_a_silent_client_is_disconnected(broker: Broker) -> None:
     with Raw(broker.port("mqtt")) as raw:
         raw.connect("silent", keep_alive_s=1)

@@ -61,6 +61,7 @@ def test_a_group_of_a_durable_session_collects_messages_and_ends_with_it(own_bro
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-4.8.2-3")
 def test_retained_messages_are_not_sent_to_shared_subscriptions(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "no-retained") as device:
         device.publish("sharedkept", b"kept", retain=True)

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from tests.interop.mqtt.device import V5, V311, Device, properties
 from tests.interop.server import Broker
@@ -19,8 +20,11 @@ def will(topic: str, payload: bytes = b"gone", delay_s: int = 0, **fields: Any) 
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-8", "MQTT-3.1.2-10", "MQTT-3.1.2-15", "MQTT-3.14.4-3")
 @pytest.mark.parametrize("version", [V311, V5])
-def test_a_lost_connection_publishes_the_will_and_disconnect_does_not(broker: Broker, version: int) -> None:
+def test_a_lost_connection_publishes_the_will_and_disconnect_does_not(
+    broker: Broker, version: MQTTProtocolVersion
+) -> None:
     port = broker.port("mqtt")
     with Device(port, version=version) as watcher:
         watcher.subscribe(f"will/{version}/#", 1)
@@ -36,6 +40,7 @@ def test_a_lost_connection_publishes_the_will_and_disconnect_does_not(broker: Br
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.3-9")
 def test_a_delayed_will_is_not_published_if_the_client_returns(broker: Broker) -> None:
     port = broker.port("mqtt")
     with Device(port) as watcher:
@@ -62,6 +67,7 @@ def test_a_delayed_will_is_published_when_its_session_ends(broker: Broker) -> No
 
 
 @pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.1.2-7")
 def test_wills_of_connections_that_kill_9_ended_are_published_after_the_restart(own_broker: Broker) -> None:
     port = own_broker.port("mqtt")
     with Device(port, "watcher", clean=False, expiry_s=600) as watcher:

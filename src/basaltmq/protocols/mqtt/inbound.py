@@ -10,10 +10,15 @@ PUBREC is sent. PUBCOMP waits for the sync: the client may use the identifier fo
 not meet the old row after a crash.
 
 A retained message is a row in the same batch. Its acknowledgement waits for both.
+
+Acknowledgements of one QoS are sent in the order of their messages, as the standard requires. A message without a
+durable queue is confirmed before the sync, so its acknowledgement may wait for that of an earlier message.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
@@ -35,6 +40,12 @@ SYS_PREFIX: Final = "$SYS/"
 
 Wait: TypeAlias = Callable[[Callable[[], None]], None]
 """Calls a function when a publisher may continue."""
+
+LARGE_BYTES_MIN: Final = 16 << 10
+"""Payloads that wait while the store is behind with flushes: those that it writes to blob files."""
+
+DELAY_S: Final = 0.002
+"""Pause of a publisher while the store is behind."""
 
 _Acknowledgement: TypeAlias = type[p.Puback] | type[p.Pubrec]
 
@@ -83,7 +94,11 @@ class Inbound:
         self._aliases: dict[int, str] = {}
         self._last = 0
         self._waiting: dict[int, tuple[_Acknowledgement, int]] = {}
-        """Publishes that are not acknowledged, by number."""
+        """Publishes that are not confirmed, by number."""
+        self._order: dict[_Acknowledgement, deque[int]] = {p.Puback: deque(), p.Pubrec: deque()}
+        """Packet identifiers that are not acknowledged, in the order of the messages."""
+        self._confirmed: dict[_Acknowledgement, dict[int, tuple[int, str]]] = {p.Puback: {}, p.Pubrec: {}}
+        """Reason codes and texts of acknowledgements that wait for an earlier one, by packet identifier."""
         self._parts: dict[int, int] = {}
         """Publishes whose acknowledgement waits for rows too: how many parts are not durable."""
         self._unreceived: set[int] = set()
@@ -94,7 +109,8 @@ class Inbound:
     def publish(self, packet: p.Publish) -> Wait | None:
         """Publish a message. If it must wait, return what to wait with.
 
-        A message that reaches many queues waits for a turn with room, one for a queue with a backlog for credit.
+        A message that reaches many queues waits for a turn with room, one for a queue with a backlog for credit, a
+        large one for the store.
         """
         topic = packet.topic
         alias = packet.properties.topic_alias
@@ -116,6 +132,8 @@ class Inbound:
         limited = route.limited()
         if limited and min([queue.publish_credit for queue in limited]) < 1:
             return self._vhost.tick.wait_for_credit
+        if len(packet.payload) >= LARGE_BYTES_MIN and self._vhost.delays_large():
+            return _after_pause
         if route.fan_out > 1:
             fan_out_s = route.fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
             if not self._shares.has_room(fan_out_s):
@@ -170,7 +188,8 @@ class Inbound:
         """Refuse a message in its acknowledgement. Without one that can say so, the connection is closed."""
         if self._client.version != p.V5 or not packet.qos:
             raise ProtocolViolation(reason_code, text)
-        kind = p.Puback if packet.qos == 1 else p.Pubrec
+        kind: _Acknowledgement = p.Puback if packet.qos == 1 else p.Pubrec
+        self._order[kind].append(packet.packet_id)
         self._answer(kind, packet.packet_id, reason_code, text)
 
     def _publish(self, packet: p.Publish, topic: str, key: str) -> None:
@@ -183,6 +202,7 @@ class Inbound:
             changes.append(self._retained.row(topic, properties, packet.payload))
         if packet.qos:
             number = self._last = self._last + 1
+            self._order[p.Puback if packet.qos == 1 else p.Pubrec].append(packet.packet_id)
             if packet.qos == 1:
                 self._waiting[number] = (p.Puback, packet.packet_id)
                 self._unacknowledged_1 += 1
@@ -207,7 +227,7 @@ class Inbound:
     def _repeat(self, packet_id: int) -> None:
         """Answer a repeated QoS 2 message. If the first one is not durable yet, its PUBREC follows anyway."""
         if packet_id not in self._unreceived:
-            self._answer(p.Pubrec, packet_id)
+            self._client.answer(p.Pubrec(packet_id))
 
     def released(self, packet_id: int) -> None:
         """Handle PUBREL."""
@@ -279,4 +299,17 @@ class Inbound:
             self._client.end(rc.QUOTA_EXCEEDED, "a queue is full")
 
     def _answer(self, kind: _Acknowledgement, packet_id: int, reason_code: int = 0, text: str = "") -> None:
+        """Send an acknowledgement, and those that waited for it. It waits itself if an earlier one is not sent."""
+        order, confirmed = self._order[kind], self._confirmed[kind]
+        if not order or order[0] != packet_id:
+            confirmed[packet_id] = (reason_code, text)
+            return
+        order.popleft()
         self._client.answer(kind(packet_id, reason_code), text)
+        while order and order[0] in confirmed:
+            self._client.answer(kind(order[0], confirmed[order[0]][0]), confirmed.pop(order[0])[1])
+            order.popleft()
+
+
+def _after_pause(go_on: Callable[[], None]) -> None:
+    asyncio.get_running_loop().call_later(DELAY_S, go_on)
