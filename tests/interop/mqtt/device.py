@@ -53,6 +53,7 @@ class Device:
         keep_alive_s: int = 60,
         connect_fields: dict[str, Any] | None = None,
         transport: Literal["tcp", "websockets"] = "tcp",
+        tls: dict[str, Any] | None = None,
     ) -> None:
         self.port = port
         self.messages: list[Any] = []
@@ -73,6 +74,8 @@ class Device:
         )
         if user is not None:
             self.client.username_pw_set(user, password)
+        if tls is not None:
+            self.client.tls_set(**tls)
         if will is not None:
             self.client.will_set(**will)
         self.client.on_connect = self._on_connect
