@@ -23,7 +23,7 @@ V5: Final = MQTTProtocolVersion.MQTTv5
 
 def properties(kind: int, **fields: Any) -> Properties:
     """Properties of a packet, by the names of paho."""
-    made: Any = Properties(kind)  # type: ignore[no-untyped-call]
+    made: Any = Properties(kind)
     for name, value in fields.items():
         setattr(made, name, value)
     found: Properties = made

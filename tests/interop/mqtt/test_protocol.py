@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.interop.mqtt.raw import Answer, Raw
@@ -63,8 +64,8 @@ def test_a_repeated_qos_2_message_is_delivered_once_until_it_is_released(raw: Ra
     raw.connect(f"repeat-{properties.session_expiry_s}", properties=properties)
     subscribe(raw, f"repeat/{properties.session_expiry_s}", 0)
     topic = f"repeat/{properties.session_expiry_s}"
-    received = []
-    acknowledged = []
+    received: list[Any] = []
+    acknowledged: list[Any] = []
     raw.send(p.Publish(topic, b"1", 2, packet_id=9), p.Publish(topic, b"1", 2, dup=True, packet_id=9))
     while acknowledged.count(p.PUBREC) < 1 or not received:
         _note(raw.read(), received, acknowledged)
