@@ -18,7 +18,7 @@ share their fsyncs. From asyncio: `await catalog.durably(catalog.create, ...)`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from uuid import UUID
@@ -151,6 +151,11 @@ class Catalog:
         # Objects with a duplicate name are indexed under their ids, which are not their names.
         return found if found is not None and found.name == name else None
 
+    def taken(self, kind: Kind, names: Sequence[str], parent: UUID = ROOT) -> set[str]:
+        """Return those of the names that objects have already, as `create` would find them."""
+        self._life.require_open()
+        return self.configuration.taken(kind, names, parent)
+
     def page(self, kind: Kind, parent: UUID = ROOT, *, start_after: str | None = None, limit: int = 100) -> Page:
         """Return up to `limit` objects of a kind under a parent, starting after `start_after`."""
         self._life.require_open()
@@ -241,8 +246,9 @@ class Catalog:
             count += self.purge()
         return count
 
-    def start_delete(self, object_id: UUID, *, also: Batch | None = None, durable: bool = True) -> int:
-        """Like `delete`, but of a large subtree delete only the root and hide the rest for `purge`.
+    def start_delete(self, *object_ids: UUID, also: Batch | None = None, durable: bool = True) -> int:
+        """Like `delete`, for several objects in one batch. Of a large subtree it deletes only the root and hides the
+        rest for `purge`.
 
         For callers that must not block: `while catalog.is_purging: catalog.purge()`, with pauses. `also` and `durable`
         as for `create_many`. With `also`, the caller itself deletes what a topic has in other families.
@@ -250,18 +256,19 @@ class Catalog:
         with self.commits.change(durable=durable) as change:
             if also is not None:
                 change.extend(also)
-            old = self._required(object_id)
-            if also is None and old.kind is Kind.TOPIC:
-                self._deletions.stage_orphan(change, object_id)
-            to_delete = self._deletions.stage_subtree(change, object_id, old.kind)
-            self.configuration.stage_remove_rows(change, object_id)
-            self._discard_after(
-                change,
-                [object_id, *(each.id for each in to_delete)],
-                [catalog_keys.object_name_key(old.parent, old.kind, old.name), *(each.name_key for each in to_delete)],
-            )
-            gone = [(each.id, each.type, each.name, each.parent) for each in to_delete]
-            gone.append((object_id, old.kind, old.name, old.parent))
+            gone: list[tuple[UUID, str, str, UUID]] = []
+            name_keys: list[bytes] = []
+            for object_id in object_ids:
+                old = self._required(object_id)
+                if also is None and old.kind is Kind.TOPIC:
+                    self._deletions.stage_orphan(change, object_id)
+                to_delete = self._deletions.stage_subtree(change, object_id, old.kind)
+                self.configuration.stage_remove_rows(change, object_id)
+                name_keys += [each.name_key for each in to_delete]
+                name_keys.append(catalog_keys.object_name_key(old.parent, old.kind, old.name))
+                gone += [(each.id, each.type, each.name, each.parent) for each in to_delete]
+                gone.append((object_id, old.kind, old.name, old.parent))
+            self._discard_after(change, [each[0] for each in gone], name_keys)
             self._notify_after(change, lambda: _deleted(gone))
         return len(gone)
 

@@ -17,7 +17,7 @@ uses them to add its own rows. The methods without `stage_` are complete changes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Final
@@ -36,6 +36,7 @@ from basaltmq.errors import (
     LimitExceededError,
     NotFoundError,
 )
+from basaltmq.ids import ID_BYTES
 from basaltmq.store.api import Reader, Snapshot, Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import catalog as catalog_keys
@@ -236,6 +237,16 @@ class ConfigurationStore:
         for key in rows_held(self._store, object_id, value.type, name, parents):
             change.delete(Family.OBJECT_NAMES, key)
 
+    def taken(self, kind: str, names: Sequence[str], parent: UUID) -> set[str]:
+        """Return those of the names that records of this type under this parent have."""
+        keys = [catalog_keys.object_name_key(parent, kind, name) for name in names]
+        holders = self._store.get_many(Family.OBJECT_NAMES, keys)
+        return {
+            name
+            for name, holder in zip(names, holders, strict=True)
+            if holder is not None and len(holder) == ID_BYTES and _exists(self._store, UUID(bytes=holder))
+        }
+
     def _claim_names(self, change: Change, wanted: list[tuple[ConfiguredRecord, str, dict[str, UUID]]]) -> None:
         """Put the name rows, or raise an error for a taken name."""
         rows = [
@@ -253,7 +264,7 @@ class ConfigurationStore:
 
     def _is_held(self, holder: bytes, record: ConfiguredRecord) -> bool:
         """Whether another object has the name. A row of a missing object does not block it."""
-        if holder == record.id.bytes or len(holder) != 16:
+        if holder == record.id.bytes or len(holder) != ID_BYTES:
             return False
         return _exists(self._store, UUID(bytes=holder))
 

@@ -158,8 +158,8 @@ class StorageAdapter(Protocol):
         """
         ...
 
-    def forget(self, shard: int) -> None:
-        """Drop the in-memory and derived state of a shard whose deletion was written."""
+    def forget(self, *shards: int) -> None:
+        """Drop the in-memory and derived state of shards whose deletion was written."""
         ...
 
     def revive(self, shard: int) -> None:

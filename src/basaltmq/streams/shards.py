@@ -381,11 +381,17 @@ class Shards:
             raise LimitExceededError(
                 f"{len(specs)} shards exceed the limit of {SHARDS_PER_BATCH_MAX} per batch; create them in steps"
             )
+        checked = None
         for spec in specs:
-            spec.check()
+            if spec.config is not checked:
+                spec.check()
+                checked = spec.config
             if not 0 <= spec.partition <= PARTITION_MAX:
                 raise InvalidArgumentError(f"partition {spec.partition} is out of range: 0 to {PARTITION_MAX}")
-            if not spec.flags & SHADOW and self.number_of(spec.topic_id, spec.partition) is not None:
+        named = [spec for spec in specs if not spec.flags & SHADOW]
+        names = [stream_keys.shard_name_key(spec.topic_id, spec.partition) for spec in named]
+        for spec, present in zip(named, self._store.get_many(Family.SHARDS, names), strict=True):
+            if present is not None:
                 raise ShardExistsError(f"the shard {shard_name(spec.topic_id, spec.partition)} already exists")
         created_ms = self._clock_ms()
         with self._lock:
@@ -505,6 +511,11 @@ class Shards:
             if of == code:
                 found.append((stream_keys.decode_deleted_shard_key(key), lane))
         return found
+
+    def with_derived(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (number, lane) of those of the deleted shards that still have derived data."""
+        rows = self._store.get_many(Family.SHARDS, [stream_keys.deleted_shard_key(number) for number in numbers])
+        return [(number, _DELETED.unpack(raw)[1]) for number, raw in zip(numbers, rows, strict=True) if raw is not None]
 
     def cleaned(self, number: int) -> None:
         """Delete the marker of a deleted shard whose derived data is removed."""

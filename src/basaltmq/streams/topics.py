@@ -17,8 +17,10 @@ fails too, because the disk failed, recovery may find the complete topic.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -37,7 +39,7 @@ from basaltmq.errors import (
     CorruptionError,
     InvalidArgumentError,
     InvalidConfigError,
-    TimedOutError,
+    StorageError,
     TopicExistsError,
     TopicNotFoundError,
 )
@@ -45,8 +47,10 @@ from basaltmq.ids import Ids
 from basaltmq.log.batches.record import RECORD_BYTES_MAX
 from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import StorageAdapter
+from basaltmq.streams.deadline import Deadline
 from basaltmq.streams.offsets import Durable, Offsets
 from basaltmq.streams.shards import (
+    CONFIGS_CACHED_MAX,
     DAY_MS,
     SHARDS_PER_BATCH_MAX,
     Engine,
@@ -59,6 +63,12 @@ from basaltmq.streams.shards import (
 
 PARTITIONS_MAX: Final = SHARDS_PER_BATCH_MAX
 """One batch creates all shards of a topic."""
+
+TOPICS_PER_BATCH: Final = 1_000
+"""Topics created or deleted together: a batch of 0.5 MB, and at most 0.1 s under the lock."""
+
+PARTITIONS_PER_BATCH: Final = 10_000
+"""Partitions of the topics that are created together. A topic with more is a batch of its own."""
 
 PAGE_PARTITIONS: Final = 2_000
 """Partitions after which a page of topics ends. Reading a partition's shard row takes 3 to 5 us."""
@@ -120,6 +130,31 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
             record_bytes_max=self.record_bytes_max,
             append_time=self.append_time,
         )
+
+
+class NewTopic(msgspec.Struct, frozen=True):
+    """A topic to create."""
+
+    name: str
+    config: TopicConfig = TopicConfig()
+    id: UUID | None = None
+    """Used if it is free. None chooses one."""
+    start_offsets: Mapping[int, int] = MappingProxyType({})
+    """By partition."""
+
+
+def in_batches(wanted: Iterable[NewTopic]) -> Iterator[list[NewTopic]]:
+    """Divide topics into the batches that `Topics.create_many` takes."""
+    batch: list[NewTopic] = []
+    partitions = 0
+    for each in wanted:
+        if batch and (len(batch) == TOPICS_PER_BATCH or partitions + each.config.partitions > PARTITIONS_PER_BATCH):
+            yield batch
+            batch, partitions = [], 0
+        batch.append(each)
+        partitions += each.config.partitions
+    if batch:
+        yield batch
 
 
 class MigrationState(msgspec.Struct, frozen=True):
@@ -232,61 +267,111 @@ class Topics:
 
         Imports pass `topic_id`, which is used if it is free, and `start_offsets` by partition.
         """
-        config = config or TopicConfig()
-        check_name(name)
-        if not name:
-            raise InvalidArgumentError("a topic needs a name")
-        config.check()
+        wanted = NewTopic(name, config or TopicConfig(), topic_id, start_offsets or {})
+        made = self.create_many([wanted], timeout_ms=timeout_ms)[0]
+        if isinstance(made, BasaltError):
+            raise made
+        return made
+
+    def create_many(self, wanted: Sequence[NewTopic], *, timeout_ms: int | None = None) -> list[Topic | BasaltError]:
+        """Create topics with all their shards in one batch, with one sync. Durable on return.
+
+        The result has, in the given order, the topic, or the error for which it was refused. A refused topic does not
+        affect the others. Storage errors and time-outs are raised, and then none of the topics is created. `in_batches`
+        divides more topics than fit into one batch.
+        """
         limit_ms = self._create_timeout_ms if timeout_ms is None else timeout_ms
-        deadline = _Deadline(f"the creation of topic {name!r}", limit_ms)
+        more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
+        first = f"{wanted[0].name!r:.200}" if wanted else ""
+        deadline = Deadline(f"the creation of topic {first}{more}", limit_ms)
         if not self.lock.acquire(timeout=deadline.left_s()):
             raise deadline.passed()
         try:
-            engine = self._engine_of(config.engine)
+            refused = self._refused(wanted)
             deadline.check()
-            if topic_id is None or self._catalog.get(topic_id) is not None:
-                topic_id = UUID(bytes=self._ids.next())
-            self._write(name, topic_id, config, engine, start_offsets or {})
-            try:
-                self._wait_durable(deadline)
-                found = self.find(name)
-                assert found is not None, "a topic is found once it is written"
-                deadline.check()
-            except BaseException:
-                self._undo(topic_id)
-                raise
-            return found
+            made = self._made([each for at, each in enumerate(wanted) if at not in refused], deadline)
         finally:
             self.lock.release()
+        return [refused.get(at) or next(made) for at in range(len(wanted))]
 
-    def _write(
-        self, name: str, topic_id: UUID, config: TopicConfig, engine: StorageAdapter, starts: Mapping[int, int]
-    ) -> None:
-        """Write the topic and its shards in one batch."""
-        shard_config = config.of_shard()
-        specs = [
-            engine.place(
-                ShardSpec(topic_id, partition, config.engine, shard_config, start_offset=starts.get(partition, 0))
-            )
-            for partition in range(config.partitions)
+    def _refused(self, wanted: Sequence[NewTopic]) -> dict[int, BasaltError]:
+        """Return the errors of the topics that cannot be created, by position."""
+        refused: dict[int, BasaltError] = {}
+        names: dict[str, int] = {}
+        checked: set[TopicConfig] = set()
+        for at, each in enumerate(wanted):
+            try:
+                check_name(each.name)
+                if not each.name:
+                    raise InvalidArgumentError("a topic needs a name")
+                if each.config not in checked:
+                    each.config.check()
+                    self._engine_of(each.config.engine)
+                    checked.add(each.config)
+                if names.setdefault(each.name, at) != at:
+                    raise TopicExistsError(f"topic {each.name!r} is created twice in one call")
+            except StorageError:
+                raise
+            except BasaltError as error:
+                refused[at] = error
+        for name in self._catalog.taken(Kind.TOPIC, list(names), self.parent):
+            refused[names[name]] = TopicExistsError(f"topic {name!r} already exists")
+        return refused
+
+    def _made(self, wanted: list[NewTopic], deadline: Deadline) -> Iterator[Topic]:
+        """Write topics and wait for the sync. On an error, delete them again."""
+        if not wanted:
+            return iter(())
+        made = self._write(wanted)
+        try:
+            deadline.wait_durable(self._sync)
+            epoch = self._cache.epoch
+            for topic in made:
+                self._cache.put(topic.name.encode(), topic, _cached_bytes(topic), epoch)
+            deadline.check()
+        except BaseException:
+            self._undo(made)
+            raise
+        return iter(made)
+
+    def _write(self, wanted: list[NewTopic]) -> list[Topic]:
+        """Write topics and their shards in one batch."""
+        ids = [
+            each.id if each.id is not None and self._catalog.get(each.id) is None else UUID(bytes=fresh)
+            for each, fresh in zip(wanted, self._ids.many(len(wanted)), strict=True)
         ]
+        specs = [spec for each, topic_id in zip(wanted, ids, strict=True) for spec in self._specs(each, topic_id)]
+        made: list[Topic] = []
         with self._shards.exclusive():
             batch = Batch()
-            made = self._shards.plan_create(batch, specs)
-            state = TopicState(config, shards=runs_of(meta.number for meta in made))
-            wanted = NewObject(Kind.TOPIC, name, self.parent, _attributes(state), topic_id)
+            numbers = iter([meta.number for meta in self._shards.plan_create(batch, specs)])
+            for each, topic_id in zip(wanted, ids, strict=True):
+                made.append(Topic(topic_id, each.name, each.config, tuple(islice(numbers, each.config.partitions))))
+            objects = [
+                NewObject(Kind.TOPIC, each.name, self.parent, _attributes(each.config, None, each.shards), each.id)
+                for each in made
+            ]
             try:
-                self._catalog.create_many([wanted], also=batch, durable=False)
+                self._catalog.create_many(objects, also=batch, durable=False)
             except AlreadyExistsError as error:
-                raise TopicExistsError(f"topic {name!r} already exists") from error
+                raise TopicExistsError(str(error)) from error
+        return made
 
-    def _undo(self, topic_id: UUID) -> None:
+    def _specs(self, wanted: NewTopic, topic_id: UUID) -> list[ShardSpec]:
+        config = wanted.config
+        engine = self._engine_of(config.engine)
+        shard_config = _shard_config(config)
+        starts = wanted.start_offsets
+        return [
+            engine.place(ShardSpec(topic_id, number, config.engine, shard_config, start_offset=starts.get(number, 0)))
+            for number in range(config.partitions)
+        ]
+
+    def _undo(self, made: list[Topic]) -> None:
         try:
-            found = self._catalog.get(topic_id)
-            if found is not None:
-                self._delete(self._decoded(found), durable=False)
+            self._delete([each for each in made if self._catalog.get(each.id) is not None], durable=False)
         except BasaltError:
-            # The store has failed. Recovery finds either the complete topic or nothing.
+            # The store has failed. Recovery finds either all complete topics or nothing.
             return
 
     @property
@@ -309,7 +394,7 @@ class Topics:
             topic = self._decoded(found)
         except TopicNotFoundError:
             return None
-        self._cache.put(key, topic, 400 + 40 * len(topic.shards), epoch)
+        self._cache.put(key, topic, _cached_bytes(topic), epoch)
         return topic
 
     def get(self, name: str) -> Topic:
@@ -369,8 +454,8 @@ class Topics:
                 for number in (*topic.shards, *copies):
                     self._shards.batch_update(batch, number, config=shard_config)
                 made = self._shards.plan_create(batch, specs) if specs else []
-                shards = runs_of([*topic.shards, *(meta.number for meta in made)])
-                self._catalog.update(topic.id, _attributes(TopicState(config, topic.migration, shards)), also=batch)
+                shards = [*topic.shards, *(meta.number for meta in made)]
+                self._catalog.update(topic.id, _attributes(config, topic.migration, shards), also=batch)
                 for number in (*topic.shards, *copies):
                     self._shards.forget(number)
             for number in topic.shards:
@@ -382,36 +467,64 @@ class Topics:
 
     def delete(self, name: str) -> None:
         """Delete a topic with its records, its shards and every group's offsets in it. Durable on return."""
-        with self.lock:
-            self._delete(self.get(name))
+        failure = self.delete_many([name])[0]
+        if failure is not None:
+            raise failure
 
-    def _delete(self, topic: Topic, *, durable: bool = True) -> None:
+    def delete_many(self, names: Sequence[str]) -> list[BasaltError | None]:
+        """Delete topics as `delete` does, in one batch. Return the error of each topic that cannot be deleted.
+
+        Storage errors are raised.
+        """
+        failures: list[BasaltError | None] = []
+        with self.lock:
+            going: dict[str, Topic] = {}
+            for name in names:
+                try:
+                    if name in going:
+                        raise TopicNotFoundError(f"topic {name!r} is deleted twice in one call")
+                    going[name] = self.get(name)
+                    failures.append(None)
+                except StorageError:
+                    raise
+                except BasaltError as error:
+                    failures.append(error)
+            self._delete(list(going.values()))
+        return failures
+
+    def _delete(self, topics: list[Topic], *, durable: bool = True) -> None:
+        if not topics:
+            return
+        batch = Batch()
+        planned: dict[StorageAdapter, list[int]] = {}
+        try:
+            for topic in topics:
+                self._plan_delete(batch, topic, planned)
+            self._catalog.start_delete(*(topic.id for topic in topics), also=batch, durable=False)
+        except BaseException:
+            for engine, numbers in planned.items():
+                for number in numbers:
+                    engine.revive(number)
+            raise
+        if durable:
+            self._sync.wait_durable()
+        for engine, numbers in planned.items():
+            engine.forget(*numbers)
+
+    def _plan_delete(self, batch: Batch, topic: Topic, planned: dict[StorageAdapter, list[int]]) -> None:
         going = [(self._engine_of(topic.config.engine), number) for number in topic.shards]
         if topic.migration is not None:
             going += [(self._engine_of(topic.migration.engine), number) for number in topic.migration.shards]
-        batch = Batch()
-        planned: list[tuple[StorageAdapter, int]] = []
-        try:
-            for engine, number in going:
-                engine.plan_delete(batch, number)
-                planned.append((engine, number))
-            self._offsets.plan_delete_topic(batch, topic.id)
-            self._catalog.start_delete(topic.id, also=batch, durable=False)
-        except BaseException:
-            for engine, number in planned:
-                engine.revive(number)
-            raise
         for engine, number in going:
-            engine.forget(number)
-        if durable:
-            self._sync.wait_durable()
+            engine.plan_delete(batch, number)
+            planned.setdefault(engine, []).append(number)
+        self._offsets.plan_delete_topic(batch, topic.id)
 
     def update_state(self, topic: Topic, config: TopicConfig, migration: MigrationState | None, also: Batch) -> Topic:
         """Write a topic's state together with the rows in `also`. Only for `Migration`, which holds the lock."""
         is_moved = migration is None and topic.migration is not None and config.engine is topic.migration.engine
         numbers = topic.migration.shards if is_moved and topic.migration is not None else topic.shards
-        state = TopicState(config, migration, runs_of(numbers))
-        self._catalog.update(topic.id, _attributes(state), also=also)
+        self._catalog.update(topic.id, _attributes(config, migration, numbers), also=also)
         return self.get(topic.name)
 
     def close(self) -> None:
@@ -438,43 +551,6 @@ class Topics:
         elif event.action is Action.DELETED:
             self._cache.clear()
 
-    def _wait_durable(self, deadline: _Deadline) -> None:
-        """Wait for the sync up to the deadline, because a hanging disk must not block the caller for ever."""
-        failure: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                self._sync.wait_durable()
-            except BaseException as error:
-                failure.append(error)
-
-        waiter = threading.Thread(target=wait, name="basalt-topic-create", daemon=True)
-        waiter.start()
-        waiter.join(deadline.left_s())
-        if waiter.is_alive():
-            raise deadline.passed()
-        if failure:
-            raise failure[0]
-
-
-class _Deadline:
-    """A time limit for an operation."""
-
-    def __init__(self, what: str, limit_ms: int) -> None:
-        self._what = what
-        self._limit_ms = limit_ms
-        self._end = time.monotonic() + limit_ms / 1000
-
-    def left_s(self) -> float:
-        return max(0.0, self._end - time.monotonic())
-
-    def check(self) -> None:
-        if time.monotonic() > self._end:
-            raise self.passed()
-
-    def passed(self) -> TimedOutError:
-        return TimedOutError(f"{self._what} took longer than {self._limit_ms} ms and was rolled back; try again")
-
 
 def _state(found: CatalogObject) -> TopicState:
     try:
@@ -487,9 +563,19 @@ def _summary(found: CatalogObject) -> TopicSummary:
     return TopicSummary(found.id, found.name, _state(found).config.partitions)
 
 
-def _attributes(state: TopicState) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(state)
+def _attributes(config: TopicConfig, migration: MigrationState | None, shards: Iterable[int]) -> dict[str, Any]:
+    built: dict[str, Any] = msgspec.to_builtins(TopicState(config, migration, runs_of(shards)))
     return built
+
+
+@lru_cache(maxsize=CONFIGS_CACHED_MAX)
+def _shard_config(config: TopicConfig) -> ShardConfig:
+    """Return one object for all topics with equal settings, which are most."""
+    return config.of_shard()
+
+
+def _cached_bytes(topic: Topic) -> int:
+    return 400 + 40 * len(topic.shards)
 
 
 def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:

@@ -116,7 +116,7 @@ def test_a_creation_that_fails_at_any_step_leaves_nothing(
     elif step == "sync":
         store.fail_sync = StorageError("on purpose")
     else:
-        monkeypatch.setattr(plane.topics, "find", fail)
+        monkeypatch.setattr(plane.topics._cache, "put", fail)
     with pytest.raises(StorageError, match="on purpose"):
         plane.topics.create("orders", TopicConfig(partitions=3, engine=Engine.ROCKSDB))
     monkeypatch.undo()

@@ -68,7 +68,7 @@ class EngineBase:
     def plan_delete(self, batch: Batch, shard: int) -> None:
         raise NotImplementedError
 
-    def forget(self, shard: int) -> None:
+    def forget(self, *shards: int) -> None:
         raise NotImplementedError
 
     def revive(self, shard: int) -> None:

@@ -238,14 +238,15 @@ class MemoryEngine(EngineBase):
         with kept.lock:
             kept.is_deleted = False
 
-    def forget(self, shard: int) -> None:
-        self._shards.forget(shard)
-        with self._lock:
-            kept = self._kept.pop(shard, None)
-        if kept is not None:
-            with kept.lock:
-                self._count(-kept.size_bytes)
-                kept.size_bytes = 0
+    def forget(self, *shards: int) -> None:
+        for shard in shards:
+            self._shards.forget(shard)
+            with self._lock:
+                kept = self._kept.pop(shard, None)
+            if kept is not None:
+                with kept.lock:
+                    self._count(-kept.size_bytes)
+                    kept.size_bytes = 0
 
     def reconfigured(self, shard: int) -> None:
         meta = self._own(shard)

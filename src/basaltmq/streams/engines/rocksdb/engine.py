@@ -150,10 +150,11 @@ class RocksdbEngine(EngineBase):
         with tail.lock:
             tail.is_deleted = False
 
-    def forget(self, shard: int) -> None:
-        self._shards.forget(shard)
-        self._tails.forget(shard)
-        self._cleaner.forget(shard)
+    def forget(self, *shards: int) -> None:
+        for shard in shards:
+            self._shards.forget(shard)
+            self._tails.forget(shard)
+            self._cleaner.forget(shard)
 
     def reconfigured(self, shard: int) -> None:
         """Do nothing: the config is read from the shard's row at every use."""

@@ -186,19 +186,20 @@ class SegmentEngine(SegmentReader):
         state = self._states.get(shard)
         with state.lock:
             state.is_deleted = True
-            self._shards.plan_delete(batch, shard, derived=True)
+            # A shard without an index row has never had a frame.
+            self._shards.plan_delete(batch, shard, derived=self.index.shard_row(shard) is not None)
 
     def revive(self, shard: int) -> None:
         state = self._states.get(shard)
         with state.lock:
             state.is_deleted = False
 
-    def forget(self, shard: int) -> None:
-        state = self._states.get(shard)
-        self._shards.forget(shard)
-        self._states.forget(shard)
-        self._cleaner.forget(shard)
-        self._clear(shard, self.lanes[state.lane])
+    def forget(self, *shards: int) -> None:
+        for shard in shards:
+            self._shards.forget(shard)
+            self._states.forget(shard)
+            self._cleaner.forget(shard)
+        self._clear(self._shards.with_derived(shards))
 
     def shard_info(self, shard: int) -> ShardInfo:
         meta = self._own(shard)
@@ -552,19 +553,21 @@ class SegmentEngine(SegmentReader):
             watermarks.close()
             self.checkpoint()
 
-    def _clear(self, shard: int, lane: LogLane) -> None:
-        """Remove a deleted shard from the index. Its frames become garbage."""
+    def _clear(self, deleted: list[tuple[int, int]]) -> None:
+        """Remove deleted shards, given with their lanes, from the index. Their frames become garbage."""
         with self._marker_lock:
-            self._store.sync()
-            parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, self._clock_ms(), b"")
-            with self.log_change(lane, parts, decode_header(lane.log.seed, parts[0])):
-                self.index.drop(shard, lane.number, lane.segment_of)
-            self._markers.append(stream_keys.deleted_shard_key(shard))
+            if deleted:
+                self._store.sync()
+            for shard, number in deleted:
+                lane = self.lanes[number]
+                parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, self._clock_ms(), b"")
+                with self.log_change(lane, parts, decode_header(lane.log.seed, parts[0])):
+                    self.index.drop(shard, lane.number, lane.segment_of)
+                self._markers.append(stream_keys.deleted_shard_key(shard))
 
     def _finish(self) -> None:
         """Apply the changes to the index that marker rows left from the previous run."""
-        for shard, lane in self._shards.deleted(Engine.SEGMENT):
-            self._clear(shard, self.lanes[lane])
+        self._clear(self._shards.deleted(Engine.SEGMENT))
         for key, _ in list(self._store.scan(Family.SHARDS, *key_parts.prefix_range(b"Y"))):
             try:
                 state = self._states.get(stream_keys.decode_trimmed_shard_key(key))
