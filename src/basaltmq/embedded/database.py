@@ -11,10 +11,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
@@ -28,7 +29,7 @@ from basaltmq.embedded.queue_service import QueueService
 from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
-from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError
+from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError, TopicNotFoundError
 from basaltmq.log.backup import copy_lane
 from basaltmq.queues.config import QueueSettings
 from basaltmq.queues.events.topic import EventSettings, EventWriter
@@ -45,7 +46,7 @@ from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import OffsetStrategy, StreamPlane
 from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.topics import Topic, TopicConfig, topic_config
+from basaltmq.streams.topics import TOPICS_PER_BATCH, NewTopic, Topic, TopicConfig, in_batches, topic_config
 
 MAINTENANCE_INTERVAL_S: Final = 1.0
 """Interval between steps of retention and cleaning. Each step is bounded."""
@@ -141,12 +142,8 @@ class Basalt:
         Settings given for an existing topic must equal its own; change them with `EmbeddedTopic.alter`. `settings` are
         the fields of `TopicConfig`: retention_ms, retention_bytes, compact, ...
         """
-        given = settings | {
-            name: value
-            for name, value in (("partitions", partitions), ("engine", engine), ("durability", durability))
-            if value is not None
-        }
-        config = _config(name, given)
+        given = _given(partitions, engine, durability, settings)
+        config = _config(f"topic {name!r}", given)
         found = self.streams.topics.find(name)
         if found is None:
             if not create:
@@ -159,6 +156,34 @@ class Basalt:
                     found = self.streams.topics.get(name)
         _require_same(found, config, given)
         return self._topic(name)
+
+    def create_topics(
+        self,
+        names: Iterable[str],
+        *,
+        partitions: int | None = None,
+        engine: Engine | str | None = None,
+        durability: Durability | str | None = None,
+        **settings: Any,
+    ) -> int:
+        """Create those of the topics that do not exist, all with these settings. Return how many were created.
+
+        1,000 topics share one batch and one sync. An existing topic must have the given settings, as with `topic`. An
+        error of one topic is raised when the others of its batch are created; a storage error leaves none of the
+        batch. The call can be repeated.
+        """
+        given = _given(partitions, engine, durability, settings)
+        config = _config("the topics", given)
+        count = 0
+        for batch in in_batches(NewTopic(name, config) for name in names):
+            results = self.streams.topics.create_many(batch)
+            count += sum(isinstance(made, Topic) for made in results)
+            for wanted, made in zip(batch, results, strict=True):
+                if isinstance(made, TopicExistsError):
+                    _require_same(self.streams.topics.get(wanted.name), config, given)
+                elif isinstance(made, BasaltError):
+                    raise made
+        return count
 
     def _topic(self, name: str) -> EmbeddedTopic:
         return EmbeddedTopic(self.streams, name, self._arrivals, self._settings.clock_ms, self._disk.admit)
@@ -178,6 +203,19 @@ class Basalt:
         """Delete a topic with its records and the offsets of all groups in it."""
         self.streams.topics.delete(name)
         self._arrivals.wake()
+
+    def delete_topics(self, names: Iterable[str]) -> int:
+        """Delete those of the topics that exist, 1,000 per batch and sync. Return how many were deleted."""
+        left = iter(names)
+        count = 0
+        while batch := list(islice(left, TOPICS_PER_BATCH)):
+            for failure in self.streams.topics.delete_many(batch):
+                if failure is None:
+                    count += 1
+                elif not isinstance(failure, TopicNotFoundError):
+                    raise failure
+            self._arrivals.wake()
+        return count
 
     def queue(self, name: str, *, create: bool = True, **settings: Unpack[QueueSettings]) -> EmbeddedQueue:
         """Return the queue, created with these settings if it does not exist and `create` is true.
@@ -343,11 +381,19 @@ def _segment_engine(
     return engine
 
 
-def _config(name: str, given: dict[str, Any]) -> TopicConfig:
+def _given(
+    partitions: int | None, engine: Engine | str | None, durability: Durability | str | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the settings that the caller has passed."""
+    named = (("partitions", partitions), ("engine", engine), ("durability", durability))
+    return settings | {name: value for name, value in named if value is not None}
+
+
+def _config(what: str, given: dict[str, Any]) -> TopicConfig:
     try:
         config = topic_config(msgspec.to_builtins(given))
     except (msgspec.ValidationError, TypeError) as error:
-        raise InvalidConfigError(f"topic {name!r}: {error}") from error
+        raise InvalidConfigError(f"{what}: {error}") from error
     config.check()
     return config
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from basaltmq.errors import TimedOutError
@@ -29,18 +28,5 @@ class Deadline:
 
     def wait_durable(self, sync: Durable) -> None:
         """Wait for the sync up to the deadline, because a hanging disk must not block the caller for ever."""
-        failure: list[BaseException] = []
-
-        def wait() -> None:
-            try:
-                sync.wait_durable()
-            except BaseException as error:
-                failure.append(error)
-
-        waiter = threading.Thread(target=wait, name="basalt-deadline", daemon=True)
-        waiter.start()
-        waiter.join(self.left_s())
-        if waiter.is_alive():
+        if not sync.wait_durable(self.left_s()):
             raise self.passed()
-        if failure:
-            raise failure[0]

@@ -20,10 +20,10 @@ from uuid import UUID
 import msgspec
 
 from basaltmq.decoding import converter
-from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreTooNewError
+from basaltmq.errors import BasaltError, CorruptionError, InvalidArgumentError, StoreTooNewError, TopicExistsError
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, Offsets, TopicPartition
-from basaltmq.streams.topics import Topic, TopicConfig, Topics
+from basaltmq.streams.topics import TOPICS_PER_BATCH, NewTopic, Topic, TopicConfig, Topics, in_batches
 
 FORMAT: Final = "streams"
 VERSION: Final = 1
@@ -120,13 +120,23 @@ def import_metadata(
             if progress is not None:
                 progress(done)
 
-    for number, raw in enumerate(lines, 1):
-        line = _decoded(number, raw)
-        if isinstance(line, TopicLine):
-            _import_topic(line, topics, done)
-            if progress is not None and done.topics % _PAGE == 0:
+    wanted: list[NewTopic] = []
+
+    def create() -> None:
+        for batch in in_batches(wanted):
+            _create(batch, topics, done)
+            if progress is not None:
                 progress(done)
+        wanted.clear()
+
+    for line in _checked(lines, create):
+        if isinstance(line, TopicLine):
+            starts = {shard.partition: shard.next_offset for shard in line.shards}
+            wanted.append(NewTopic(line.topic, line.config, line.id, starts))
+            if len(wanted) == TOPICS_PER_BATCH:
+                create()
         elif isinstance(line, CommitLine):
+            create()
             if line.group != group or len(commits) >= _COMMITS_PER_BATCH:
                 flush()
                 group = line.group
@@ -135,17 +145,30 @@ def import_metadata(
                 done.offsets_skipped += 1
                 continue
             commits[topic.id, line.partition] = Commit(line.offset, line.committed_ms, line.epoch, line.metadata)
+    create()
     flush()
     return done
 
 
-def _import_topic(line: TopicLine, topics: Topics, done: Imported) -> None:
-    if topics.find(line.topic) is not None:
-        done.topics_skipped.append(line.topic)
-        return
-    starts = {shard.partition: shard.next_offset for shard in line.shards}
-    topics.create(line.topic, line.config, topic_id=line.id, start_offsets=starts)
-    done.topics += 1
+def _checked(lines: Iterable[bytes | str], create: Callable[[], None]) -> Iterator[Head | TopicLine | CommitLine]:
+    """Yield the decoded lines. Before the error of a damaged line, create the topics of the lines above it."""
+    for number, raw in enumerate(lines, 1):
+        try:
+            line = _decoded(number, raw)
+        except BasaltError:
+            create()
+            raise
+        yield line
+
+
+def _create(batch: list[NewTopic], topics: Topics, done: Imported) -> None:
+    for wanted, made in zip(batch, topics.create_many(batch), strict=True):
+        if isinstance(made, TopicExistsError):
+            done.topics_skipped.append(wanted.name)
+        elif isinstance(made, BasaltError):
+            raise made
+        else:
+            done.topics += 1
 
 
 def _topic_line(topic: Topic, drivers: Drivers) -> TopicLine:

@@ -472,23 +472,29 @@ class Topics:
             raise failure
 
     def delete_many(self, names: Sequence[str]) -> list[BasaltError | None]:
-        """Delete topics as `delete` does, in one batch. Return the error of each topic that cannot be deleted.
+        """Delete topics as `delete` does, in one batch with one sync. Return the error of each that cannot be deleted.
 
-        Storage errors are raised.
+        Topics that exceed the limits of a batch are deleted in several. Storage errors are raised.
         """
         failures: list[BasaltError | None] = []
         with self.lock:
             going: dict[str, Topic] = {}
+            partitions = 0
             for name in names:
                 try:
                     if name in going:
                         raise TopicNotFoundError(f"topic {name!r} is deleted twice in one call")
-                    going[name] = self.get(name)
+                    topic = going[name] = self.get(name)
                     failures.append(None)
                 except StorageError:
                     raise
                 except BasaltError as error:
                     failures.append(error)
+                    continue
+                partitions += len(topic.shards)
+                if len(going) == TOPICS_PER_BATCH or partitions >= PARTITIONS_PER_BATCH:
+                    self._delete(list(going.values()))
+                    going, partitions = {}, 0
             self._delete(list(going.values()))
         return failures
 

@@ -260,7 +260,7 @@ def test_a_creation_that_fails_leaves_nothing_and_can_be_made_again(
     before = kept()
 
     class GoneDisk:
-        def wait_durable(self) -> None:
+        def wait_durable(self, timeout_s: float = -1) -> bool:
             raise StorageError("the disk is gone")
 
     with monkeypatch.context() as patch:

@@ -19,12 +19,12 @@ from basaltmq.admin.streams.arrow_stream import ArrowStreams, require_arrow
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import AccessRefusedError, InvalidArgumentError
+from basaltmq.errors import AccessRefusedError, BasaltError, InvalidArgumentError
 from basaltmq.streams.adapter import IfAllOlder
 from basaltmq.streams.drivers import Drivers
 from basaltmq.streams.offsets import Commit, TopicPartition
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.topics import Topic, TopicConfig
+from basaltmq.streams.topics import PARTITIONS_PER_BATCH, TOPICS_PER_BATCH, NewTopic, Topic, TopicConfig
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +50,19 @@ class CommitSpec(msgspec.Struct):
     metadata: str = ""
 
 
+class TopicSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """A topic of a batch."""
+
+    name: str
+    config: TopicConfig = TopicConfig()
+
+
+class TopicsSpec(msgspec.Struct, forbid_unknown_fields=True):
+    """Topics to create together."""
+
+    topics: list[TopicSpec]
+
+
 class Topics:
     """Handlers of topics and groups."""
 
@@ -68,6 +81,10 @@ class Topics:
             Route("GET", topic, self.one, "A topic: settings, and offsets and sizes of its partitions."),
             Route("PUT", topic, self.create, "Create a topic.", takes=TopicConfig, optional_body=True,
                   answers="201 if it was created, 204 if it existed with these settings."),
+            Route("POST", "/api/topics/{vhost}", self.create_many, f"Create up to {TOPICS_PER_BATCH} topics together.",
+                  takes=TopicsSpec,
+                  answers="topics: for each its name and created, or the error for which it was refused. The others "
+                          "are created."),
             Route("GET", partition + "/offset", self.offset_at, "The first offset at or after a time.",
                   query={"timestamp_ms": "Milliseconds since 1970."}),
             Route("GET", partition + "/records", self.records, "Records by offset, as an Arrow IPC stream.",
@@ -115,6 +132,21 @@ class Topics:
                 409, f"topic {name!r} exists with other settings; request the same settings, or use another name"
             )
         return Response(204)
+
+    async def create_many(self, call: Call) -> Any:
+        vhost, plane = self._plane(call)
+        wanted = [NewTopic(each.name, each.config) for each in call.body.topics]
+        partitions = sum(each.config.partitions for each in wanted)
+        if len(wanted) > TOPICS_PER_BATCH or (len(wanted) > 1 and partitions > PARTITIONS_PER_BATCH):
+            raise HttpError(
+                400,
+                f"{len(wanted)} topics with {partitions} partitions exceed the limits of one request, "
+                f"{TOPICS_PER_BATCH} and {PARTITIONS_PER_BATCH}; send several requests",
+            )
+        for each in wanted:
+            self._scope.check(call, vhost, CONFIGURE, each.name)
+        made = await on_plane(vhost, lambda: plane.topics.create_many(wanted))
+        return {"topics": [_outcome(each.name, result) for each, result in zip(wanted, made, strict=True)]}
 
     async def offset_at(self, call: Call) -> Any:
         vhost, plane = self._plane(call)
@@ -195,6 +227,12 @@ def number_of(call: Call) -> int:
 
 def _numbers(topic: Topic) -> range:
     return range(len(topic.shards))
+
+
+def _outcome(name: str, made: Topic | BasaltError) -> dict[str, Any]:
+    if isinstance(made, BasaltError):
+        return {"name": name, "created": False, "error": made.code, "reason": str(made)}
+    return {"name": name, "created": True, "id": str(made.id)}
 
 
 def _topic(topic: Topic) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.topic import input as topic_input
 from basaltmq.cli.topic.input import APPEND_RECORDS, batches, reset_to
 from basaltmq.cli.topic.remote import server_topic
-from basaltmq.errors import OffsetOutOfRangeError
+from basaltmq.errors import BasaltError, OffsetOutOfRangeError
 from basaltmq.streams.imports.record_lines import encode_record
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
 from basaltmq.streams.shards import Engine
-from basaltmq.streams.topics import Topic, topic_config
+from basaltmq.streams.topics import NewTopic, Topic, in_batches, topic_config
 from basaltmq.streams.view import StreamView
 
 FOLLOW_WAIT_S: Final = 1.0
@@ -49,16 +49,21 @@ def topic() -> None:
 
 
 @topic.command()
-@click.argument("name")
+@topic_input.names
 @topic_input.settings
 @click.option("--engine", type=engine_choice, default=Engine.SEGMENT.value, show_default=True, help="Storage engine.")
 @click.pass_obj
-def create(data_dir: Path, /, name: str, **settings: Any) -> None:
-    """Create a topic, and the store if there is none."""
-    given = {key: value for key, value in settings.items() if value is not None}
+def create(data_dir: Path, /, names: tuple[str, ...], **settings: Any) -> None:
+    """Create topics, and the store if there is none. Topics that exist are named, and the others are created."""
+    config = topic_config({key: value for key, value in settings.items() if value is not None})
     with basaltmq.open(data_dir) as db:
-        db.streams.topics.create(name, topic_config(given))
-    click.echo(f"topic {name} created; append records with: basalt topic append {name}")
+        refused = [
+            made
+            for batch in in_batches(NewTopic(name, config) for name in names)
+            for made in db.streams.topics.create_many(batch)
+            if isinstance(made, BasaltError)
+        ]
+    topic_input.report_created(names, refused, f"basalt topic append {names[0]}")
 
 
 @topic.command("list")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, Final, TypeAlias
 
 import click
@@ -10,6 +10,7 @@ import click
 from basaltmq.cli.line_batches import line_batches
 from basaltmq.cli.options import as_json
 from basaltmq.durability import Durability
+from basaltmq.errors import BasaltError
 from basaltmq.log.batches.record import Record
 from basaltmq.streams.groups import Reset
 from basaltmq.streams.imports.record_lines import decode_record
@@ -17,6 +18,9 @@ from basaltmq.streams.imports.record_lines import decode_record
 APPEND_RECORDS: Final = 1_000
 APPEND_BYTES: Final = 4 << 20
 """Limits of a batch: lines and bytes read from stdin before they are appended."""
+
+REFUSED_SHOWN_MAX: Final = 10
+"""Refused topics that `create` names."""
 
 Decorator: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -33,6 +37,7 @@ def _combine(*options: Decorator) -> Decorator:
 _LEVELS: Final = click.Choice([each.value for each in Durability])
 
 
+names: Final = click.argument("names", nargs=-1, required=True, metavar="NAME...")
 settings: Final = _combine(
     click.option("--partitions", type=int, default=1, show_default=True, help="Number of partitions."),
     click.option("--durability", type=_LEVELS, help="When a record is confirmed.  [default: synced]"),
@@ -110,3 +115,17 @@ def reset_to(text: str) -> Reset | int:
     if text in (Reset.EARLIEST, Reset.LATEST):
         return Reset(text)
     raise click.UsageError(f"--reset: expected earliest, latest or an offset, not {text!r}")
+
+
+def report_created(names: Sequence[str], refused: Sequence[BasaltError], append: str) -> None:
+    """Print what `topic create` did. Raise the error of the first topic that was refused."""
+    for each in refused[1:REFUSED_SHOWN_MAX]:
+        click.echo(f"not created: {each}", err=True)
+    if len(refused) > REFUSED_SHOWN_MAX:
+        click.echo(f"not created: {len(refused) - REFUSED_SHOWN_MAX:,} more", err=True)
+    if len(names) == 1 and not refused:
+        click.echo(f"topic {names[0]} created; append records with: {append}")
+    elif len(names) > 1:
+        click.echo(f"{len(names) - len(refused):,} topics created")
+    if refused:
+        raise refused[0]

@@ -19,9 +19,10 @@ from basaltmq.cli.options import as_json, vhost_option, yes_option
 from basaltmq.cli.output import show
 from basaltmq.cli.topic import input as topic_input
 from basaltmq.cli.topic.input import batches, reset_to
-from basaltmq.errors import OffsetOutOfRangeError, RemoteError
+from basaltmq.errors import BasaltError, OffsetOutOfRangeError, RemoteError
 from basaltmq.http_client import HttpClient, path
 from basaltmq.streams.imports.record_lines import raw_value, to_line
+from basaltmq.streams.topics import PARTITIONS_PER_BATCH, TOPICS_PER_BATCH
 
 FOLLOW_S: Final = 0.5
 """Poll interval of --follow."""
@@ -33,14 +34,26 @@ def server_topic() -> None:
 
 
 @server_topic.command()
-@click.argument("name")
+@topic_input.names
 @topic_input.settings
 @vhost_option
 @with_api
-def create(api: HttpClient, name: str, vhost: str, **settings: Any) -> None:
-    """Create a topic. Fails if one with this name exists."""
-    api.put(path("topics", vhost, name), {key: value for key, value in settings.items() if value is not None})
-    click.echo(f"topic {name} created; append records with: basalt topic append {name} --server {api.login.server}")
+def create(api: HttpClient, names: tuple[str, ...], vhost: str, **settings: Any) -> None:
+    """Create topics. Topics that exist are named, and the others are created."""
+    config = {key: value for key, value in settings.items() if value is not None}
+    append = f"basalt topic append {names[0]} --server {api.login.server}"
+    if len(names) == 1:
+        api.put(path("topics", vhost, names[0]), config)
+        topic_input.report_created(names, [], append)
+        return
+    refused: list[BasaltError] = []
+    left = iter(names)
+    per_request = max(1, min(TOPICS_PER_BATCH, PARTITIONS_PER_BATCH // max(1, config["partitions"])))
+    while batch := list(islice(left, per_request)):
+        body = {"topics": [{"name": name, "config": config} for name in batch]}
+        made = api.post(path("topics", vhost), body, long=True)["topics"]
+        refused += [RemoteError(each["reason"], each["error"]) for each in made if not each["created"]]
+    topic_input.report_created(names, refused, append)
 
 
 @server_topic.command("list")

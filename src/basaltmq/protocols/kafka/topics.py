@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
+from basaltmq.catalog.kinds import Kind
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
 from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Context
@@ -18,7 +19,7 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array, varint
 from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
-from basaltmq.streams.topics import PARTITIONS_MAX, Topic, TopicConfig, TopicSummary
+from basaltmq.streams.topics import PARTITIONS_MAX, NewTopic, Topic, TopicSummary, in_batches
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Valid topic names, as in Apache Kafka."""
@@ -29,6 +30,9 @@ PAGE: Final = 500
 PORTION_PARTITIONS: Final = 10_000
 PARTITION_BYTES: Final = 26
 """Partitions described in one turn, or those of one topic: 5 ms unless their encoding is cached."""
+
+CHECKED_AT_ONCE: Final = 100
+"""Topics of a request that are checked in one turn of the loop: about 2 ms."""
 
 DELETED_BY_ID_SINCE: Final = 6
 IDS_SINCE: Final = 12
@@ -120,13 +124,19 @@ def _cluster(context: Context, client: Client, topics: Sequence[Fields | None]) 
 async def _metadata_made(
     context: Context, client: Client, requested: list[Fields], found: list[Fields | None], request: Request
 ) -> Fields:
-    """Create missing topics one after the other, and yield to the event loop after each portion."""
+    """Create the missing topics together, and yield to the event loop after each portion."""
     portion = _Portion()
+    missing: dict[str, list[int]] = {}
     for at, each in enumerate(requested):
         if found[at] is None:
-            found[at] = _metadata_of(context, client, each, request) or await _made(context, each["name"], request)
+            found[at] = _metadata_of(context, client, each, request)
+            if found[at] is None:
+                missing.setdefault(each["name"], []).append(at)
             if portion.is_done(found[at]):
                 await asyncio.sleep(0)
+    for name, described in zip(missing, await _made(context, list(missing), request), strict=True):
+        for at in missing[name]:
+            found[at] = described
     return _cluster(context, client, found)
 
 
@@ -158,23 +168,37 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
     return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
 
 
-async def _made(context: Context, name: str, request: Request) -> Fields:
-    try:
-        await _create(context, name, topic_config((), context.settings.partitions, context.settings.durability))
-    except TopicExistsError:
-        pass
-    except BasaltError as error:
-        return {"error_code": e.code_of(error), "name": name}
-    topic = context.plane.topics.summary(name)
-    if topic is None:
-        return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
-    return _described(topic, request)
+async def _made(context: Context, names: list[str], request: Request) -> list[Fields]:
+    """Create topics with the default settings and describe them."""
+    config = topic_config((), context.settings.partitions, context.settings.durability)
+    made = await _create(context, [NewTopic(name, config) for name in names])
+    portion = _Portion()
+    described: list[Fields] = []
+    for name, result in zip(names, made, strict=True):
+        if isinstance(result, BasaltError) and not isinstance(result, TopicExistsError):
+            described.append({"error_code": e.code_of(result), "name": name})
+            continue
+        topic = context.plane.topics.summary(name)
+        if topic is None:
+            described.append({"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name})
+        else:
+            described.append(_described(topic, request))
+        if portion.is_done(described[-1]):
+            await asyncio.sleep(0)
+    return described
 
 
-async def _create(context: Context, name: str, config: TopicConfig) -> Topic:
-    # In a thread, because it waits for an fsync.
-    with context.guard():
-        return await asyncio.to_thread(context.plane.topics.create, name, config)
+async def _create(context: Context, wanted: Iterable[NewTopic]) -> list[Topic | BasaltError]:
+    """Create topics. Return each topic, or its error."""
+    made: list[Topic | BasaltError] = []
+    for batch in in_batches(wanted):
+        try:
+            # In a thread, because it waits for an fsync.
+            with context.guard():
+                made += await asyncio.to_thread(context.plane.topics.create_many, batch)
+        except BasaltError as error:
+            made += [error] * len(batch)
+    return made
 
 
 def _described(topic: TopicSummary, request: Request) -> Fields:
@@ -198,16 +222,24 @@ def _partitions(count: int, version: int, is_flexible: bool) -> Encoded:
 
 
 async def create_topics(context: Context, client: Client, request: Request) -> Fields:
-    counts = Counter(each["name"] for each in request.body["topics"])
-    return {
-        "topics": [
-            await _created(context, client, each, request.body["validate_only"], counts[each["name"]] > 1)
-            for each in request.body["topics"]
-        ]
-    }
+    """Create the topics of a request in one batch. Each topic has its own error code."""
+    items = request.body["topics"]
+    counts = Counter(each["name"] for each in items)
+    checked: list[NewTopic | Fields] = []
+    for each in items:
+        checked.append(_checked(context, client, each, counts[each["name"]] > 1))
+        if len(checked) % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    wanted = [each for each in checked if isinstance(each, NewTopic)]
+    if request.body["validate_only"]:
+        made: Iterator[Topic | BasaltError | None] = iter(await asyncio.to_thread(_existing, context, wanted))
+    else:
+        made = iter(await _create(context, wanted))
+    return {"topics": [_created(each, next(made)) if isinstance(each, NewTopic) else each for each in checked]}
 
 
-async def _created(context: Context, client: Client, item: Fields, validate_only: bool, is_repeated: bool) -> Fields:
+def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) -> NewTopic | Fields:
+    """Return the topic that an item of CreateTopics wants, or the response that refuses it."""
     name = item["name"]
     if is_repeated:
         return _refused(name, e.INVALID_REQUEST, "the request names the topic more than once")
@@ -229,15 +261,27 @@ async def _created(context: Context, client: Client, item: Fields, validate_only
             [(each["name"], each["value"]) for each in item["configs"]], partitions, context.settings.durability
         )
         config.check()
-        if context.plane.topics.find(name) is not None:
-            return _refused(name, e.TOPIC_ALREADY_EXISTS, f"topic {name!r} already exists")
-        topic_id = NIL if validate_only else (await _create(context, name, config)).id
     except BasaltError as error:
         return _refused(name, e.code_of(error), str(error))
+    return NewTopic(name, config)
+
+
+def _existing(context: Context, wanted: list[NewTopic]) -> list[BasaltError | None]:
+    """Return the error that the creation of each topic would have."""
+    try:
+        taken = context.plane.catalog.taken(Kind.TOPIC, [each.name for each in wanted], context.plane.topics.parent)
+    except BasaltError as error:
+        return [error] * len(wanted)
+    return [TopicExistsError(f"topic {each.name!r} already exists") if each.name in taken else None for each in wanted]
+
+
+def _created(wanted: NewTopic, made: Topic | BasaltError | None) -> Fields:
+    if isinstance(made, BasaltError):
+        return _refused(wanted.name, e.code_of(made), str(made))
     return {
-        "name": name,
-        "topic_id": topic_id,
-        "num_partitions": partitions,
+        "name": wanted.name,
+        "topic_id": NIL if made is None else made.id,
+        "num_partitions": wanted.config.partitions,
         "replication_factor": 1,
         "configs": [],
     }
@@ -248,33 +292,47 @@ def _refused(name: str, code: int, message: str) -> Fields:
 
 
 async def delete_topics(context: Context, client: Client, request: Request) -> Fields:
+    """Delete the topics of a request in one batch. Each topic has its own error code."""
     if request.version < DELETED_BY_ID_SINCE:
-        return {"responses": [await _deleted(context, client, name) for name in request.body["topic_names"]]}
-    return {"responses": [await _deleted_by(context, client, each) for each in request.body["topics"]]}
+        items = [{"name": name, "topic_id": NIL} for name in request.body["topic_names"]]
+    else:
+        items = request.body["topics"]
+    checked: list[Fields] = []
+    for each in items:
+        checked.append(_deletable(context, client, each))
+        if len(checked) % CHECKED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    going = [each for each in checked if "error_code" not in each]
+    for each, failure in zip(going, await _delete(context, [each["name"] for each in going]), strict=True):
+        if failure is not None:
+            each.update(error_code=e.code_of(failure), error_message=str(failure))
+    return {"responses": checked}
 
 
-async def _deleted_by(context: Context, client: Client, item: Fields) -> Fields:
-    """Delete a topic by name or by id."""
-    if item["name"] is not None:
-        return await _deleted(context, client, item["name"])
-    name = context.topic_name(item["topic_id"])
+def _deletable(context: Context, client: Client, item: Fields) -> Fields:
+    """Return the response for a topic given by name or id. It has an error code if the topic must not be deleted."""
+    name = item["name"]
     if name is None:
-        return {"name": None, "topic_id": item["topic_id"], "error_code": e.UNKNOWN_TOPIC_ID}
-    return {**await _deleted(context, client, name), "topic_id": item["topic_id"]}
-
-
-async def _deleted(context: Context, client: Client, name: str) -> Fields:
+        name = context.topic_name(item["topic_id"])
+        if name is None:
+            return {"name": None, "topic_id": item["topic_id"], "error_code": e.UNKNOWN_TOPIC_ID}
+    response = {"name": name, "topic_id": item["topic_id"]}
     if not client.may(CONFIGURE, name):
-        return {"name": name, "error_code": e.TOPIC_AUTHORIZATION_FAILED}
+        return {**response, "error_code": e.TOPIC_AUTHORIZATION_FAILED}
     if context.is_queue(name):
         message = f"{name!r} is an AMQP stream queue; delete the queue instead"
-        return {"name": name, "error_code": e.POLICY_VIOLATION, "error_message": message}
+        return {**response, "error_code": e.POLICY_VIOLATION, "error_message": message}
+    return response
+
+
+async def _delete(context: Context, names: list[str]) -> Sequence[BasaltError | None]:
+    if not names:
+        return []
     try:
         with context.guard():
-            await asyncio.to_thread(context.plane.topics.delete, name)
+            return await asyncio.to_thread(context.plane.topics.delete_many, names)
     except BasaltError as error:
-        return {"name": name, "error_code": e.code_of(error), "error_message": str(error)}
-    return {"name": name}
+        return [error] * len(names)
 
 
 async def create_partitions(context: Context, client: Client, request: Request) -> Fields:

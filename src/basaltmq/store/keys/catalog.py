@@ -12,12 +12,16 @@ Layouts:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
 from basaltmq.store.keys.parts import ID_BYTES, decode_unprefixed, exactly, lp, malformed, take_text, unprefixed
 
 _UUID_TEXT_BYTES: Final = 36
+
+PREFIXES_CACHED_MAX: Final = 256
+"""Prefixes of names in the cache. Most names of a process have the same few parents."""
 
 
 def configured_key(object_id: UUID) -> bytes:
@@ -56,6 +60,7 @@ def object_name_key(parent: UUID, kind: str, name: str) -> bytes:
     return object_name_prefix(parent, kind) + unprefixed(name)
 
 
+@lru_cache(maxsize=PREFIXES_CACHED_MAX)
 def object_name_prefix(parent: UUID, kind: str | None = None) -> bytes:
     return parent.bytes if kind is None else parent.bytes + lp(kind)
 

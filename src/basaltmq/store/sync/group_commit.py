@@ -95,10 +95,13 @@ class _Thread:
         self.error = error
         self._done.release()
 
-    def wait(self) -> None:
-        self._done.acquire()
+    def wait(self, timeout_s: float = -1) -> bool:
+        """Wait until settled. Return False if `timeout_s` seconds pass first; negative means no limit."""
+        if not self._done.acquire(timeout=timeout_s):
+            return False
         if self.error is not None:
             raise self.error
+        return True
 
 
 class _FutureMember:
@@ -252,11 +255,14 @@ class GroupSync:
             self._group.callbacks.setdefault(loop, []).extend(callbacks)
             self._wake_up()
 
-    def wait_durable(self) -> None:
-        """Block the calling thread until everything written so far is durable."""
+    def wait_durable(self, timeout_s: float = -1) -> bool:
+        """Block the calling thread until everything written so far is durable.
+
+        Return False if `timeout_s` seconds pass first; negative means no limit.
+        """
         member = _Thread(Batch())
         self._join(member)
-        member.wait()
+        return member.wait(timeout_s)
 
     def close(self) -> None:
         """Sync the pending group, then stop the thread. The target stays open."""
