@@ -8,7 +8,8 @@ a group, trims a partition, runs retention, and creates and deletes topics. Line
     + p o v            the record at offset o of partition p was confirmed durable; `w p o v`: only written
     ? c p o, + c p o   a commit of the group's offset is on its way, was confirmed
     ? t p o, + t p o   partition p is being trimmed to o, was trimmed
-    ? n name, + n name a topic is being created, was created; - n name: was deleted
+    ? n name, + n name a topic is being created, was created; - n name: was deleted. The topics of a batch are named
+                       `batch.number.of.size`: after a crash all of them exist or none
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.durability import Durability
+from basaltmq.errors import BasaltError
 from basaltmq.log.batches.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
@@ -31,7 +34,7 @@ from basaltmq.streams.leaders import Leaders
 from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.topics import TopicConfig
+from basaltmq.streams.topics import NewTopic, Topic, TopicConfig
 
 PARTITIONS = 2
 TOPIC = "orders"
@@ -93,8 +96,15 @@ def dump(emit: Emit, plane: StreamPlane) -> None:
     for (topic_id, partition), commit in plane.offsets.of_group("g").items():
         assert topic_id == topic.id
         emit(f"offset {partition} {commit.offset}")
-    names = [each.name for each in plane.topics.page(limit=10_000).topics if each.name != TOPIC]
-    emit("topics " + " ".join(names))
+    topics: list[Topic] = []
+    after: str | None = None
+    while after is not None or not topics:
+        page = plane.topics.page(start_after=after)
+        topics += page.topics
+        after = page.next_after
+    strays = {meta.topic_id for meta in plane.shards.listed()} - {each.id for each in topics}
+    assert not strays, f"shards without a topic: {strays}"
+    emit("topics " + " ".join(each.name for each in topics if each.name != TOPIC))
     emit("opened")
 
 
@@ -134,13 +144,21 @@ def _manage(emit: Emit, plane: StreamPlane, rng: random.Random, name: str, engin
     elif choice < 0.7:
         plane.engines.retain(_now_ms())
     else:
-        emit(f"? n {name}")
-        plane.topics.create(name, TopicConfig(partitions=3, engine=engine))
-        emit(f"+ n {name}")
+        count = rng.randint(1, 20)
+        names = [f"{name}.{at}.of.{count}" for at in range(count)]
+        for each in names:
+            emit(f"? n {each}")
+        config = TopicConfig(partitions=3, engine=engine)
+        made = plane.topics.create_many([NewTopic(each, config) for each in names])
+        assert not [each for each in made if isinstance(each, BasaltError)], made
+        for each in names:
+            emit(f"+ n {each}")
         if rng.random() < 0.5:
-            emit(f"? n {name}")
-            plane.topics.delete(name)
-            emit(f"- n {name}")
+            for each in names:
+                emit(f"? n {each}")
+            assert plane.topics.delete_many(names) == [None] * count
+            for each in names:
+                emit(f"- n {each}")
 
 
 class StreamExpectation:
@@ -222,6 +240,10 @@ class StreamExpectation:
         self._commit_doubts.clear()
         for name in self._topics ^ self._names:
             assert name in self._topic_doubts, f"topic {name} is {'there' if name in self._names else 'lost'}"
+        batches = Counter(name.split(".", 1)[0] for name in self._names)
+        for name in self._names:
+            prefix, _, _, count = name.split(".")
+            assert batches[prefix] == int(count), f"{batches[prefix]} of the {count} topics of batch {prefix} are there"
         self._topics = set(self._names)
         self._topic_doubts.clear()
         # What was seen is durable from here on: a reader may have acted on it.

@@ -30,7 +30,7 @@ import asyncio
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -186,7 +186,7 @@ class SegmentEngine(SegmentReader):
         state = self._states.get(shard)
         with state.lock:
             state.is_deleted = True
-            # A shard without an index row has never had a frame.
+            # Without an index row it has never had a frame.
             self._shards.plan_delete(batch, shard, derived=self.index.shard_row(shard) is not None)
 
     def revive(self, shard: int) -> None:
@@ -569,11 +569,8 @@ class SegmentEngine(SegmentReader):
         """Apply the changes to the index that marker rows left from the previous run."""
         self._clear(self._shards.deleted(Engine.SEGMENT))
         for key, _ in list(self._store.scan(Family.SHARDS, *key_parts.prefix_range(b"Y"))):
-            try:
+            with suppress(ShardNotFoundError):
                 state = self._states.get(stream_keys.decode_trimmed_shard_key(key))
-            except ShardNotFoundError:
-                pass
-            else:
                 lane_of = self.lanes[state.lane]
                 with lane_of.lock, self.index.lock:
                     self.index.flush()
