@@ -37,6 +37,8 @@ BENCHES: Final = [
     "queues",
     "queues_due",
     "broker",
+    "connections",
+    "topics",
     "rabbitmq",
     "spark_index",
     "kafka_peer",

@@ -168,7 +168,7 @@ class Basalt:
     ) -> int:
         """Create those of the topics that do not exist, all with these settings. Return how many were created.
 
-        1,000 topics share one batch and one sync. An existing topic must have the given settings, as with `topic`. An
+        250 topics share one batch and one sync. An existing topic must have the given settings, as with `topic`. An
         error of one topic is raised when the others of its batch are created; a storage error leaves none of the
         batch. The call can be repeated.
         """
@@ -205,7 +205,7 @@ class Basalt:
         self._arrivals.wake()
 
     def delete_topics(self, names: Iterable[str]) -> int:
-        """Delete those of the topics that exist, 1,000 per batch and sync. Return how many were deleted."""
+        """Delete those of the topics that exist, 250 per batch and sync. Return how many were deleted."""
         left = iter(names)
         count = 0
         while batch := list(islice(left, TOPICS_PER_BATCH)):

@@ -226,6 +226,38 @@ def test_logins_beyond_what_can_be_checked_soon_are_refused(monkeypatch: pytest.
     with_users(test)
 
 
+def test_many_hosts_that_log_in_as_one_user_share_one_password_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users_module, "CHECKS_WAITING_MAX", 2)
+    checks: list[str] = []
+    verify = passwords.verify
+
+    def counted(stored: str, password: str) -> bool:
+        checks.append(password)
+        return verify(stored, password)
+
+    async def test(users: Users, permissions: Permissions) -> None:
+        await users.create("ann", "right")
+        monkeypatch.setattr(passwords, "verify", counted)
+        hosts = [Peer(f"192.0.2.{number}", is_loopback=False) for number in range(20)]
+        logins = [asyncio.ensure_future(users.authenticate("ann", "right", host)) for host in hosts]
+        guesses = [asyncio.ensure_future(users.authenticate("ann", "wrong", host)) for host in hosts[:3]]
+        await asyncio.sleep(0)
+        # The login that started the check ends early. The others keep waiting for it.
+        logins[0].cancel()
+        done = await asyncio.gather(*logins, *guesses, return_exceptions=True)
+        assert isinstance(done[0], asyncio.CancelledError)
+        assert [each.name for each in done[1:20] if isinstance(each, User)] == ["ann"] * 19
+        assert [type(each) for each in done[20:]] == [AuthenticationError] * 3
+        assert checks.count("right") == 1
+        # A check that is over is not shared: every later wrong password is checked.
+        before = checks.count("wrong")
+        with pytest.raises(AuthenticationError):
+            await users.authenticate("ann", "wrong", hosts[19])
+        assert checks.count("wrong") == before + 1
+
+    with_users(test)
+
+
 def test_scram_of_an_unknown_name_is_stable_over_restarts_and_looks_like_the_others() -> None:
     store = MemoryStore()
 

@@ -5,7 +5,8 @@ Objects of the node's catalog:
     user   name   ->   {"hash": see passwords.py, "tags": [...], "scram": {mechanism: see scram.py}}
 
 A password check takes tens of milliseconds by design. Checks run in threads, a few at a time. A successful check is
-cached under a key of this process, so 1000 connections of one user cost one check. An unknown name takes as long as a
+cached under a key of this process, and equal checks at the same time are one, so 1000 connections of one user cost one
+check. An unknown name takes as long as a
 wrong password, and failures delay later attempts (login_throttle.py).
 
 Hashes leave this module only for exported definitions. Passwords never do.
@@ -100,7 +101,8 @@ class Users:
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._dummy_hash = passwords.unmatched(random_bytes)
         self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
-        self._checks_waiting = 0
+        self._running: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
+        """Password checks in progress or waiting, by name, stored hash and the keyed hash of the password."""
         self.throttle = throttle or LoginThrottle()
         self.changed: Callable[[str], None] = lambda name: None
         """Called with the name of a user that was changed or deleted."""
@@ -194,22 +196,29 @@ class Users:
         if known == (stored, mark):
             self._remembered.move_to_end(name)
             return True
-        if self._checks_waiting >= CHECKS_WAITING_MAX:
-            raise TooManyLoginsError("too many logins at once; try again in a second")
-        # Unknown names are checked against a hash that nothing matches, so they take as long as known ones.
-        checked = self._dummy_hash if stored == passwords.NONE else stored
-        self._checks_waiting += 1
-        try:
-            async with self._checks:
-                is_right = await asyncio.to_thread(passwords.verify, checked, password)
-        finally:
-            self._checks_waiting -= 1
+        # The same password of the same user is checked once at a time, whoever sends it. So a restart, after which many
+        # hosts log in as one user, costs one check.
+        key = (name, stored, mark)
+        check = self._running.get(key)
+        if check is None:
+            if len(self._running) >= CHECKS_WAITING_MAX:
+                raise TooManyLoginsError("too many logins at once; try again in a second")
+            check = self._running[key] = asyncio.create_task(self._verify(stored, password))
+            check.add_done_callback(lambda _: self._running.pop(key))
+        # A login that ends early must not end the check of the others.
+        is_right = await asyncio.shield(check)
         if not is_right or stored == passwords.NONE:
             return False
         self._remembered[name] = (stored, mark)
         while len(self._remembered) > REMEMBERED_MAX:
             self._remembered.popitem(last=False)
         return True
+
+    async def _verify(self, stored: str, password: str) -> bool:
+        # Unknown names are checked against a hash that nothing matches, so they take as long as known ones.
+        checked = self._dummy_hash if stored == passwords.NONE else stored
+        async with self._checks:
+            return await asyncio.to_thread(passwords.verify, checked, password)
 
     def external(self, certificate: Mapping[str, Any], peer: Peer) -> User:
         """Return the user named by the common name of a client certificate that TLS has verified."""
