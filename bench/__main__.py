@@ -37,8 +37,6 @@ BENCHES: Final = [
     "queues",
     "queues_due",
     "broker",
-    "connections",
-    "topics",
     "rabbitmq",
     "spark_index",
     "kafka_peer",

@@ -12,6 +12,7 @@ from tests.unit.streams.test_topics import STREAM_FAMILIES, UnpoisonedStore, row
 
 import basaltmq
 from basaltmq.catalog.kinds import Kind
+from basaltmq.embedded.database import Basalt
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,
@@ -82,7 +83,7 @@ def test_a_hundred_topics_are_one_batch_and_one_sync(
     assert [each.name for each in made if isinstance(each, Topic)] == [each.name for each in wanted(100)]
     for each in made:
         assert isinstance(each, Topic)
-        assert plane.topics.by_id(each.id) == each
+        assert plane.topics.get(each.name) == each
     batches.clear()
     before = store.syncs
     assert plane.topics.delete_many([each.name for each in wanted(100)]) == [None] * 100
@@ -239,13 +240,13 @@ def test_batches_are_limited_in_topics_and_partitions(
     assert len(batches) == 3
 
 
-def _frames(db: basaltmq.Basalt) -> int:
+def _frames(db: Basalt) -> int:
     engine = db.streams.engines.get(Engine.SEGMENT)
     assert isinstance(engine, SegmentEngine)
     return sum(lane.log.end for lane in engine.lanes)
 
 
-def _rows(db: basaltmq.Basalt) -> dict[Family, list[bytes]]:
+def _rows(db: Basalt) -> dict[Family, list[bytes]]:
     found = {each: [key for key, _ in db.store.scan(each) if key != b"N"] for each in STREAM_FAMILIES}
     return {each: keys for each, keys in found.items() if each is not Family.STREAM_RECORD_INDEX}
 
