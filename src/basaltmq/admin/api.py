@@ -22,6 +22,7 @@ from basaltmq.admin.objects.bindings import Bindings
 from basaltmq.admin.objects.connections import Connections
 from basaltmq.admin.objects.definitions import DefinitionTransfer
 from basaltmq.admin.objects.exchanges import Exchanges
+from basaltmq.admin.objects.mqtt import Mqtt, MqttState
 from basaltmq.admin.objects.policies import Policies
 from basaltmq.admin.objects.principals import Principals
 from basaltmq.admin.objects.quarantine import QuarantinedRows
@@ -41,8 +42,15 @@ from basaltmq.broker.vhost_directory import BACKUPS
 class AdminApi:
     """The application behind the admin port."""
 
-    def __init__(self, node: Node, config: Callable[[], Config], ports: Mapping[str, int]) -> None:
-        """`config` returns the current settings. `ports` maps each listener section to its port."""
+    def __init__(
+        self,
+        node: Node,
+        config: Callable[[], Config],
+        ports: Mapping[str, int],
+        mqtt: Callable[[], MqttState | None] = lambda: None,
+    ) -> None:
+        """`config` returns the current settings. `ports` maps each listener section to its port. `mqtt` returns the
+        state of the MQTT listeners, or None if there are none."""
         scope = Scope(node, config, ports)
         totals = TotalsCache()
         arrow = ArrowStreams()
@@ -50,8 +58,18 @@ class AdminApi:
         started_s = time.time()
         principals = Principals(scope, node.users, node.permissions)
         self.definitions = DefinitionTransfer(scope, principals)
+
+        def counters() -> dict[str, int]:
+            state = mqtt()
+            return {} if state is None else state.totals()
+
         self.metrics = Metrics(
-            scope, totals, authenticator, is_public=lambda: config().admin.metrics_public, started_s=started_s
+            scope,
+            totals,
+            authenticator,
+            is_public=lambda: config().admin.metrics_public,
+            started_s=started_s,
+            mqtt=counters,
         )
         routes: list[Route] = [
             *Overview(scope, totals, config, started_s).routes(),
@@ -64,6 +82,7 @@ class AdminApi:
             *Bindings(scope).routes(),
             *Policies(scope).routes(),
             *Connections(scope).routes(),
+            *Mqtt(scope, mqtt).routes(),
             *Topics(scope, arrow).routes(),
             *TopicRecords(scope).routes(),
             *StreamImports(scope).routes(),

@@ -59,12 +59,15 @@ class Metrics:
         *,
         is_public: Callable[[], bool],
         started_s: float,
+        mqtt: Callable[[], dict[str, int]] = dict,
     ) -> None:
+        """`mqtt` returns the counters of the MQTT listeners by name, or none."""
         self._scope = scope
         self._authenticator = authenticator
         self._totals = totals
         self._is_public = is_public
         self._started_s = started_s
+        self._mqtt = mqtt
         self.loop_lag_s = 0.0
         """The longest delay of the event loop since the last scrape, in seconds."""
 
@@ -84,7 +87,7 @@ class Metrics:
                 raise HttpError(403, f"user {user.name!r} needs the tag monitoring")
         vhosts = self._scope.up()
         sums = [(vhost, await self._totals.of(vhost)) for vhost in vhosts]
-        metrics = [*self._process(), *self._node(), *_summed(sums), *await _stores(vhosts)]
+        metrics = [*self._process(), *self._node(), *self._counted_by_mqtt(), *_summed(sums), *await _stores(vhosts)]
         return Response(200, expose(metrics), CONTENT_TYPE)
 
     async def per_object(self, call: Call) -> Response:
@@ -140,6 +143,10 @@ class Metrics:
         yield Metric("basalt_connections", "gauge", "Open connections.", samples or [({"protocol": "AMQP 0-9-1"}, 0)])
         states = [({"vhost": name}, int(state == "running")) for name, state in scope.vhost_states().items()]
         yield Metric("basalt_vhost_up", "gauge", "1 while the virtual host is running.", states)
+
+    def _counted_by_mqtt(self) -> Iterator[Metric]:
+        for name, value in self._mqtt().items():
+            yield Metric(f"basalt_mqtt_{name}_total", "counter", f"MQTT: {name.replace('_', ' ')}.", [({}, value)])
 
     def _connections(self) -> Iterator[Metric]:
         fields = (("recv_oct", "received_bytes_total"), ("send_oct", "sent_bytes_total"))

@@ -43,6 +43,7 @@ from basaltmq.cli.server.logs import Logs
 from basaltmq.cli.server.sockets import bind_all, raise_file_limit
 from basaltmq.cli.server.systemd import Notifier
 from basaltmq.errors import BasaltError
+from basaltmq.protocols.mqtt.administration import Administration
 
 STOPPING: Final = "stopping"
 STOPPING_TEXT: Final = "the broker is stopping"
@@ -83,6 +84,7 @@ class Serving:
         self._tls: ssl.SSLContext | None = None
         self._listeners: list[Listener] = []
         self._api: AdminApi | None = None
+        self._mqtt: Administration | None = None
         self._node: Node | None = None
         self.ports: dict[str, int] = {}
         self.code = 0
@@ -119,7 +121,7 @@ class Serving:
 
     async def _listen(self, node: Node, sockets: dict[str, socket.socket]) -> None:
         config = self._config
-        api = self._api = AdminApi(node, lambda: self._config, self.ports)
+        api = self._api = AdminApi(node, lambda: self._config, self.ports, lambda: self._mqtt)
         if config.load_definitions is not None:
             await _load(api, config.load_definitions)
         if "amqp" in sockets or "amqps" in sockets:
@@ -129,7 +131,9 @@ class Serving:
         if "kafka" in sockets:
             self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
         if any(section in sockets for section in MQTT_SECTIONS):
-            self._listeners.append(MqttListener(node, config, sockets, self._tls))
+            mqtt = MqttListener(node, config, sockets, self._tls)
+            self._mqtt = Administration(mqtt.server)
+            self._listeners.append(mqtt)
         if "admin" in sockets:
             self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
         for listener in self._listeners:

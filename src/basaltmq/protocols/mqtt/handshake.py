@@ -100,7 +100,9 @@ async def accept(connection: Connection, packet: p.Connect) -> None:
         receive_maximum=settings.receive_maximum,
         topic_aliases_max=settings.topic_aliases_max,
     )
-    connection.subscriber = Subscriber(host, session, connection, access, connection.outbound, settings)
+    connection.subscriber = Subscriber(
+        host, session, connection, access, connection.outbound, settings, server.sys_topics
+    )
     connection.will = will
     connection.begin(host, session, user)
     changes = host.opening_rows(session, before, will)

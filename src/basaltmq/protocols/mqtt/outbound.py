@@ -19,7 +19,7 @@ A message that exceeds the client's maximum packet size is dropped as if it were
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from basaltmq.broker.consumers.consumer import Consumer
@@ -32,7 +32,7 @@ from basaltmq.protocols.mqtt.session import Flight, Match, Session
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.encoder import DUP, RETAIN, encode, publish_head
-from basaltmq.protocols.mqtt.wire.fields import U16, U32
+from basaltmq.protocols.mqtt.wire.fields import U16, U32, write_text
 from basaltmq.queues.leases.delivery import Delivery
 
 _EXPIRY: Final = b"\x02"
@@ -171,6 +171,15 @@ class Outbound:
                 self._deliver(source, delivery)
         self._update_credit()
         self.flush()
+
+    def send_direct(self, values: Iterable[tuple[str, bytes]]) -> None:
+        """Send messages that are in no queue, with QoS 0: topics and payloads."""
+        for topic, payload in values:
+            match = self._session.match(topic)
+            if match is not None:
+                message = Message(topic, write_text(topic), 0, True, True, "", b"", False)
+                properties = match.identifiers if self._client.version == p.V5 else None
+                self._send(RETAIN, message, 0, properties, payload)
 
     def cancelled(self, consumer: Consumer) -> None:
         """The queue was deleted, so the session cannot continue."""

@@ -11,8 +11,11 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from basaltmq.broker.auth.web_hosts import WebHosts
 from basaltmq.broker.loop_shares import LoopShares
@@ -21,6 +24,7 @@ from basaltmq.errors import BasaltError
 from basaltmq.protocols.mqtt.connection import Connection
 from basaltmq.protocols.mqtt.host import MqttHost
 from basaltmq.protocols.mqtt.settings import Settings
+from basaltmq.protocols.mqtt.sys_topics import SysTopics
 from basaltmq.protocols.mqtt.websocket import WebSocketProtocol
 from basaltmq.protocols.mqtt.wire.decoder import Limits
 
@@ -30,6 +34,25 @@ STOP_S: Final = 5.0
 """Seconds in which the sockets of a stopping server are closed."""
 
 _log: Final = logging.getLogger(__name__)
+
+
+class Totals(Struct):
+    """Counters since the start."""
+
+    connected: int = 0
+    received: int = 0
+    sent: int = 0
+    dropped: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+
+    def add(self, connection: Connection) -> None:
+        if connection.inbound is not None and connection.outbound is not None:
+            self.received += connection.inbound.published
+            self.sent += connection.outbound.delivered
+            self.dropped += connection.outbound.dropped
+        self.received_bytes += connection.received_bytes
+        self.sent_bytes += connection.sent_bytes
 
 
 class Server:
@@ -44,6 +67,8 @@ class Server:
         self.blocked: dict[str, str] = {}
         """Why publishers are blocked, by virtual host."""
         self.is_stopping = False
+        self.sys_topics = SysTopics(self)
+        self._ended = Totals()
         self.loop = asyncio.get_running_loop()
         self._hosts: dict[str, MqttHost] = {}
         self._listeners: list[asyncio.AbstractServer] = []
@@ -142,13 +167,24 @@ class Server:
         self.connections.add(connection)
 
     def left(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        if connection in self.connections:
+            self.connections.discard(connection)
+            self._ended.add(connection)
         if not self.connections:
             self._emptied.set()
+
+    def totals(self) -> Totals:
+        """Return the counters of all connections, open and closed."""
+        totals = copy(self._ended)
+        for connection in self.connections:
+            totals.add(connection)
+            totals.connected += connection.is_running
+        return totals
 
     def _sweep(self) -> None:
         self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
         self._open_hosts()
+        self.sys_topics.tick()
         for connection in list(self.connections):
             try:
                 connection.tick()

@@ -144,6 +144,11 @@ class Session:
         return match
 
     @property
+    def watches_sys(self) -> bool:
+        """Whether a subscription is for the state of the broker."""
+        return any(each.startswith("$SYS") for each in self.subscriptions)
+
+    @property
     def excludes_own(self) -> bool:
         """Whether a subscription has the option No Local."""
         return any(each.no_local for each in self.subscriptions.values())

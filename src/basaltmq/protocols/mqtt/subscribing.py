@@ -15,6 +15,7 @@ from basaltmq.protocols.mqtt.rows import Subscription
 from basaltmq.protocols.mqtt.session import Session, match_of
 from basaltmq.protocols.mqtt.settings import Settings
 from basaltmq.protocols.mqtt.shares import QOS_MAX, queue_of
+from basaltmq.protocols.mqtt.sys_topics import SysTopics, is_sys
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire import topics
@@ -45,6 +46,7 @@ class Subscriber:
         access: ClientAccess,
         outbound: Outbound,
         settings: Settings,
+        sys_topics: SysTopics,
     ) -> None:
         self._host = host
         self._session = session
@@ -52,6 +54,7 @@ class Subscriber:
         self._access = access
         self._outbound = outbound
         self._settings = settings
+        self._sys_topics = sys_topics
         self._is_stopped = False
 
     def resume(self) -> None:
@@ -99,6 +102,9 @@ class Subscriber:
             return
         self._client.answer(answer, text)
         for topic_filter in retained:
+            if is_sys(topic_filter):
+                self._outbound.send_direct(self._sys_topics.values())
+                continue
             self._host.retained.send(self._session, topic_filter, lambda: self._is_stopped)
 
     def _subscribe(self, wanted: p.Subscription, identifier: int, changes: list[Row], retained: list[str]) -> int:
@@ -118,7 +124,10 @@ class Subscriber:
         made = Subscription(qos, wanted.no_local, wanted.retain_as_published, identifier)
         try:
             self._access.check_subscribe(key)
-            if share is None:
+            if is_sys(topic_filter):
+                if share is not None:
+                    raise _Refusal(rc.TOPIC_FILTER_INVALID, "$SYS has no shared subscriptions")
+            elif share is None:
                 self._bind(key)
             else:
                 changes += self._join(share, topic_filter, made)
@@ -161,7 +170,9 @@ class Subscriber:
                 codes.append(rc.NO_SUBSCRIPTION_EXISTED)
                 continue
             share, topic_filter = topics.split_share(given)
-            if share is None:
+            if is_sys(topic_filter):
+                pass
+            elif share is None:
                 host.retained.stop(session.client_id, topic_filter)
                 host.vhost.unbind_queue(session.queue, host.exchange, topics.binding_key(topic_filter), owner=session)
             else:

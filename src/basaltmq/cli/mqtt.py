@@ -1,0 +1,101 @@
+"""`basalt mqtt`: sessions, subscriptions and retained messages of a running broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from basaltmq.cli.broker_options import with_api
+from basaltmq.cli.options import as_json, vhost_option, yes_option
+from basaltmq.cli.output import show
+from basaltmq.http_client import HttpClient, path
+
+
+@click.group()
+def mqtt() -> None:
+    """List MQTT sessions, subscriptions and retained messages; disconnect clients."""
+
+
+def _sessions(api: HttpClient, vhost: str) -> Iterator[dict[str, Any]]:
+    after = ""
+    while page := api.get(path("mqtt", "sessions", vhost), after=after):
+        yield from page
+        after = page[-1]["client_id"]
+
+
+@mqtt.command()
+@vhost_option
+@as_json
+@with_api
+def sessions(api: HttpClient, vhost: str, as_json: bool) -> None:
+    """List sessions, connected or not."""
+    found = list(_sessions(api, vhost))
+    wanted = ("user", "connected", "protocol", "durable", "subscriptions", "messages", "in_flight")
+    rows = [{"client": each["client_id"], **{name.replace("_", " "): each[name] for name in wanted}} for each in found]
+    show(found if as_json else rows, as_json=as_json, empty="no sessions")
+
+
+@mqtt.command()
+@click.argument("client_id", required=False)
+@vhost_option
+@as_json
+@with_api
+def subscriptions(api: HttpClient, client_id: str | None, vhost: str, as_json: bool) -> None:
+    """List the subscriptions of CLIENT_ID, or of all sessions."""
+    clients = [client_id] if client_id else [each["client_id"] for each in _sessions(api, vhost)]
+    found = [each for name in clients for each in api.get(path("mqtt", "sessions", vhost, name, "subscriptions"))]
+    rows = [
+        {
+            "client": each["client_id"],
+            "filter": each["filter"],
+            "qos": each["qos"],
+            "shared": each["shared"],
+            "no local": each["no_local"],
+            "identifier": each["identifier"],
+        }
+        for each in found
+    ]
+    show(found if as_json else rows, as_json=as_json, empty="no subscriptions")
+
+
+@mqtt.command()
+@click.argument("topic_filter", metavar="[FILTER]", default="#")
+@click.option("--delete", is_flag=True, help="Delete the messages.")
+@yes_option
+@vhost_option
+@as_json
+@with_api
+def retained(api: HttpClient, topic_filter: str, delete: bool, yes: bool, vhost: str, as_json: bool) -> None:
+    """List or delete the retained messages that match FILTER (default: #)."""
+    found: list[dict[str, Any]] = []
+    after = ""
+    while True:
+        page = api.get(path("mqtt", "retained", vhost), filter=topic_filter, after=after)
+        found += page["items"]
+        after = page["next"]
+        if not after:
+            break
+    if not delete:
+        rows = [{"topic": each["topic"], "bytes": each["payload_bytes"]} for each in found]
+        show(found if as_json else rows, as_json=as_json, empty="no retained messages")
+        return
+    if not yes:
+        click.confirm(f"Delete {len(found)} retained messages?", abort=True)
+    for each in found:
+        api.delete(path("mqtt", "retained", vhost, each["topic"]))
+    click.echo(f"{len(found)} retained messages deleted")
+
+
+@mqtt.command()
+@click.argument("client_id")
+@click.option("--end-session", is_flag=True, help="Also delete the session with its messages.")
+@click.option("--reason", default="closed by the operator", show_default=True, help="Reason that the client receives.")
+@vhost_option
+@with_api
+def disconnect(api: HttpClient, client_id: str, end_session: bool, reason: str, vhost: str) -> None:
+    """Disconnect CLIENT_ID."""
+    ending = {"end_session": "true"} if end_session else {}
+    api.delete(path("mqtt", "sessions", vhost, client_id), reason=reason, **ending)
+    click.echo(f"client {client_id} disconnected" + (", session deleted" if end_session else ""))
