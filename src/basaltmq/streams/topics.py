@@ -200,8 +200,6 @@ class Topic(msgspec.Struct, frozen=True):
 
 
 topic_config: Final = converter(TopicConfig)
-"""Converts plain values to a `TopicConfig`."""
-
 topic_state: Final = converter(TopicState)
 
 
@@ -327,7 +325,7 @@ class Topics:
             deadline.wait_durable(self._sync)
             epoch = self._cache.epoch
             for topic in made:
-                self._cache.put(topic.name.encode(), topic, _cached_bytes(topic), epoch)
+                self._cache.put(topic.name.encode(), topic, 400 + 40 * len(topic.shards), epoch)
             deadline.check()
         except BaseException:
             self._undo(made)
@@ -394,7 +392,7 @@ class Topics:
             topic = self._decoded(found)
         except TopicNotFoundError:
             return None
-        self._cache.put(key, topic, _cached_bytes(topic), epoch)
+        self._cache.put(key, topic, 400 + 40 * len(topic.shards), epoch)
         return topic
 
     def get(self, name: str) -> Topic:
@@ -580,10 +578,6 @@ def _shard_config(config: TopicConfig) -> ShardConfig:
     return config.of_shard()
 
 
-def _cached_bytes(topic: Topic) -> int:
-    return 400 + 40 * len(topic.shards)
-
-
 def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
     given = msgspec.structs.asdict(topic.config) | changes
     unknown = changes.keys() - set(TopicConfig.__struct_fields__)
@@ -599,8 +593,7 @@ def _changed(topic: Topic, changes: dict[str, Any]) -> TopicConfig:
         if getattr(config, field) != getattr(topic.config, field):
             remedy = _ENGINE_FIXED if field == "engine" else _INDEXES_FIXED
             raise InvalidConfigError(f"{field} of topic {topic.name!r} cannot be altered: {remedy}")
-    if config.partitions < topic.config.partitions:
-        raise InvalidConfigError(
-            f"topic {topic.name!r} has {topic.config.partitions} partitions and cannot have fewer; create another topic"
-        )
+    count = topic.config.partitions
+    if config.partitions < count:
+        raise InvalidConfigError(f"topic {topic.name!r} has {count} partitions and cannot have fewer; create another")
     return config
