@@ -211,8 +211,10 @@ def test_an_open_store_finds_a_flip_on_disk_that_its_cache_hides(
         for path in sorted(home.glob(kind)):
             for place in flips(path, rng, 3):
                 found = [line for line in store.verify() if line.startswith(f"{home}/")]
-                assert len(found) == 1, (place, found)
-                assert found[0].startswith(f"{path}: ")
+                # RocksDB may also refuse to open the table; that line names the database.
+                about_file = [line for line in found if not line.startswith(f"{home}/kv: ")]
+                assert len(about_file) == 1, (place, found)
+                assert about_file[0].startswith(f"{path}: ")
         assert store.verify() == []
         assert not (home / "verify.tmp").exists()
     finally:

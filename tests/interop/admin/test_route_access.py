@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from tests.interop.mqtt.device import Device
 from tests.interop.server import Broker, running
 
 from basaltmq.http_client import path
@@ -25,6 +26,7 @@ NAMES = {
     "vhost": "b",
     "name": "thing",
     "topic": "thing",
+    "client_id": "thing",
     "group": "thing",
     "run": "thing",
     "user": "guest",
@@ -56,6 +58,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/operator-policies/{vhost}/{name}"): {"pattern": "x", "definition": {"max-length": 1}},
     ("POST", "/api/groups/{vhost}/{group}"): {"offsets": {"thing": {"0": 0}}},
     ("POST", "/api/groups/{vhost}/{group}/reset"): {"topic": "thing", "to": 0},
+    ("POST", "/api/topics/{vhost}"): {"topics": [{"name": "tried"}]},
     ("POST", "/api/topics/{vhost}/{topic}"): {"records": [{"value": "y"}]},
     ("POST", "/api/imports/{vhost}/{run}/{batch}"): {"parts": []},
     ("POST", "/api/definitions"): {},
@@ -80,6 +83,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         api.put(path("topics", "b", "thing"), {})
         api.post(path("topics", "b", "thing"), {"records": [{"value": "kept"}]})
         api.post(path("groups", "b", "thing"), {"offsets": {"thing": {"0": 1}}})
+        with Device(started.port("mqtt"), "thing", expiry_s=3600, user="b:guest", password="guest") as device:  # noqa: S106
+            device.subscribe("kept")
+            device.publish("thing", b"kept", retain=True)
         users: tuple[tuple[str, list[str], str | None], ...] = (
             ("plain", [], "b"),
             ("watcher", ["monitoring"], None),
@@ -135,6 +141,8 @@ def state(broker: Broker) -> dict[str, Any]:
         "records": broker.call("GET", path("topics", "b", "thing"))["partitions"][0]["end_offset"],
         "topics": [each["name"] for each in broker.call("GET", path("topics", "b"))["topics"]],
         "group": broker.call("GET", path("groups", "b", "thing"))[0]["committed"],
+        "sessions": [each["client_id"] for each in broker.call("GET", path("mqtt", "sessions", "b"))],
+        "retained": [each["topic"] for each in broker.call("GET", path("mqtt", "retained", "b"))["items"]],
         "run": broker.call("GET", path("imports", "b", "thing")),
         "backups": sorted(each.name for each in broker.data_dir.glob("backups/*")),
     }
