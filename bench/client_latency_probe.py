@@ -29,9 +29,9 @@ from urllib.parse import quote
 from bench.amqp_wire import Wire, publish_bytes
 from bench.client_latency_target import Target
 from pika import spec
+from tests.log_frames import encode_plain
 
 from basaltmq.client import AsyncClient
-from basaltmq.log.batches.kafka import encode_plain
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.wire import api as k
 

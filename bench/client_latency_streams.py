@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from bench.client_latency_probe import KafkaWire
 from bench.client_latency_target import Target
+from tests.log_frames import encode_plain
 
-from basaltmq.log.batches.kafka import encode_plain
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.wire import api as k
 

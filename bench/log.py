@@ -16,10 +16,10 @@ import uvloop
 from bench.log_rig import MIB, RECORDS, ROUNDS, VALUE_BYTES, Rig, batch_of, bench_path, middle, rate, rows_of
 from bench.row import Row
 from bench.size import sized
+from tests.log_frames import encode_batch
 
 from basaltmq.durability import Durability
 from basaltmq.log.batches.record import Record
-from basaltmq.log.frame import encode_batch
 
 
 def appending() -> list[Row]:

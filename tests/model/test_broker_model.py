@@ -174,7 +174,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: bool(self.durable))
     def purge(self, name: str) -> None:
         if name in self.durable:
-            assert self.vhost.purge_queue(name) == len(self.ready[name])
+            assert sum(self.vhost.purging(name)) == len(self.ready[name])
             self.ready[name].clear()
 
     @rule()

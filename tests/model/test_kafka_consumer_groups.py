@@ -76,7 +76,7 @@ class Harness:
     def make(self, name: str) -> None:
         self.made += 1
         self.topics[name] = TopicSize(self.made.to_bytes(16, "big"), self.rng.randint(1, 8))
-        self.group.topics_changed(frozenset((name,)), self.now_ms)
+        list(self.group.topics_changing(frozenset((name,)), self.now_ms))
 
     def step(self) -> None:
         before = self.group.epoch
@@ -150,10 +150,10 @@ class Harness:
             self.make(name)
         elif self.rng.random() < 0.4:
             del self.topics[name]
-            self.group.topics_changed(frozenset((name,)), self.now_ms)
+            list(self.group.topics_changing(frozenset((name,)), self.now_ms))
         else:
             self.topics[name] = size._replace(partitions=size.partitions + self.rng.randint(1, 3))
-            self.group.topics_changed(frozenset((name,)), self.now_ms)
+            list(self.group.topics_changing(frozenset((name,)), self.now_ms))
 
     def subscribe(self) -> None:
         if self.clients:

@@ -235,11 +235,6 @@ class Node:
         await self._begin(name)
         await self._vhosts[name].require_running()
 
-    async def update_vhost(self, name: str, *, description: str, tags: tuple[str, ...] = ()) -> None:
-        found = self._object(name)
-        self.catalog.update(found.id, {**found.attributes, "description": description, "tags": list(tags)})
-        await self.durable()
-
     async def delete_vhost(self, name: str) -> None:
         """Close the connections of a virtual host and delete it with all its data."""
         supervised = self.supervised(name)

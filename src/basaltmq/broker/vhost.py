@@ -270,10 +270,6 @@ class VHost:
         with Guard(self):
             return self.topology.unbind(exchange, Destination(QUEUE, queue), routing_key, arguments) is not None
 
-    def purge_queue(self, name: str, owner: object = None) -> int:
-        """Delete all ready messages and return their number."""
-        return sum(self.purging(name, owner))
-
     def purging(self, name: str, owner: object = None) -> Iterator[int]:
         """Purge page by page and yield the count of each page. Messages that arrive after the first page stay."""
         self._flush_gathered()

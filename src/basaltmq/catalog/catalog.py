@@ -242,7 +242,7 @@ class Catalog:
     def delete(self, object_id: UUID) -> int:
         """Delete an object with its descendants. Return the number of objects deleted."""
         count = self.start_delete(object_id)
-        while self._deletions:
+        while self.is_purging:
             count += self.purge()
         return count
 

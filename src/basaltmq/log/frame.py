@@ -141,25 +141,6 @@ def encode_frame(
     return (header, body, _ZEROS[:padding]) if padding else (header, body)
 
 
-def encode_batch(
-    seed: int, shard: int, base_offset: int, batch: ColumnBatch, store_time_ms: int, flags: int = 0
-) -> tuple[bytes, ...]:
-    """Return a frame of records."""
-    return encode_frame(
-        seed,
-        COLUMNAR,
-        shard,
-        base_offset,
-        batch.count,
-        batch.last_delta,
-        batch.timestamp_min_ms,
-        batch.timestamp_max_ms,
-        store_time_ms,
-        batch.body,
-        flags,
-    )
-
-
 def encode_deletes(seed: int, shard: int, offsets: Sequence[int], store_time_ms: int) -> tuple[bytes, ...]:
     """Return a frame that lists deleted offsets in ascending order."""
     base = offsets[0]

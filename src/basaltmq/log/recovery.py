@@ -5,7 +5,7 @@
 - The header is intact, the body is not: shard and offsets are known, and the next frame starts where the header says.
 - The header is damaged: the next frame is searched at multiples of 8. The seed in the header's checksum prevents that
   record content is mistaken for a frame. The likely content of the header is reported as a guess. The actual loss is
-  the gap before the shard's next frame (`OffsetRuns`).
+  the gap before the shard's next frame.
 - No intact frame follows: a torn tail, left by a crash. `repair` moves it to quarantine, so that appends continue after
   the last intact frame.
 
@@ -29,13 +29,10 @@ from basaltmq.errors import CorruptionError
 from basaltmq.log import committed, ring
 from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import (
-    COLUMNAR,
     HEADER,
     HEADER_BYTES,
-    KAFKA,
     MAGIC,
     MAGIC_BYTES,
-    RELOCATED,
     Header,
     HeaderFields,
     check_body,
@@ -129,29 +126,6 @@ class LostBytes:
             f"{self.lane} lacks the bytes {self.begin} to {self.end}, which were durable: confirmed records are lost. "
             "Restore its segments from a backup"
         )
-
-
-class OffsetRuns:
-    """Finds losses: gaps between consecutive frames of a shard.
-
-    `expected` returns the base offset required of a shard's next frame, None if unknown.
-    """
-
-    def __init__(self, expected: Callable[[int], int | None] | None = None) -> None:
-        self._next: dict[int, int] = {}
-        self._expected = expected
-
-    def follow(self, header: Header) -> Loss | None:
-        if header.kind not in (COLUMNAR, KAFKA) or header.flags & RELOCATED:
-            return None
-        shard = header.shard
-        expected = self._next.get(shard)
-        if expected is None and self._expected is not None:
-            expected = self._expected(shard)
-        self._next[shard] = max(expected or 0, header.last_offset + 1)
-        if expected is None or header.base_offset <= expected:
-            return None
-        return Loss(shard, expected, header.base_offset - 1)
 
 
 @dataclass(frozen=True, slots=True)

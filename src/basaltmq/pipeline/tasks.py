@@ -1,4 +1,4 @@
-"""Runs a function over many items: on Spark's executors, or sequentially without Spark.
+"""Runs a function over many items on Spark's executors.
 
 Arguments and results are pickled, and the function must be importable on the executors. `progress` gets the number of
 completed items. For Spark, the waiting thread polls it.
@@ -31,21 +31,6 @@ class Tasks(Protocol):
 
     def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
         """Return the results in the order of the items. The first error ends the run."""
-
-
-class LocalTasks:
-    """Runs items in the calling thread."""
-
-    def __init__(self, width: int = 2) -> None:
-        self.width = width
-
-    def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
-        found = []
-        for done, item in enumerate(items, 1):
-            found.append(function(item))
-            if progress is not None:
-                progress(done, len(items))
-        return found
 
 
 class SparkTasks:

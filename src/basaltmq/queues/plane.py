@@ -36,7 +36,6 @@ from basaltmq.queues.events.recorder import Listener, NoListener
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.expiry import LeaseExpiry
-from basaltmq.queues.leases.prepared import is_held
 from basaltmq.queues.leases.table import Tokens, check_visibility
 from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
 from basaltmq.queues.lifecycle.due import Due
@@ -438,16 +437,6 @@ class QueuePlane:
     def release(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
         """Return messages of a lease to their places. No attempt is counted."""
         return self._changes.do(lambda change: self._queue(name).release(change, token, ids))
-
-    def release_consumer(self, name: str, consumer: str) -> int:
-        """Return all messages that a consumer holds, as after a disconnect."""
-
-        def run(change: Change) -> int:
-            queue = self._queue(name)
-            calls = [call.token for call in queue.leases.calls() if call.consumer == consumer and not is_held(call)]
-            return sum(queue.release(change, token) for token in calls)
-
-        return self._changes.do(run)
 
     def extend(
         self, name: str, token: int, visibility_ms: int | None = None, ids: Sequence[bytes] | None = None

@@ -111,11 +111,6 @@ class RuntimeConfig:
         marked, value = _decode(key, row)
         return _shown(key, value, marked)
 
-    def reveal(self, key: str) -> str | None:
-        """Return the unmasked value for internal use. Never log, list or return it to a client."""
-        row = self._get(key)
-        return None if row is None else _decode(key, row)[1]
-
     def for_scripts(self, key: str) -> str | None:
         """Return the value for `fila.get`; None if it is secret, because script results end up in messages."""
         row = self._get(key)

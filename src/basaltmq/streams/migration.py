@@ -45,11 +45,6 @@ class Progress(msgspec.Struct, frozen=True):
     copied: int
     left: int
 
-    @property
-    def fraction(self) -> float:
-        total = self.copied + self.left
-        return 1.0 if total == 0 else self.copied / total
-
 
 class Migration:
     """Moves topics between engines."""

@@ -236,14 +236,6 @@ def shard_name(topic_id: UUID, partition: int) -> str:
     return f"{topic_id}_{partition}"
 
 
-def parse_shard_name(name: str) -> tuple[UUID, int]:
-    topic, _, partition = name.rpartition("_")
-    try:
-        return UUID(topic), int(partition)
-    except ValueError:
-        raise InvalidArgumentError(f"{name!r} is not a shard name; expected TOPIC-UUID_PARTITION") from None
-
-
 V = TypeVar("V")
 
 
@@ -516,12 +508,6 @@ class Shards:
         """Return (number, lane) of those of the deleted shards that still have derived data."""
         rows = self._store.get_many(Family.SHARDS, [stream_keys.deleted_shard_key(number) for number in numbers])
         return [(number, _DELETED.unpack(raw)[1]) for number, raw in zip(numbers, rows, strict=True) if raw is not None]
-
-    def cleaned(self, number: int) -> None:
-        """Delete the marker of a deleted shard whose derived data is removed."""
-        batch = Batch()
-        batch.delete(Family.SHARDS, stream_keys.deleted_shard_key(number))
-        self._store.write(batch)
 
     def _load(self, number: int) -> _Cached:
         raw = self._store.get(Family.SHARDS, stream_keys.shard_key(number))

@@ -33,6 +33,8 @@ def test_dead_letters_of_a_lease_queue_are_kept_and_redriven_in_a_broker_too(bro
         assert admin.GetStats(queue=f"{queue}.dlq").depth == 1
         assert admin.Redrive(dlq_queue=f"{queue}.dlq").redriven == 1
         assert next(stream).id == sent
+        scripts = broker.call("GET", f"/api/queues/%2F/{queue}")["scripts"]
+        assert (scripts["on_failure"]["runs"], scripts["on_failure"]["failures"]) == (1, 0)
 
 
 def test_a_lease_that_runs_out_is_noticed_by_the_brokers_own_timer(broker: Broker) -> None:

@@ -115,8 +115,7 @@ def fetched(
 def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None) -> bytes:
     """A record batch; `producer` is an id, an epoch and the first sequence."""
     import google_crc32c
-
-    from basaltmq.log.batches.kafka import encode_plain
+    from tests.log_frames import encode_plain
 
     raw = encode_plain([Record(value, timestamp_ms=1_700_000_000_000) for value in values])
     if producer is None:

@@ -9,11 +9,12 @@ import pika
 import pytest
 from tests.interop.kafka.raw import RawClient
 from tests.interop.server import Broker
+from tests.log_frames import encode_plain
 from tests.unit.log.test_kafka import compressed
 
 from basaltmq.errors import RemoteError
 from basaltmq.http_client import path
-from basaltmq.log.batches import codecs, kafka
+from basaltmq.log.batches import codecs
 from basaltmq.log.batches.record import Record
 
 BOMB_BYTES = 120 << 20
@@ -31,11 +32,11 @@ def resident_peak_bytes(broker: Broker) -> int:
 def test_a_bomb_costs_no_door_its_memory_and_no_client_its_topic(own_broker: Broker) -> None:
     broker = own_broker
     broker.call("PUT", path("queues", "/", "bombed"), {"arguments": {"x-queue-type": "stream"}})
-    bomb = compressed(codecs.GZIP, kafka.encode_plain([Record(bytes(BOMB_BYTES), timestamp_ms=1)]))
+    bomb = compressed(codecs.GZIP, encode_plain([Record(bytes(BOMB_BYTES), timestamp_ms=1)]))
     assert len(bomb) < 200_000
-    plain = kafka.encode_plain([Record(b"after", timestamp_ms=2)])
+    plain = encode_plain([Record(b"after", timestamp_ms=2)])
     with RawClient(broker.port("kafka")) as client:
-        for each in (kafka.encode_plain([Record(b"before", timestamp_ms=1)]), bomb, plain):
+        for each in (encode_plain([Record(b"before", timestamp_ms=1)]), bomb, plain):
             assert client.produce("bombed", each)["error_code"] == 0
         before = resident_peak_bytes(broker)
 
@@ -73,7 +74,7 @@ def test_a_batch_of_many_records_is_delivered_one_by_one(own_broker: Broker) -> 
     broker.call("PUT", path("queues", "/", "many"), {"arguments": {"x-queue-type": "stream"}})
     records = [Record(b"%d" % number, timestamp_ms=1) for number in range(20_000)]
     with RawClient(broker.port("kafka")) as client:
-        client.produce("many", compressed(codecs.GZIP, kafka.encode_plain(records)))
+        client.produce("many", compressed(codecs.GZIP, encode_plain(records)))
     connection = pika.BlockingConnection(pika.URLParameters(broker.url("amqp")))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=1)

@@ -11,10 +11,11 @@ import pytest
 from tests.interop.kafka.raw import RawClient
 from tests.interop.kafka.test_clients import consumer_of, receive
 from tests.interop.server import Broker
+from tests.log_frames import encode_plain
 
 from basaltmq.errors import RemoteError
 from basaltmq.http_client import Login, path
-from basaltmq.log.batches.kafka import encode_plain, records
+from basaltmq.log.batches.kafka import records
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.store_path import store_path

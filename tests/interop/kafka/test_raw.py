@@ -10,8 +10,9 @@ from uuid import UUID
 import pytest
 from tests.interop.kafka.raw import RawClient, batch_of, fetched
 from tests.interop.server import Broker
+from tests.log_frames import encode_plain
 
-from basaltmq.log.batches.kafka import encode_plain, records
+from basaltmq.log.batches.kafka import records
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e

@@ -118,7 +118,7 @@ def test_what_a_stream_cannot_do_is_refused() -> None:
         with pytest.raises(PreconditionFailedError):
             vhost.get("s")
         with pytest.raises(PreconditionFailedError):
-            vhost.purge_queue("s")
+            vhost.purging("s")
         assert len(vhost.queues.by_name["s"].consumers) == 0
 
     run(test)

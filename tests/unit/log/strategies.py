@@ -6,6 +6,7 @@ from struct import pack
 
 import google_crc32c
 from hypothesis import strategies as st
+from tests.log_frames import encode_plain
 
 from basaltmq.log.batches import kafka
 from basaltmq.log.batches.record import NEVER, Record
@@ -31,7 +32,7 @@ BATCHES = st.lists(records(), min_size=1, max_size=12)
 
 def transactional(producer_id: int, sequence: int, *values: bytes, key: bytes | None = None, epoch: int = 0) -> bytes:
     """A record batch of a producer's transaction."""
-    raw = kafka.encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
+    raw = encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
     attributes = pack(">h", kafka.TRANSACTIONAL)
     covered = attributes + raw[23:43] + pack(">qhi", producer_id, epoch, sequence) + raw[57:]
     return raw[:17] + pack(">I", google_crc32c.value(covered)) + covered

@@ -7,12 +7,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.log_frames import encode_batch
 
 from basaltmq.errors import CorruptionError, StorageError, StoreReadOnlyError
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
 from basaltmq.log.committed import NAME, Committed, Mark, decode_mark, encode_mark, read_mark
-from basaltmq.log.frame import encode_batch
 from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import repair, scan

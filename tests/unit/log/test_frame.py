@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log_frames import encode_batch
 from tests.unit.log.strategies import BATCHES
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import frame
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
-from basaltmq.log.frame import HEADER_BYTES, check_body, decode_batch, decode_deletes, decode_header, encode_batch
+from basaltmq.log.frame import HEADER_BYTES, check_body, decode_batch, decode_deletes, decode_header
 
 SEED = 0xC0FFEE
 

@@ -10,6 +10,7 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log_frames import encode_plain
 
 from basaltmq.errors import (
     CorruptionError,
@@ -82,7 +83,7 @@ def test_a_batch_from_a_kafka_client_is_read_and_written_byte_for_byte() -> None
 @pytest.mark.spec("B6")
 @given(RECORDS, st.integers(0, 1 << 50), st.sampled_from([0, codecs.GZIP]))
 def test_records_come_back_whatever_they_hold(records: list[Record], base: int, codec: int) -> None:
-    raw = kafka.encode_plain(records)
+    raw = encode_plain(records)
     if codec:
         raw = compressed(codec, raw)
     batch = kafka.incoming(raw, 5).placed(base)
@@ -91,13 +92,13 @@ def test_records_come_back_whatever_they_hold(records: list[Record], base: int, 
     columns = kafka.columns(batch.body)
     assert columns.records(base) == stored(records, base)
     assert batch.timestamp_max_ms == max(each.timestamp_ms for each in records)
-    assert kafka.encode_records(kafka.records(batch.body)) == kafka.encode_plain(records, base)
+    assert kafka.encode_records(kafka.records(batch.body)) == encode_plain(records, base)
 
 
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 def test_every_codec_of_kafka_is_read(codec: int) -> None:
     records = [Record(b"value %d" % at * 20, b"k", timestamp_ms=at) for at in range(300)]
-    raw = kafka.encode_plain(records)
+    raw = encode_plain(records)
     small = compressed(codec, raw)
     assert len(small) < len(raw) // 3
     assert kafka.records(small) == stored(records)
@@ -109,7 +110,7 @@ def test_every_codec_of_kafka_is_read(codec: int) -> None:
 def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
     pa = pytest.importorskip("pyarrow")
     records = [Record(b"value" * 50, timestamp_ms=1)] * 20
-    raw = kafka.encode_plain(records)
+    raw = encode_plain(records)
     content = b"\x82SNAPPY\x00" + pack(">ii", 1, 1)
     plain = raw[61:]
     for begin in range(0, len(plain), 700):
@@ -124,7 +125,7 @@ def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = kafka.encode_plain([Record(bytes(200_000), timestamp_ms=1)] * 10)
+    raw = encode_plain([Record(bytes(200_000), timestamp_ms=1)] * 10)
     bomb = compressed(codec, raw)
     monkeypatch.setattr(kafka, "DECOMPRESSED_BYTES_MIN", 1_000_000)
     with pytest.raises(LimitExceededError, match="1000000 bytes"):
@@ -139,7 +140,7 @@ def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeyp
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 @pytest.mark.promise("P8")
 def test_a_bomb_costs_a_piece_of_memory_and_no_more(codec: int) -> None:
-    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(bytes(40 << 20), timestamp_ms=1)])
+    raw = encode_plain([Record(b"x", timestamp_ms=1), Record(bytes(40 << 20), timestamp_ms=1)])
     bomb = compressed(codec, raw)
     del raw
     pa = pytest.importorskip("pyarrow")
@@ -157,7 +158,7 @@ def test_a_bomb_costs_a_piece_of_memory_and_no_more(codec: int) -> None:
 @pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 def test_a_reader_goes_on_from_any_offset(codec: int) -> None:
     records = [Record(b"%d" % at * (at % 97), b"k" if at % 3 else None, timestamp_ms=at) for at in range(3000)]
-    raw = kafka.incoming(compressed(codec, kafka.encode_plain(records)), 5).placed(1000).body
+    raw = kafka.incoming(compressed(codec, encode_plain(records)), 5).placed(1000).body
     expected = stored(records, 1000)
     for begin in (0, 1, 999, 2999, 3000, 4000):
         reader = kafka.RecordReader(raw)
@@ -166,7 +167,7 @@ def test_a_reader_goes_on_from_any_offset(codec: int) -> None:
 
 
 def test_more_records_than_a_write_may_have_are_refused() -> None:
-    raw = kafka.encode_plain([Record(b"", timestamp_ms=1)] * (kafka.RECORDS_MAX + 1))
+    raw = encode_plain([Record(b"", timestamp_ms=1)] * (kafka.RECORDS_MAX + 1))
     with pytest.raises(InvalidArgumentError, match="100000"):
         kafka.check_batch(raw)
     assert len(kafka.records(raw)) == kafka.RECORDS_MAX + 1, "one that is stored is read"
@@ -174,12 +175,12 @@ def test_more_records_than_a_write_may_have_are_refused() -> None:
 
 def test_an_unknown_codec_is_named_in_the_error() -> None:
     with pytest.raises(UnsupportedCodecError, match="compression 6"):
-        kafka.records(compressed(6, kafka.encode_plain([Record(b"x", timestamp_ms=1)]), b"?"))
+        kafka.records(compressed(6, encode_plain([Record(b"x", timestamp_ms=1)]), b"?"))
 
 
 @pytest.mark.promise("P7")
 def test_no_changed_or_missing_byte_passes() -> None:
-    raw = kafka.encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7), Record(b"", timestamp_ms=3)])
+    raw = encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7), Record(b"", timestamp_ms=3)])
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 0x11
@@ -199,7 +200,7 @@ def test_no_changed_or_missing_byte_passes() -> None:
 @pytest.mark.promise("P7")
 @given(st.data())
 def test_records_that_lie_about_themselves_are_an_error_and_nothing_else(data: st.DataObject) -> None:
-    raw = bytearray(kafka.encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7)] * 3))
+    raw = bytearray(encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7)] * 3))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(57, len(raw) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -212,7 +213,7 @@ def test_records_that_lie_about_themselves_are_an_error_and_nothing_else(data: s
 
 
 def test_wrong_counts_formats_and_times_are_refused() -> None:
-    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1)] * 2)
+    raw = encode_plain([Record(b"x", timestamp_ms=1)] * 2)
     for place, form, number in ((57, ">i", 0), (57, ">i", -1), (57, ">i", 9), (23, ">i", 7), (16, ">b", 1)):
         changed = bytearray(raw)
         pack_into(form, changed, place, number)
@@ -226,7 +227,7 @@ def test_wrong_counts_formats_and_times_are_refused() -> None:
 
 
 def test_a_batch_whose_header_hides_a_time_stays_readable() -> None:
-    raw = bytearray(kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=1 << 60)]))
+    raw = bytearray(encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=1 << 60)]))
     pack_into(">q", raw, 35, 1)
     batch = kafka.incoming(resealed(raw), 0)
     assert [record.timestamp_ms for record in kafka.records(batch.body)] == [1, TIMESTAMP_MS_MAX]
@@ -235,7 +236,7 @@ def test_a_batch_whose_header_hides_a_time_stays_readable() -> None:
 
 def test_null_values_and_headers_stay_null() -> None:
     plain = [Record(None, b"k", (("h", None), ("e", b"")), timestamp_ms=1), Record(b"", None, timestamp_ms=1)]
-    raw = kafka.encode_plain(plain)
+    raw = encode_plain(plain)
     assert [(each.value, each.key, each.headers) for each in kafka.records(raw)] == [
         (None, b"k", (("h", None), ("e", b""))),
         (b"", None, ()),
@@ -246,7 +247,7 @@ def test_null_values_and_headers_stay_null() -> None:
 
 
 def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum() -> None:
-    raw = kafka.encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=2)])
+    raw = encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=2)])
     batch = kafka.incoming(raw, 99, is_append_time=True)
     assert kafka.check_batch(batch.body).attributes & kafka.LOG_APPEND_TIME
     assert [record.timestamp_ms for record in kafka.records(batch.body)] == [99, 99]
@@ -254,7 +255,7 @@ def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum(
 
 
 def test_control_batches_take_offsets_and_hold_no_records() -> None:
-    raw = bytearray(kafka.encode_plain([Record(b"\x00\x00\x00\x00\x00\x00", b"\x00\x00\x00\x01", timestamp_ms=1)]))
+    raw = bytearray(encode_plain([Record(b"\x00\x00\x00\x00\x00\x00", b"\x00\x00\x00\x01", timestamp_ms=1)]))
     pack_into(">h", raw, 21, kafka.CONTROL | kafka.TRANSACTIONAL)
     batch = kafka.incoming(resealed(raw), 0)
     assert (batch.count, batch.offsets) == (0, 1)

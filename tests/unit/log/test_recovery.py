@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.log_frames import encode_batch
 from tests.unit.log.test_lane import open_lane
 
 from basaltmq.log import recovery
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
-from basaltmq.log.frame import encode_batch, encode_deletes
 from basaltmq.log.lane import Lane
-from basaltmq.log.recovery import Damage, Found, OffsetRuns, repair, scan
+from basaltmq.log.recovery import Damage, Found, repair, scan
 
 FRAMES = [(1, 0, 2), (2, 0, 1), (1, 2, 3), (2, 1, 2), (1, 5, 1), (2, 3, 1)]
 """(shard, base offset, records) of a small log."""
@@ -53,11 +53,10 @@ def covered(damages: list[Damage], found: list[Found]) -> set[tuple[int, int]]:
         if damage.shard is not None and damage.base_offset is not None and damage.last_offset is not None
         for offset in range(damage.base_offset, min(damage.last_offset, damage.base_offset + 50) + 1)
     }
-    runs = OffsetRuns(lambda shard: 0)
-    for each in found:
-        loss = runs.follow(each.header)
-        if loss is not None:
-            named |= {(loss.shard, offset) for offset in range(loss.first_offset, loss.last_offset + 1)}
+    following: dict[int, int] = {}
+    for header in (each.header for each in found):
+        named |= {(header.shard, offset) for offset in range(following.get(header.shard, 0), header.base_offset)}
+        following[header.shard] = header.last_offset + 1
     return named
 
 
@@ -195,28 +194,4 @@ def test_foreign_files_are_quarantined(log: tuple[Path, list[tuple[int, int]], b
     repaired = repair(lane, 0, tmp_path / "quarantine")
     assert [moved.read_text() for moved in repaired.quarantined] == ["mine"]
     assert not (path / "notes.txt").exists()
-    lane.close()
-
-
-def test_a_lost_file_in_the_middle_shows_as_a_loss_of_offsets(tmp_path: Path) -> None:
-    write_log(tmp_path, segment_bytes=300)
-    sorted(tmp_path.glob("*.log"))[1].unlink()
-    lane = open_lane(tmp_path)
-    runs = OffsetRuns()
-    losses = [loss for each in scan(lane, 0) if (loss := runs.follow(each.header)) is not None]
-    assert losses
-    assert "has lost offsets" in str(losses[0])
-    lane.close()
-
-
-def test_deletes_take_no_part_in_the_run_of_offsets(tmp_path: Path) -> None:
-    lane = open_lane(tmp_path)
-    for raw in (
-        frame_of(lane, 1, 0, 2),
-        b"".join(encode_deletes(lane.seed, 1, [0, 1], 5)),
-        frame_of(lane, 1, 2, 1),
-    ):
-        lane.append((raw,), len(raw))
-    runs = OffsetRuns()
-    assert [runs.follow(each.header) for each in scan(lane, 0)] == [None, None, None]
     lane.close()

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.log_frames import encode_batch
 from tests.unit.log.strategies import BATCHES
 from tests.unit.log.test_columnar import stored
 
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
 from basaltmq.log.batches.run import Taken, take_runs
-from basaltmq.log.frame import RELOCATED, encode_batch
+from basaltmq.log.frame import RELOCATED
 
 pa = pytest.importorskip("pyarrow")
 from basaltmq.log.batches.arrow import concatenated, cutter, joined, to_arrow  # noqa: E402

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.unit.streams.segment_rig import SegmentRig, explain
@@ -17,13 +19,25 @@ from basaltmq.log.batches.record import Record
 from basaltmq.pipeline.findings import Severity, exit_code
 from basaltmq.pipeline.index import rebuild as module
 from basaltmq.pipeline.index.rebuild import RebuildJob, rebuild_index
-from basaltmq.pipeline.tasks import LocalTasks
+from basaltmq.pipeline.tasks import OnProgress
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
 from basaltmq.streams.imports.stage import STAGING
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 pytestmark = [pytest.mark.spec("F2", "D3"), pytest.mark.promise("P6")]
+
+
+class LocalTasks:
+    """Runs items in the calling thread."""
+
+    width = 2
+
+    def run(self, function: Callable[[T], R], items: Sequence[T], progress: OnProgress | None = None) -> list[R]:
+        return [function(item) for item in items]
 
 
 def rig_of(path: Path, **settings: int) -> SegmentRig:

@@ -128,7 +128,7 @@ def test_the_same_calls_give_the_same_turns() -> None:
         for _ in range(2000):
             key = f"k{generator.randrange(50)}"
             generator.choice([target.ready, target.block, target.idle])(key)
-            target.set_weight(key, generator.randint(1, 99))
+            target.ready(key, generator.randint(1, 99))
             out.append(target.take(generator.randint(0, 5)))
         return out
 
@@ -153,29 +153,26 @@ def test_unknown_empty_and_blocked_keys_get_no_turns() -> None:
     assert target.take(5) == []
     target.idle("x")
     target.block("x")
-    target.set_weight("x", 5)
     target.give_back("x", 5)
     assert len(target) == 0
     target.ready("a", 3)
     target.ready("b")
     target.block("a")
     assert target.take(4) == [("b", 4)]
-    assert (target.is_ready("a"), "a" in target, target.weight("a"), target.ready_count) == (False, True, 3, 1)
+    assert (target.is_ready("a"), "a" in target, target.weight("a")) == (False, True, 3)
     target.ready("a")
     assert Counter(dict(target.take(40))) == Counter(a=30, b=10)
     target.idle("a")
     target.idle("b")
-    assert (target.take(4), len(target), target.ready_count, target.weight("a")) == ([], 0, 0, None)
+    assert (target.take(4), len(target), target.weight("a")) == ([], 0, None)
 
 
 @pytest.mark.parametrize("weight", [0, -1, WEIGHT_MAX + 1, 1.5, "3", True, None])
 def test_weights_out_of_range_are_refused_by_name(weight: object) -> None:
     target = scheduler({"a": 1})
-    with pytest.raises(InvalidArgumentError, match="weight of a fairness key must be 1 to 4294967295"):
-        target.set_weight("a", weight)  # type: ignore[arg-type]
     if weight is not None:
         for key in ("b",) if weight is True else ("a", "b"):
-            with pytest.raises(InvalidArgumentError, match="weight of a fairness key"):
+            with pytest.raises(InvalidArgumentError, match="weight of a fairness key must be 1 to 4294967295"):
                 target.ready(key, weight)  # type: ignore[arg-type]
     assert target.take(2) == [("a", 2)]
     assert "b" not in target
@@ -187,19 +184,11 @@ def test_a_changed_weight_changes_the_share() -> None:
     served(target, 1000, 10)
     for change in ({"a": 9}, {"a": 300}, {"c": 2}, {"a": 1}, {"b": 17, "c": 17}):
         for key, weight in change.items():
-            target.set_weight(key, weight)
+            target.ready(key, weight)
             assert target.weight(key) == weight
         weights |= change
         served(target, 2 * sum(weights.values()), 10)
         assert_shares(served(target, 10_000, 10), weights)
-
-
-def test_a_weight_set_while_blocked_holds_when_the_key_is_back() -> None:
-    target = scheduler({"a": 1, "b": 4})
-    target.block("a")
-    target.set_weight("a", 12)
-    target.ready("a")
-    assert_shares(served(target, 8000, 20), {"a": 12, "b": 4})
 
 
 def test_a_weight_that_goes_up_and_down_does_not_put_its_key_off() -> None:
@@ -352,13 +341,6 @@ class Churn(RuleBasedStateMachine):
         self.ready.pop(key, None)
         self.blocked.pop(key, None)
 
-    @rule(key=keys, weight=weights)
-    def reweigh(self, key: str, weight: int) -> None:
-        self.target.set_weight(key, weight)
-        for known in (self.ready, self.blocked):
-            if key in known:
-                known[key] = weight
-
     @rule(count=st.integers(0, 30), back=st.integers(0, 5))
     def take(self, count: int, back: int) -> None:
         turns = self.target.take(count)
@@ -372,14 +354,14 @@ class Churn(RuleBasedStateMachine):
     @rule()
     def shares_settle(self) -> None:
         for key, weight in self.ready.items():
-            self.target.set_weight(key, weight)
+            self.target.ready(key, weight)
         served(self.target, 2 * sum(self.ready.values()) + 400, 50)
         total = served(self.target, 4 * sum(self.ready.values()), 50)
         assert_shares(total, self.ready, slack=8)
 
     @invariant()
     def counts_agree(self) -> None:
-        assert self.target.ready_count == len(self.ready)
+        assert all(self.target.is_ready(key) for key in self.ready)
         assert len(self.target) == len(self.ready) + len(self.blocked)
         for key, weight in (self.ready | self.blocked).items():
             assert self.target.weight(key) == weight

@@ -244,18 +244,6 @@ def test_extending_a_part_splits_the_lease(
     assert store.rows(Family.LEASES) == store.rows(Family.LEASE_EXPIRY) == []
 
 
-@pytest.mark.spec("C7")
-def test_what_a_consumer_holds_goes_back_when_it_disconnects(plane: QueuePlane, make: Callable[..., str]) -> None:
-    queue = make()
-    plane.enqueue(queue, [b"a", b"b", b"c", b"d"])
-    plane.lease(queue, 1, consumer="x")
-    other = plane.lease(queue, 1, consumer="y")
-    plane.lease(queue, 2, consumer="x")
-    assert plane.release_consumer(queue, "x") == 3
-    assert [(d.payload, d.attempts) for d in plane.lease(queue, 9)] == [(b"a", 0), (b"c", 0), (b"d", 0)]
-    plane.ack(queue, other[0].token)
-
-
 @pytest.mark.spec("C6", "C7")
 @pytest.mark.promise("P2")
 def test_a_refused_write_leaves_leases_and_messages_as_they_were(

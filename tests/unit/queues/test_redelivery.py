@@ -22,7 +22,7 @@ def marks(plane: QueuePlane, queue: str, count: int = 100) -> list[tuple[bytes, 
     return [(d.payload, d.redelivered) for d in found]
 
 
-@pytest.mark.parametrize("how", ["release", "nack", "delay", "expiry", "consumer"])
+@pytest.mark.parametrize("how", ["release", "nack", "delay", "expiry"])
 @pytest.mark.parametrize("transient", [False, True])
 def test_what_came_back_is_redelivered_and_nothing_else_is(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str, transient: bool
@@ -35,15 +35,12 @@ def test_what_came_back_is_redelivered_and_nothing_else_is(
     plane.ack(queue, token, [held[0].id])
     if how == "release":
         plane.release(queue, token, ids)
-    elif how == "consumer":
-        plane.release_consumer(queue, "c")
     elif how != "expiry":
         plane.nack(queue, token, ids, delay_ms=10 if how == "delay" else 0)
     if how in ("delay", "expiry"):
         clock.pass_ms(100 if how == "expiry" else 10)
         settle(plane, clock)
-    both = how in ("expiry", "consumer")
-    assert marks(plane, queue) == [(b"1", True), *([(b"2", True)] if both else []), (b"3", False)]
+    assert marks(plane, queue) == [(b"1", True), *([(b"2", True)] if how == "expiry" else []), (b"3", False)]
 
 
 def test_a_message_of_another_fairness_key_is_not_redelivered_because_a_younger_one_is(

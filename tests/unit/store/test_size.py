@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError, StorePoisonedError
+from basaltmq.errors import InvalidConfigError, StoreClosedError, StoreOverfullError
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import MIB, Family
 from basaltmq.store.keys.queues import body_key
@@ -47,6 +45,18 @@ class Scale(MemoryStore):
     def compact(self, family: Family | None = None) -> None:
         self.require_open()
         self.compacted.release()
+
+
+def underfull_of(guard: SizeGuard) -> threading.Event:
+    """An event that is set when the guard reports that the store is underfull again."""
+    found = threading.Event()
+
+    def heard(overfull: bool, size_bytes: int) -> None:
+        if not overfull:
+            found.set()
+
+    guard.listen(heard)
+    return found
 
 
 def guard_of(scale: Scale) -> SizeGuard:
@@ -133,78 +143,17 @@ def test_producers_are_refused_between_the_marks_with_figures_and_remedy() -> No
     guard.close()
 
 
-def test_threads_wait_until_underfull() -> None:
-    scale = Scale(OVER)
-    guard = guard_of(scale)
-    assert guard.wait_underfull(0) is False
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(guard.wait_underfull, WAIT_S) for _ in range(2)]
-        scale.weight = UNDER
-        guard.measure()
-        assert [each.result(WAIT_S) for each in waiting] == [True, True]
-    assert guard.wait_underfull() is True
-    guard.close()
-
-
-def test_coroutines_wait_until_underfull() -> None:
-    scale = Scale(OVER)
-    guard = guard_of(scale)
-
-    async def run() -> None:
-        waiting = [asyncio.ensure_future(guard.until_underfull()) for _ in range(3)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-        await asyncio.sleep(0)
-        assert not waiting[1].done()
-        scale.weight = 0
-        await asyncio.to_thread(guard.measure)
-        await asyncio.wait_for(asyncio.gather(*waiting[1:]), WAIT_S)
-        assert waiting[0].cancelled()
-        await guard.until_underfull()
-
-    asyncio.run(run())
-    guard.close()
-
-
-def test_close_ends_every_wait() -> None:
-    guard = guard_of(Scale(OVER))
-
-    async def run() -> None:
-        waiting = asyncio.ensure_future(guard.until_underfull())
-        blocked = asyncio.ensure_future(asyncio.to_thread(guard.wait_underfull, WAIT_S))
-        await asyncio.sleep(0)
-        guard.close()
-        for each in (waiting, blocked):
-            with pytest.raises(StoreClosedError):
-                await asyncio.wait_for(each, WAIT_S)
-
-    asyncio.run(run())
-    guard.close()
-
-
-@pytest.mark.promise("P11")
-def test_a_poisoned_store_ends_every_wait_with_its_cause() -> None:
-    scale = Scale(OVER)
-    guard = guard_of(scale)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(guard.wait_underfull, WAIT_S)
-        scale.poison(OSError("the disk went away"))
-        guard.wrote(1)
-        with pytest.raises(StorePoisonedError, match="went away"):
-            waiting.result(WAIT_S)
-    guard.close()
-
-
 def test_each_write_of_a_consumer_is_followed_by_another_attempt_to_reclaim() -> None:
     scale = Scale(OVER)
     guard = guard_of(scale)
+    underfull = underfull_of(guard)
     for _ in range(3):
         for _ in range(2):
             assert scale.compacted.acquire(timeout=WAIT_S)
         guard.wrote(1)
     scale.weight = 0
     guard.wrote(1)
-    assert guard.wait_underfull(WAIT_S)
+    assert underfull.wait(WAIT_S)
     guard.close()
 
 
@@ -213,6 +162,7 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
     """Producers fill the store to its mark; consumers, never held, delete; the space comes back from the disk."""
     store = open_store(tmp_path / "store")
     guard = SizeGuard(store, overfull_bytes=24 * MIB, underfull_bytes=6 * MIB)
+    underfull = underfull_of(guard)
     events: list[bool] = []
     guard.listen(lambda overfull, size_bytes: events.append(overfull))
     produced = 0
@@ -237,7 +187,7 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
             batch.delete(Family.CONTENT_REFS, body_key(b"%016d" % number))
             batch.delete(Family.STREAM_RECORDS, body_key(b"%016d" % number))
         store.write(batch)
-    assert guard.wait_underfull(WAIT_S)
+    assert underfull.wait(WAIT_S)
     guard.admit()
     assert store.size_bytes() <= 6 * MIB
     on_disk = sum(
@@ -259,8 +209,6 @@ def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> 
     guard = SizeGuard(store, overfull_bytes=MIB, underfull_bytes=1000)
     guard.wrote(1)
     store.close()
-    with pytest.raises(StoreClosedError):
-        guard.wait_underfull(WAIT_S)
     guard.close()
     open_store(tmp_path / "store").close()
 

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.log_frames import encode_plain
 from tests.unit.log.test_kafka import compressed
 from tests.unit.streams.segment_rig import SegmentRig
 
@@ -22,14 +23,14 @@ BOMB_BYTES = 40 << 20
 
 def batch(count: int = COUNT, codec: int = codecs.GZIP) -> bytes:
     records = [Record(b"%d" % at, b"even" if at % 2 == 0 else b"odd", timestamp_ms=at) for at in range(count)]
-    return compressed(codec, kafka.encode_plain(records))
+    return compressed(codec, encode_plain(records))
 
 
 def bomb() -> bytes:
     """Some 40 KB that have 40 MiB when decompressed; the first record is a small one."""
     return compressed(
         codecs.GZIP,
-        kafka.encode_plain([Record(b"small", b"k", timestamp_ms=1), Record(bytes(BOMB_BYTES), b"k", timestamp_ms=1)]),
+        encode_plain([Record(b"small", b"k", timestamp_ms=1), Record(bytes(BOMB_BYTES), b"k", timestamp_ms=1)]),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from struct import pack_into
 
 import pytest
+from tests.log_frames import encode_plain
 from tests.unit.log.strategies import transactional
 from tests.unit.log.test_kafka import compressed, resealed
 from tests.unit.streams.segment_rig import SegmentRig
@@ -30,7 +31,7 @@ SEED = 20_261_116
 
 
 def batch(*values: bytes, key: bytes | None = None, time_ms: int = 1) -> bytes:
-    return kafka.encode_plain([Record(value, key, timestamp_ms=time_ms) for value in values])
+    return encode_plain([Record(value, key, timestamp_ms=time_ms) for value in values])
 
 
 def control() -> bytes:

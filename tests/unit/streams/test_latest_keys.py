@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.log_frames import encode_plain
 from tests.unit.log.strategies import transactional
 from tests.unit.streams.segment_rig import SegmentRig, explain
 
-from basaltmq.log.batches.kafka import encode_plain, marker_batch
+from basaltmq.log.batches.kafka import marker_batch
 from basaltmq.log.batches.record import Record, StoredRecord
 from basaltmq.streams.engines.segment import cleaner as segment_cleaner
 from basaltmq.streams.engines.segment import latest_keys

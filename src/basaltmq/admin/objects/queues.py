@@ -157,6 +157,7 @@ class Queues:
         queue = _queue(vhost, call.names["name"])
         shown = shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
         shown["consumer_details"] = [shown_consumer(vhost, each) for each in queue.consumers]
+        shown["scripts"] = {} if queue.is_stream else vhost.plane.script_counters(queue.name)
         return shown
 
     def declare(self, call: Call) -> Any:

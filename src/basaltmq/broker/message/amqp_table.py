@@ -39,8 +39,6 @@ DEPTH_MAX: Final = 32
 NAME_BYTES_MAX: Final = 255
 """Length of a short string. The specification allows 128 bytes, RabbitMQ 255."""
 
-TABLE_BYTES_MAX: Final = (1 << 32) - 1
-
 Value: TypeAlias = (
     "bool | int | float | str | bytes | Decimal | Timestamp | Long | Sequence[Value] | Mapping[str, Value] | None"
 )

@@ -73,7 +73,6 @@ class MessageRouter:
         self._routes: dict[tuple[str, str], Route] = {}
         self._routes_version = -1
         self._peeked: dict[bytes, Peek] = {}
-        self.unroutable = 0
 
     def sort(self, publishes: Iterable[Publish]) -> TickBatch:
         """Route messages and group their drafts by queue."""
@@ -153,7 +152,6 @@ class MessageRouter:
                 if "BCC" in headers:
                     raw = without_bcc(raw)
         if not queues:
-            self.unroutable += 1
             if mandatory:
                 batch.returns.append(publish)
             if number:

@@ -32,7 +32,7 @@ import google_crc32c
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
 from basaltmq.log.batches.codecs import NONE, pieces
 from basaltmq.log.batches.columnar import ColumnBatch
-from basaltmq.log.batches.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, Record, StoredRecord
+from basaltmq.log.batches.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, StoredRecord
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -385,18 +385,6 @@ def read_marker(raw: bytes) -> bool | None:
         return None
     kind = _MARKER_KEY.unpack_from(key)[1]
     return kind == COMMIT if kind in {ABORT, COMMIT} else None
-
-
-def encode_plain(plain: Sequence[Record], base_offset: int = 0) -> bytes:
-    """Encode records without offsets as a producer's batch."""
-    return encode_records(
-        [
-            StoredRecord(
-                each.value, each.key, each.headers, (), each.timestamp_ms, each.expire_at_ms, offset=base_offset + at
-            )
-            for at, each in enumerate(plain)
-        ]
-    )
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

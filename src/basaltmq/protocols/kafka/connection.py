@@ -63,7 +63,6 @@ DECODED_HERE_BYTES_MAX: Final = 32 << 10
 Produce is an exception, because its records are not decoded."""
 
 NONCE_BYTES: Final = 24
-_OPEN: Final = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE))
 _log: Final = logging.getLogger(__name__)
 
 

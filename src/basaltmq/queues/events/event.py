@@ -98,11 +98,6 @@ class Event(NamedTuple):
     attempts: int | None
     consumer: str
 
-    @property
-    def latency_ns(self) -> int:
-        """Time since enqueue."""
-        return max(0, self.at_ns - self.enqueued_ns)
-
 
 def encode_block(
     kind: int, flags: int, at_ns: int, consumer: str, keys: Sequence[bytes], attempts: bytes = b""

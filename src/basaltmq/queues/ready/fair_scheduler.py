@@ -106,10 +106,6 @@ class FairScheduler:
     def __contains__(self, key: str) -> bool:
         return key in self._entries
 
-    @property
-    def ready_count(self) -> int:
-        return self._ready_count
-
     def is_ready(self, key: str) -> bool:
         entry = self._entries.get(key)
         return entry is not None and entry.previous is not None
@@ -125,7 +121,7 @@ class FairScheduler:
         return 0 if entry is None else entry.deficit
 
     def ready(self, key: str, weight: int | None = None) -> None:
-        """Mark a key as having messages. `weight` acts as in `set_weight`; the default for a new key is 1."""
+        """Mark a key as having messages. `weight` replaces its weight; the default for a new key is 1."""
         entry = self._entries.get(key)
         if entry is None:
             wanted = 1 if weight is None else _checked(weight)
@@ -159,13 +155,6 @@ class FairScheduler:
             group.head, group.weights, group.stride = None, 0, 0
         self._active.clear()
         self._ready_count = 0
-
-    def set_weight(self, key: str, weight: int) -> None:
-        """Change the weight of a ready or blocked key. Unknown keys are ignored."""
-        wanted = _checked(weight)
-        entry = self._entries.get(key)
-        if entry is not None and wanted != entry.requested_weight:
-            self._request_weight(entry, wanted)
 
     def take(self, count: int) -> list[tuple[str, int]]:
         """Return the next `count` turns as (key, number of messages), each key once, in the order of their first turn.

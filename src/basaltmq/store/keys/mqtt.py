@@ -91,10 +91,6 @@ def member_key(group: str, client_id: str) -> bytes:
     return MEMBER + lp(group) + unprefixed(client_id)
 
 
-def member_prefix(group: str) -> bytes:
-    return MEMBER + lp(group)
-
-
 def decode_member_key(key: bytes) -> tuple[str, str]:
     if key[:1] != MEMBER:
         raise malformed(key)

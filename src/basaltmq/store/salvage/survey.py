@@ -5,14 +5,14 @@ A torn tail of the last WAL file is not a loss, because its writes were never co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE
-from basaltmq.store.families import BY_LABEL, Family
+from basaltmq.store.families import Family
 from basaltmq.store.integrity.seals import Seals, check_manifest
 from basaltmq.store.integrity.synced import missing_writes, short_manifest
 from basaltmq.store.salvage.files import Files, find_files
@@ -51,14 +51,6 @@ class Survey:
         if family.label not in self.files.families:
             return iter(())
         return read_range(self.views, family.label, start, end, lambda _: None)
-
-    def read_all(self, visit: Callable[[Family, bytes, bytes], None] | None = None) -> None:
-        """Read everything to find the losses."""
-        for label in self.views.families:
-            family = BY_LABEL.get(label)
-            for key, value in self.read(label):
-                if visit is not None and family is not None:
-                    visit(family, key, value)
 
     def describe_losses(self) -> list[Loss]:
         """Return the losses, described for operators."""

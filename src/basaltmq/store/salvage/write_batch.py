@@ -31,14 +31,11 @@ _KINDS: Final = {
 }
 """Kind -> (names a family, has a second text after the key)."""
 
-_PUTS: Final = frozenset((1, 5))
-
 
 class Change(NamedTuple):
     """One row change."""
 
     family: int
-    is_put: bool
     key: bytes
 
 
@@ -58,7 +55,7 @@ def changes(payload: bytes) -> Iterator[Change]:
             key, at = _text(payload, at)
             if has_value:
                 _, at = _text(payload, at)
-            yield Change(family, kind in _PUTS, key)
+            yield Change(family, key)
     except IndexError:
         return
 

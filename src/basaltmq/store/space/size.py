@@ -18,7 +18,6 @@ measured, its next call raises the error.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import threading
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol, TypeAlias
 
-from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, StoreOverfullError
+from basaltmq.errors import BasaltError, InvalidConfigError, StoreOverfullError
 from basaltmq.store.families import MIB
 from basaltmq.store.space.reclaim import LogSpace, Reclaimable, reclaim
 
@@ -86,9 +85,7 @@ class SizeGuard:
         self._unmeasured_bytes = 0
         self._listeners: list[Listener] = []
         self._measuring = threading.Lock()
-        self._changed = threading.Condition()
-        self._awaiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = set()
-        self._end: BasaltError | None = None
+        self._stopping = threading.Event()
         self._written = threading.Event()
         self._thread: threading.Thread | None = None
         self.measure()
@@ -127,47 +124,16 @@ class SizeGuard:
                 f"publishing resumes when consumers have reduced it to {self._underfull_bytes}"
             )
 
-    def wait_underfull(self, timeout_s: float | None = None) -> bool:
-        """Block the calling thread while the store is overfull. Return False if it still is after `timeout_s`."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._end is not None or not self.overfull, timeout_s)
-            self._require_open()
-            return not self.overfull
-
-    async def until_underfull(self) -> None:
-        """Return when the store is not overfull."""
-        loop = asyncio.get_running_loop()
-        with self._changed:
-            self._require_open()
-            if not self.overfull:
-                return
-            future: asyncio.Future[None] = loop.create_future()
-            waiter = (loop, future)
-            self._awaiting.add(waiter)
-        try:
-            await future
-        finally:
-            with self._changed:
-                self._awaiting.discard(waiter)
-        self._require_open()
-
     def close(self) -> None:
-        """Stop the guard; waiters get StoreClosedError. Call it before the store is closed."""
-        self._stop(StoreClosedError("the store is closing"))
+        """Stop the guard. Call it before the store is closed."""
+        self._stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSE_WAIT_S)
 
-    def _stop(self, error: BasaltError) -> None:
-        with self._changed:
-            if self._end is None:
-                self._end = error
-            self._wake()
+    def _stop(self) -> None:
+        self._stopping.set()
         self._written.set()
-
-    def _require_open(self) -> None:
-        if self._end is not None:
-            raise type(self._end)(*self._end.args)
 
     def _measure(self) -> int:
         self._unmeasured_bytes = 0
@@ -180,36 +146,23 @@ class SizeGuard:
         return size_bytes
 
     def _change(self, *, overfull: bool) -> None:
-        with self._changed:
-            self.overfull = overfull
-            if not overfull:
-                self._wake()
-        if overfull and self._end is None:
+        self.overfull = overfull
+        if overfull and not self._stopping.is_set():
             self._written.set()
             self._thread = threading.Thread(target=self._reclaim, name="basalt-reclaim", daemon=True)
             self._thread.start()
         for listener in self._listeners:
             _notify(listener, overfull, self.size_bytes)
 
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        for loop, future in self._awaiting:
-            try:
-                loop.call_soon_threadsafe(_resolve, future)
-            except RuntimeError:
-                # The loop is closed, so nobody waits there.
-                continue
-
     def _reclaim(self) -> None:
         """Reclaim space until the store is underfull."""
         thread = threading.current_thread()
         rest_s = 0.0
         # The store may become overfull again, with a new thread, before this thread checks.
-        while self.overfull and self._end is None and self._thread is thread:
+        while self.overfull and not self._stopping.is_set() and self._thread is thread:
             try:
                 if self._written.wait(RECHECK_S):
-                    with self._changed:
-                        self._changed.wait_for(lambda: self._end is not None, rest_s)
+                    self._stopping.wait(rest_s)
                     self._written.clear()
                     begun = self._clock()
                     reclaim(self._store, self._is_enough, log=self._log)
@@ -217,13 +170,13 @@ class SizeGuard:
                     rest_s = self._clock() - begun
                 else:
                     self.measure()
-            except BasaltError as error:
-                # The store is closed or poisoned, so end all waits.
-                self._stop(error)
+            except BasaltError:
+                # The store is closed or poisoned: its next call raises the error.
+                self._stop()
 
     def _is_enough(self) -> bool:
         self.measure()
-        return not self.overfull or self._end is not None
+        return not self.overfull or self._stopping.is_set()
 
 
 def _notify(listener: Listener, overfull: bool, size_bytes: int) -> None:
@@ -231,8 +184,3 @@ def _notify(listener: Listener, overfull: bool, size_bytes: int) -> None:
         listener(overfull, size_bytes)
     except Exception:
         _log.exception("a listener failed on overfull=%s at %d bytes", overfull, size_bytes)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

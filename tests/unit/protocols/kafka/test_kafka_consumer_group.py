@@ -135,7 +135,7 @@ def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken(
     again = harness.say("a", 1, {0}, rebalance_timeout_ms=REBALANCE_MS, subscribed_topic_names=["t"])
     assert (again["member_epoch"], reported(again)) == (2, {0}), "who says everything is told everything"
     harness.topics["t"] = TopicSize(T.bytes, 4)
-    harness.group.topics_changed(frozenset(("t",)), 0)
+    list(harness.group.topics_changing(frozenset(("t",)), 0))
     assert harness.say("a", 2)["member_epoch"] == 3
     harness.refused(e.FENCED_MEMBER_EPOCH, lambda: harness.say("a", 1, {0}))
     for member, epoch, code in (
@@ -214,21 +214,21 @@ def test_a_pattern_matches_whole_names_that_may_be_read_whenever_they_come() -> 
     assert reported(first) == set(), "they are searched for"
     (pattern,) = harness.group.unsearched()
     harness.topics["tlate"] = TopicSize(UUID(int=9).bytes, 1)
-    harness.group.topics_changed(frozenset(("tlate",)), 0)
+    list(harness.group.topics_changing(frozenset(("tlate",)), 0))
     names = pattern.among(["t", "t2", "xt", "secret", "tsecret"])
     harness.group.found(pattern, names, 0)
     assert pattern.topics == frozenset(("t", "t2", "tlate"))
     epoch = harness.group.epoch
     harness.topics["tnew"] = TopicSize(UUID(int=10).bytes, 2)
-    harness.group.topics_changed(frozenset(("tnew",)), 0)
+    list(harness.group.topics_changing(frozenset(("tnew",)), 0))
     assert harness.group.epoch == epoch + 1
     harness.topics["other"] = harness.topics["tsecret"] = TopicSize(UUID(int=11).bytes, 2)
-    harness.group.topics_changed(frozenset(("other", "tsecret")), 0)
+    list(harness.group.topics_changing(frozenset(("other", "tsecret")), 0))
     assert harness.group.epoch == epoch + 1, "nobody asked for these"
     answer = harness.say("a", first["member_epoch"])
     assert sum(len(each["partitions"]) for each in answer["assignment"]["topic_partitions"]) == 5
     del harness.topics["t2"]
-    harness.group.topics_changed(frozenset(("t2",)), 0)
+    list(harness.group.topics_changing(frozenset(("t2",)), 0))
     assert pattern.topics == frozenset(("t", "tlate", "tnew"))
     harness.say("a", answer["member_epoch"], None, subscribed_topic_names=["t"], subscribed_topic_regex="")
     assert not harness.group.patterns
@@ -238,17 +238,17 @@ def test_topics_that_come_grow_and_go_move_the_epoch_and_others_do_not() -> None
     harness = Harness()
     assert (reported(harness.join("a")), harness.group.epoch) == (set(), 1)
     harness.topics["t"] = TopicSize(T.bytes, 2)
-    harness.group.topics_changed(frozenset(("t",)), 0)
+    list(harness.group.topics_changing(frozenset(("t",)), 0))
     assert reported(harness.say("a", 1)) == {0, 1}
     harness.topics["t"] = TopicSize(T.bytes, 3)
-    harness.group.topics_changed(frozenset(("t",)), 0)
+    list(harness.group.topics_changing(frozenset(("t",)), 0))
     assert reported(harness.say("a", 2)) == {0, 1, 2}
-    harness.group.topics_changed(frozenset(("t", "x")), 0)
+    list(harness.group.topics_changing(frozenset(("t", "x")), 0))
     assert harness.group.epoch == 3, "it is as it was"
     del harness.topics["t"]
-    harness.group.topics_changed(frozenset(("t",)), 0)
+    list(harness.group.topics_changing(frozenset(("t",)), 0))
     harness.topics["t"] = TopicSize(UUID(int=7).bytes, 1)
-    harness.group.topics_changed(frozenset(("t",)), 0)
+    list(harness.group.topics_changing(frozenset(("t",)), 0))
     answer = harness.say("a", 3)
     assert reported(answer) == set(), "what is gone is let go of first"
     answer = harness.say("a", 3, set())

@@ -11,11 +11,12 @@ from typing import Any, cast
 
 import google_crc32c
 import pytest
+from tests.log_frames import encode_plain
 
 from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
-from basaltmq.log.batches.kafka import KafkaHeader, encode_plain, read_header, records
+from basaltmq.log.batches.kafka import KafkaHeader, read_header, records
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.context import Answer, Client, Context, Settings

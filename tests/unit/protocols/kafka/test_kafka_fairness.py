@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from tests.fuzz.kafka import Harness, answers, settle
+from tests.log_frames import encode_plain
 
 from basaltmq.broker import turns
 from basaltmq.broker.loop_shares import TURN_S, LoopShares
-from basaltmq.log.batches.kafka import encode_plain
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka import connection, fetch, list_offsets, produce, topics
 from basaltmq.protocols.kafka.context import NODE_ID

@@ -161,13 +161,8 @@ class ConsumerGroup:
         """Return the earliest deadline of any member."""
         return min((member.deadline_ms for member in self.members.values()), default=NEVER_MS)
 
-    def topics_changed(self, names: frozenset[str], now_ms: int) -> None:
-        """Handle the creation, change or deletion of topics."""
-        for _ in self.topics_changing(names, now_ms):
-            pass
-
     def topics_changing(self, names: frozenset[str], now_ms: int) -> Iterator[None]:
-        """Like `topics_changed`, in steps of one pattern and one name, because a match may take 10 ms."""
+        """Handle changed topics in steps of one pattern and one name, because a match may take 10 ms."""
         is_touched = not self._subscribed_names.isdisjoint(names)
         for pattern in list(self.patterns.values()):
             for name in names:

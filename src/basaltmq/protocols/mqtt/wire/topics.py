@@ -22,8 +22,6 @@ from typing import Final
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.errors import ProtocolViolation
 
-TOPIC_BYTES_MAX: Final = 65_535
-
 TOPIC_LEVELS_MAX: Final = 128
 """Levels of a name or filter. A match costs time and a subscription costs memory per level."""
 
