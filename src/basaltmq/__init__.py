@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from basaltmq.queues.handler_failure import Reject
+from basaltmq.queues.lifecycle.handler_failure import Reject
 
 if TYPE_CHECKING:
     from basaltmq.embedded.database import Basalt, Settings

@@ -12,7 +12,7 @@ from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.ready.rows import NO_BODY, read_entry
-from basaltmq.queues.transactions.branches import decode_draft
+from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range
 from basaltmq.store.keys.queues import message_of

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
+from basaltmq.broker.auth.node_secret import node_secret
 from basaltmq.broker.auth.permissions import Permissions
 from basaltmq.broker.auth.users import ADMINISTRATOR, Users
 from basaltmq.broker.config.settings import Config
@@ -26,7 +27,6 @@ from basaltmq.broker.connections import Connections
 from basaltmq.broker.flow import Alarms, Listener, Watch
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.memory_limit import memory_bytes
-from basaltmq.broker.node_secret import node_secret
 from basaltmq.broker.reclaiming import Reclaiming
 from basaltmq.broker.supervision import Supervised, SupervisedStore, VHostState
 from basaltmq.broker.vhost import VHost

@@ -14,6 +14,6 @@ from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased
 from basaltmq.client.worker import Worker
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.handler_failure import Reject
+from basaltmq.queues.lifecycle.handler_failure import Reject
 
 __all__ = ["AsyncClient", "AsyncWorker", "Client", "Draft", "Leased", "Reject", "Worker"]

@@ -19,7 +19,7 @@ from basaltmq.client.async_client import AsyncClient
 from basaltmq.client.leased import Leased
 from basaltmq.client.worker import KEEP_ALIVE_SHARE, POLL_S, RETRY_S
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
-from basaltmq.queues.handler_failure import (
+from basaltmq.queues.lifecycle.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
     RETRY_DELAY_MS_MAX_DEFAULT,
     Backoff,

@@ -39,7 +39,7 @@ from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
 from basaltmq.client.worker_session import Cancellation
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
-from basaltmq.queues.handler_failure import (
+from basaltmq.queues.lifecycle.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
     RETRY_DELAY_MS_MAX_DEFAULT,
     Backoff,

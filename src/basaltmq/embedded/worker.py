@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from basaltmq.embedded.leased import Leased
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
-from basaltmq.queues.handler_failure import (
+from basaltmq.queues.lifecycle.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
     RETRY_DELAY_MS_MAX_DEFAULT,
     Backoff,

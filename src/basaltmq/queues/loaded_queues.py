@@ -28,6 +28,7 @@ from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig, decode_config, default_row, encode_config
 from basaltmq.queues.leases.prepared import is_held
 from basaltmq.queues.leases.table import Leases
+from basaltmq.queues.leases.waiters import Waiters
 from basaltmq.queues.lifecycle import timers
 from basaltmq.queues.queue import MS, PlaneContext, Queue
 from basaltmq.queues.ready.backing import BackingQueue
@@ -39,7 +40,6 @@ from basaltmq.queues.recovery.recount import counted
 from basaltmq.queues.runtime_config import RuntimeConfig
 from basaltmq.queues.scripts.hooks import QueueHooks
 from basaltmq.queues.stats import QueueStats
-from basaltmq.queues.waiters import Waiters
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range

@@ -23,12 +23,12 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.leases.prepared import require_free
+from basaltmq.queues.leases.waiters import Waiters
 from basaltmq.queues.lifecycle import removal
 from basaltmq.queues.lifecycle.redrive import PAGE, DueNs, Page, Wanted, move_page, origin_of
 from basaltmq.queues.loaded_queues import LoadedQueues
 from basaltmq.queues.message import Message
 from basaltmq.queues.queue import Queue
-from basaltmq.queues.waiters import Waiters
 
 RECLAIM_PAGES: Final = 4
 """Pages of rows that the deletion itself removes, which is all of an ordinary queue."""

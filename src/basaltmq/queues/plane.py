@@ -37,6 +37,7 @@ from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, t
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.expiry import LeaseExpiry
 from basaltmq.queues.leases.table import Tokens, check_visibility
+from basaltmq.queues.leases.waiters import Listen, Waiter, Waiters
 from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
 from basaltmq.queues.lifecycle.due import Due
 from basaltmq.queues.lifecycle.failures import fail
@@ -59,7 +60,6 @@ from basaltmq.queues.throttle.settings import ThrottleSettings
 from basaltmq.queues.transactions.transaction import QueueTransaction
 from basaltmq.queues.transactions.work import Find, T
 from basaltmq.queues.transactions.xa import QueueXa
-from basaltmq.queues.waiters import Listen, Waiter, Waiters
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family

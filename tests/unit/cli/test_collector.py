@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from basaltmq.cli.collector import SLOW_S, Collector
+from basaltmq.cli.server.collector import SLOW_S, Collector
 
 
 @pytest.mark.promise("P13")

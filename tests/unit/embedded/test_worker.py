@@ -27,7 +27,7 @@ from basaltmq.errors import (
     StoreClosedError,
     StoreStalledError,
 )
-from basaltmq.queues.handler_failure import ERROR_CHARACTERS_MAX, Backoff
+from basaltmq.queues.lifecycle.handler_failure import ERROR_CHARACTERS_MAX, Backoff
 
 pytestmark = pytest.mark.spec("C8")
 

@@ -14,7 +14,7 @@ from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART
-from basaltmq.queues.transactions.branches import decode_draft
+from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch

@@ -27,7 +27,7 @@ from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.transactions.branches import BranchRow, Hold, decode_branch, encode_branch
+from basaltmq.queues.transactions.branch_rows import BranchRow, Hold, decode_branch, encode_branch
 from basaltmq.queues.transactions.xa import parse_xid
 from basaltmq.queues.transactions.xid import Xid, xid_key
 from basaltmq.store.batch import Batch

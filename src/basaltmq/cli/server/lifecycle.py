@@ -29,7 +29,7 @@ from basaltmq.broker.config.settings import Config
 from basaltmq.broker.config.sources import Loaded, changed
 from basaltmq.broker.data_directory import protect
 from basaltmq.broker.node import Node
-from basaltmq.cli.collector import Collector
+from basaltmq.cli.server.collector import Collector
 from basaltmq.cli.server.listeners import (
     MQTT_SECTIONS,
     AdminListener,

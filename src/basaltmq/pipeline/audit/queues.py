@@ -17,7 +17,7 @@ from basaltmq.queues.lifecycle.reclaim import floors
 from basaltmq.queues.ready.backing import APART, SHARED
 from basaltmq.queues.ready.rows import NO_BODY, unwrap
 from basaltmq.queues.stats import QueueStats
-from basaltmq.queues.transactions.branches import decode_draft
+from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys

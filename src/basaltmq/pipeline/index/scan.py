@@ -53,7 +53,7 @@ from basaltmq.store.open import open_store
 from basaltmq.store.scratch import Scratch
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import FAMILY
-from basaltmq.streams.engines.segment.read import find_cutter
+from basaltmq.streams.engines.segment.read_result import find_cutter
 from basaltmq.streams.engines.segment.replay import Replay, note
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.shards import Engine, Recent, ShardConfig, ShardMeta

@@ -22,8 +22,8 @@ from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoun
 from basaltmq.protocols.kafka.arrivals import Arrivals
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch_session import FetchSession
-from basaltmq.protocols.kafka.groups.classic_groups import ClassicGroups
-from basaltmq.protocols.kafka.groups.consumer_groups import ConsumerGroups
+from basaltmq.protocols.kafka.groups.classic_requests import ClassicGroups
+from basaltmq.protocols.kafka.groups.consumer_group_table import ConsumerGroups
 from basaltmq.protocols.kafka.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.transactions.coordinator import Transactions
 from basaltmq.protocols.kafka.transactions.producers import Producers

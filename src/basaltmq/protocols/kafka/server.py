@@ -15,7 +15,7 @@ from basaltmq.errors import VHostDownError
 from basaltmq.protocols.kafka import configs, fetch, list_offsets, produce, scram_users, session, topics
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.context import Context, Handler, Settings
-from basaltmq.protocols.kafka.groups import classic_groups as groups
+from basaltmq.protocols.kafka.groups import classic_requests as groups
 from basaltmq.protocols.kafka.groups import consumer_requests
 from basaltmq.protocols.kafka.transactions import requests as transactions_requests
 from basaltmq.protocols.kafka.wire import api as k

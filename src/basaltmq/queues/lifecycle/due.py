@@ -17,12 +17,12 @@ from typing import Final
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
+from basaltmq.queues.leases.waiters import Waiters
 from basaltmq.queues.lifecycle import dedup, delays, limits, timers, ttl
 from basaltmq.queues.lifecycle.failures import expire_lease
 from basaltmq.queues.lifecycle.timers import Timer
 from basaltmq.queues.loaded_queues import LoadedQueues
 from basaltmq.queues.queue import MS, PlaneContext
-from basaltmq.queues.waiters import Waiters
 from basaltmq.store.families import Family
 from basaltmq.store.keys.queues import lease_expiry_key
 

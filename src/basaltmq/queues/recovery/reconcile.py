@@ -31,7 +31,7 @@ from basaltmq.queues.lifecycle.reclaim import encode_floor
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, SHARED, TIMED, Entry
 from basaltmq.queues.stats import DURABLE_FIELDS, FIELDS, QueueStats
-from basaltmq.queues.transactions.branches import decode_branch, decode_draft, encode_branch
+from basaltmq.queues.transactions.branch_rows import decode_branch, decode_draft, encode_branch
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family

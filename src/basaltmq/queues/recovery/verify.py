@@ -15,7 +15,7 @@ from basaltmq.queues.quarantine import queue_of, records
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.stats import QueueStats
-from basaltmq.queues.transactions.branches import decode_branch, decode_draft
+from basaltmq.queues.transactions.branch_rows import decode_branch, decode_draft
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys

@@ -4,7 +4,7 @@ Sessions (begin, join, suspend, resume, end) collect operations in a branch (`Wo
 until it is decided. Every step is one batch, durable on return:
 
     prepare     holds the messages to ack (`leases/prepared.py`), stores the messages to enqueue as invisible drafts
-                with large payloads in their final place (`branches.py`), and writes the record
+                with large payloads in their final place (`branch_rows.py`), and writes the record
     commit      acks the held messages, enqueues the drafts (with the place of the commit), deletes the record
     one phase   applies the operations like a transaction, without a record
     rollback    returns the held messages to their places without counting an attempt, deletes drafts and record
@@ -54,9 +54,9 @@ from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.queue import ENQUEUE_MAX, Queue
 from basaltmq.queues.ready.rows import NO_BODY
 from basaltmq.queues.scripts import advice
-from basaltmq.queues.transactions import branches
+from basaltmq.queues.transactions import branch_rows
+from basaltmq.queues.transactions.branch_rows import BranchRow, Hold, KeptDraft
 from basaltmq.queues.transactions.branch_table import BranchTable, TableBranch
-from basaltmq.queues.transactions.branches import BranchRow, Hold, KeptDraft
 from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Find, Plane, Work
 from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
 from basaltmq.queues.transactions.xid import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
@@ -165,7 +165,7 @@ class QueueXa(BranchTable[QueueBranch]):
     ) -> Self:
         """Load the prepared branches from disk."""
         table = cls(store, commit, plane, lock, clock_ns, quarantine)
-        for row in branches.read_branches(store, quarantine):
+        for row in branch_rows.read_branches(store, quarantine):
             branch = table._make(row.xid)
             branch.decision = row.state
             branch.state = BranchState.PREPARED if row.state == PREPARED else BranchState.HEURISTIC
@@ -286,10 +286,10 @@ class QueueXa(BranchTable[QueueBranch]):
             limits.require_room(find(name), len(each), sum(each))
         count = 0
         if drafts:
-            count = branches.put_drafts(change, self._content, find(drafts[0][0]).shared.ids, xid, drafts)
+            count = branch_rows.put_drafts(change, self._content, find(drafts[0][0]).shared.ids, xid, drafts)
         queues = sorted({each.queue for each in holds} | {name for name, _ in drafts})
         row = BranchRow(xid, PREPARED, self._clock_ns() // _MS, count, holds, queues)
-        branches.put_branch(change.batch, row)
+        branch_rows.put_branch(change.batch, row)
         return row
 
     def _commit_branch(self, xid: Xid, one_phase: bool) -> tuple[QueueBranch, None]:
@@ -347,15 +347,15 @@ class QueueXa(BranchTable[QueueBranch]):
                 def damaged(key: bytes, raw: bytes | None, reason: str) -> None:
                     self._quarantine.keep(change, Family.BRANCH_DRAFTS, key, raw, reason)
 
-                drafts = branches.read_drafts(self._store, row.xid, row.drafts, damaged)
+                drafts = branch_rows.read_drafts(self._store, row.xid, row.drafts, damaged)
                 if commit:
                     self._enqueue(change, find, drafts)
-                branches.release_bodies(change, self._content, drafts)
+                branch_rows.release_bodies(change, self._content, drafts)
             if leaving is None:
-                branches.delete_branch(change.batch, row.xid, row.drafts)
+                branch_rows.delete_branch(change.batch, row.xid, row.drafts)
             else:
-                branches.delete_drafts(change.batch, row.xid, row.drafts)
-                branches.put_branch(change.batch, leaving)
+                branch_rows.delete_drafts(change.batch, row.xid, row.drafts)
+                branch_rows.put_branch(change.batch, leaving)
 
         self._step(branch, finish)
         for name in branch.row.queues:

@@ -413,7 +413,7 @@ def quiet_collector() -> Iterator[None]:
 
 @pytest.mark.usefixtures("quiet_collector")
 def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
-    """The collector freezes long-lived objects (cli/collector.py), and would not find a cycle of them."""
+    """The collector freezes long-lived objects (cli/server/collector.py), and would not find a cycle of them."""
 
     async def scenario(harness: Harness) -> None:
         connection, socket = await opened(harness)

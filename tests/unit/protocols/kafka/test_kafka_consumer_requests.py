@@ -15,7 +15,7 @@ from tests.unit.protocols.kafka.test_kafka_context import AnyUser
 from tests.unit.protocols.kafka.test_kafka_context import Harness as ContextHarness
 
 from basaltmq.protocols.kafka.context import Client
-from basaltmq.protocols.kafka.groups import consumer_groups as module
+from basaltmq.protocols.kafka.groups import consumer_group_table as module
 from basaltmq.protocols.kafka.groups.consumer_group import Timing
 from basaltmq.protocols.kafka.server import handlers
 from basaltmq.protocols.kafka.wire import api as k

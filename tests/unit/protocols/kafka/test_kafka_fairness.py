@@ -17,7 +17,7 @@ from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka import connection, fetch, list_offsets, produce, topics
 from basaltmq.protocols.kafka.context import NODE_ID
-from basaltmq.protocols.kafka.groups import classic_groups
+from basaltmq.protocols.kafka.groups import classic_requests
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.schema import NIL, encode_array
 from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
@@ -237,7 +237,7 @@ def test_a_long_request_takes_many_turns_and_others_are_answered_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: int, version: int, body: dict[str, Any], is_large: bool
 ) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.0)
-    monkeypatch.setattr(classic_groups, "PORTION", 5)
+    monkeypatch.setattr(classic_requests, "PORTION", 5)
     monkeypatch.setattr(fetch, "PARTITIONS_HERE_MAX", 5)
     monkeypatch.setattr(produce, "PARTITIONS_HERE_MAX", 5)
     if is_large:

@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
 from basaltmq.protocols.kafka.context import Client, Context
-from basaltmq.protocols.kafka.groups.classic_groups import NAME_BYTES_MAX
-from basaltmq.protocols.kafka.groups.consumer_groups import timing
+from basaltmq.protocols.kafka.groups.classic_requests import NAME_BYTES_MAX
+from basaltmq.protocols.kafka.groups.consumer_group_table import timing
 from basaltmq.protocols.kafka.groups.row import NOT_SET, GroupRow
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.errors import Refused

@@ -15,7 +15,7 @@ from uuid import UUID
 from basaltmq.broker.auth.permissions import READ
 from basaltmq.protocols.kafka.context import Answer, Client, Context
 from basaltmq.protocols.kafka.groups.assignors import ASSIGNORS, EMPTY, UNIFORM, PartitionId
-from basaltmq.protocols.kafka.groups.classic_groups import NAME_BYTES_MAX, group_error
+from basaltmq.protocols.kafka.groups.classic_requests import NAME_BYTES_MAX, group_error
 from basaltmq.protocols.kafka.groups.consumer_group import ConsumerGroup, State, by_topic
 from basaltmq.protocols.kafka.groups.consumer_member import JOINING, STATIC_LEAVE, ConsumerMember
 from basaltmq.protocols.kafka.wire import errors as e

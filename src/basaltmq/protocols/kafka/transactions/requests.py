@@ -11,7 +11,7 @@ from typing import Final
 from basaltmq.broker.auth.permissions import READ, WRITE
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.kafka.context import Answer, Client, Context
-from basaltmq.protocols.kafka.groups.classic_groups import commit_error, group_error, topic_error
+from basaltmq.protocols.kafka.groups.classic_requests import commit_error, group_error, topic_error
 from basaltmq.protocols.kafka.transactions.row import State, Transaction
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request

@@ -85,7 +85,7 @@ from basaltmq.streams.engines.segment.index.rows import (
     kafka_terms,
 )
 from basaltmq.streams.engines.segment.producers_row import drop_lost_batches
-from basaltmq.streams.engines.segment.read import index_of, offset_at
+from basaltmq.streams.engines.segment.read_result import index_of, offset_at
 from basaltmq.streams.engines.segment.reader import LogLane, SegmentReader, wanted_records
 from basaltmq.streams.engines.segment.recovery import lanes_present, open_log, recover
 from basaltmq.streams.engines.segment.replay import Progress, note

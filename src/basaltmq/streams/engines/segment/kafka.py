@@ -25,7 +25,7 @@ from basaltmq.log.batches.kafka_run import TakenBatches, take_batches
 from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, IS_MARKER, Entry
-from basaltmq.streams.engines.segment.read import FramePosition
+from basaltmq.streams.engines.segment.read_result import FramePosition
 from basaltmq.streams.engines.segment.state import SegmentShard
 
 if TYPE_CHECKING:

@@ -51,7 +51,7 @@ from basaltmq.streams.engines.base import EngineBase
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, Entry
 from basaltmq.streams.engines.segment.kafka import Ahead, KafkaRead, producers_batches, read_batches
-from basaltmq.streams.engines.segment.read import (
+from basaltmq.streams.engines.segment.read_result import (
     READ_RUN_BYTES,
     Bookmarks,
     Collector,

@@ -52,7 +52,7 @@ from basaltmq.streams.engines.segment.index.rows import (
     first_expiry,
     kafka_terms,
 )
-from basaltmq.streams.engines.segment.read import index_of
+from basaltmq.streams.engines.segment.read_result import index_of
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
 

@@ -33,7 +33,7 @@ from basaltmq.store.overlay import OverlayStore
 from basaltmq.streams.adapter import Budget, Clock, IfAllOlder
 from basaltmq.streams.engines.segment.engine import SHARDS_LOADED_MAX, SegmentEngine
 from basaltmq.streams.engines.segment.index.rows import IS_AWAITED, IS_REWRITTEN, Entry
-from basaltmq.streams.engines.segment.read import FramesRead
+from basaltmq.streams.engines.segment.read_result import FramesRead
 from basaltmq.streams.engines.segment.reader import LogLane
 from basaltmq.streams.engines.segment.replay import Progress, Replay, note
 from basaltmq.streams.engines.segment.state import SegmentShard
