@@ -93,8 +93,8 @@ class Inbound:
         self._topic_aliases_max = topic_aliases_max
         self._aliases: dict[int, str] = {}
         self._last = 0
-        self._waiting: dict[int, tuple[_Acknowledgement, int]] = {}
-        """Publishes that are not confirmed, by number."""
+        self._waiting: dict[int, tuple[_Acknowledgement, int, int]] = {}
+        """Packet identifiers and reason codes of publishes that are not confirmed, by number."""
         self._order: dict[_Acknowledgement, deque[int]] = {p.Puback: deque(), p.Pubrec: deque()}
         """Packet identifiers that are not acknowledged, in the order of the messages."""
         self._confirmed: dict[_Acknowledgement, dict[int, tuple[int, str]]] = {p.Puback: {}, p.Pubrec: {}}
@@ -141,7 +141,7 @@ class Inbound:
             self._shares.add_debt(fan_out_s)
         for queue in limited:
             queue.publish_credit -= 1
-        self._publish(packet, topic, key)
+        self._publish(packet, topic, key, rc.SUCCESS if route.fan_out else rc.NO_MATCHING_SUBSCRIBERS)
         return None
 
     @property
@@ -192,7 +192,7 @@ class Inbound:
         self._order[kind].append(packet.packet_id)
         self._answer(kind, packet.packet_id, reason_code, text)
 
-    def _publish(self, packet: p.Publish, topic: str, key: str) -> None:
+    def _publish(self, packet: p.Publish, topic: str, key: str, reason_code: int) -> None:
         session = self._session
         own = session.client_id if session.subscriptions and session.excludes_own else ""
         properties = message.to_properties(packet, own)
@@ -204,10 +204,10 @@ class Inbound:
             number = self._last = self._last + 1
             self._order[p.Puback if packet.qos == 1 else p.Pubrec].append(packet.packet_id)
             if packet.qos == 1:
-                self._waiting[number] = (p.Puback, packet.packet_id)
+                self._waiting[number] = (p.Puback, packet.packet_id, reason_code)
                 self._unacknowledged_1 += 1
             else:
-                self._waiting[number] = (p.Pubrec, packet.packet_id)
+                self._waiting[number] = (p.Pubrec, packet.packet_id, reason_code)
                 session.received.add(packet.packet_id)
                 self._unreceived.add(packet.packet_id)
                 if session.is_durable:
@@ -257,10 +257,10 @@ class Inbound:
             if ok and number in self._parts:
                 self._written(number)
                 continue
-            kind, packet_id = self._waiting.pop(number)
+            kind, packet_id, reason_code = self._waiting.pop(number)
             self._parts.pop(number, None)
             if ok:
-                self._acknowledge(kind, packet_id)
+                self._acknowledge(kind, packet_id, reason_code)
             else:
                 self._reject(kind, packet_id)
 
@@ -273,15 +273,14 @@ class Inbound:
             self._parts[number] = left - 1
             return
         del self._parts[number]
-        kind, packet_id = self._waiting.pop(number)
-        self._acknowledge(kind, packet_id)
+        self._acknowledge(*self._waiting.pop(number))
 
-    def _acknowledge(self, kind: _Acknowledgement, packet_id: int) -> None:
+    def _acknowledge(self, kind: _Acknowledgement, packet_id: int, reason_code: int) -> None:
         if kind is p.Puback:
             self._unacknowledged_1 -= 1
         else:
             self._unreceived.discard(packet_id)
-        self._answer(kind, packet_id)
+        self._answer(kind, packet_id, reason_code)
 
     def _reject(self, kind: _Acknowledgement, packet_id: int) -> None:
         """A queue is full. Versions before 5.0 cannot say so; the client sends the message again when it reconnects."""

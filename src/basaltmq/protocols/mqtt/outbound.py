@@ -112,6 +112,8 @@ class Outbound:
         self._returning: dict[bytes, int] = {}
         """Packet identifiers of flights whose messages will be delivered again, by message id."""
         self._unacknowledged = 0
+        self._has_more_room = False
+        """Whether a flight has ended since the credit of the consumers was updated."""
         self._held: deque[tuple[Source, Delivery]] = deque()
         self._acks: dict[tuple[str, int], list[bytes]] = {}
         self._rows: list[Row] = []
@@ -206,7 +208,7 @@ class Outbound:
                 return
             match = found
             qos = min(message.qos, match.qos)
-        properties = self._properties(message, match, delivery)
+        properties = self._properties(message, match, delivery, was_sent=packet_id > 0)
         if properties is None and self._client.version == p.V5:
             self._drop(source, delivery, packet_id)
             return
@@ -240,18 +242,18 @@ class Outbound:
             self._rows.append(row)
         self._client.send(head, body)
 
-    def _properties(self, message: Message, match: Match, delivery: Delivery) -> bytes | None:
-        """Return the properties of MQTT 5.0; None before 5.0, or if the message has expired."""
+    def _properties(self, message: Message, match: Match, delivery: Delivery, *, was_sent: bool) -> bytes | None:
+        """Return the properties of MQTT 5.0; None before 5.0, or if the message expired before it was sent."""
         if self._client.version != p.V5:
             return None
         expiry = b""
         if message.expires and isinstance(delivery, Delivery):
             expires_ns = delivery.message().expires_ns
             left_ns = expires_ns - self._clock_ns()
-            if expires_ns and left_ns <= 0:
+            if expires_ns and left_ns <= 0 and not was_sent:
                 return None
             if expires_ns:
-                expiry = _EXPIRY + U32.pack(-(-left_ns // _S))
+                expiry = _EXPIRY + U32.pack(max(0, -(-left_ns // _S)))
         return expiry + match.identifiers + message.block
 
     def _send(self, flags: int, message: Message, packet_id: int, properties: bytes | None, body: bytes) -> bool:
@@ -303,11 +305,19 @@ class Outbound:
         self._acks.setdefault((queue, delivery.token), []).append(delivery.id)
 
     def _forget_returning(self) -> None:
-        """Free the identifiers of messages that have expired or were purged: the queue delivers later ones already."""
+        """Free the identifiers of messages that have expired or were purged: the queue delivers later ones already.
+
+        A client keeps an identifier of QoS 2 until PUBREL. A later message with it would look like a repetition.
+        """
         for packet_id in self._returning.values():
-            self._session.flights.pop(packet_id, None)
-            if self._session.is_durable:
-                self._rows.append(self._session.no_flight_row(packet_id))
+            flight = self._session.flights.get(packet_id)
+            if flight is not None and flight.qos == 2:
+                self._unacknowledged += 1
+                self._release(packet_id, flight)
+            elif flight is not None:
+                del self._session.flights[packet_id]
+                if self._session.is_durable:
+                    self._rows.append(self._session.no_flight_row(packet_id))
         self._returning = {}
 
     def acknowledged(self, packet_id: int) -> None:
@@ -329,6 +339,10 @@ class Outbound:
         if reason_code >= rc.FAILURE_MIN:
             self._finish(packet_id)
             return
+        self._release(packet_id, flight)
+
+    def _release(self, packet_id: int, flight: Flight) -> None:
+        """Send PUBREL, for a durable session when that is durable."""
         release = encode(p.Pubrel(packet_id), self._client.version)
         if flight.state == SENT and self._session.is_durable:
             flight.state = RELEASED
@@ -355,17 +369,19 @@ class Outbound:
         if self._session.is_durable:
             self._rows.append(self._session.no_flight_row(packet_id))
         self._unacknowledged -= 1
+        self._has_more_room = True
 
     def flush(self) -> None:
         """Pass acknowledgements to the broker, and send what was held. Called after the input of a turn."""
         while self._held and self._unacknowledged < self._window:
             self._deliver(*self._held.popleft())
-        had_acks = bool(self._acks)
+        has_changed = self._has_more_room or bool(self._acks)
         self._flush_acks()
         if self._rows:
             gathered, self._rows = self._rows, []
             self._vhost.write_rows(RowChange(gathered))
-        if had_acks:
+        if has_changed:
+            self._has_more_room = False
             self._update_credit()
 
     def _flush_acks(self) -> None:
