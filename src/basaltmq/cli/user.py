@@ -66,6 +66,30 @@ def password(api: HttpClient, name: str) -> None:
 
 @user.command()
 @click.argument("name")
+@click.option(
+    "--mechanism",
+    type=click.Choice(["SCRAM-SHA-256", "SCRAM-SHA-512"]),
+    default="SCRAM-SHA-256",
+    show_default=True,
+    help="Mechanism of the credential.",
+)
+@click.option("--remove", is_flag=True, help="Remove the credential instead.")
+@with_api
+def scram(api: HttpClient, name: str, mechanism: str, remove: bool) -> None:
+    """Allow a user to log in with SCRAM over Kafka and MQTT 5.0.
+
+    The password comes from a prompt, or from the first line of stdin. A later password change removes the credential.
+    """
+    if remove:
+        api.delete(path("users", name, "scram", mechanism))
+        click.echo(f"{mechanism} of user {name} removed")
+        return
+    api.put(path("users", name, "scram", mechanism), {"password": _read_password(name)})
+    click.echo(f"user {name} can log in with {mechanism}")
+
+
+@user.command()
+@click.argument("name")
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 @with_api
 def tags(api: HttpClient, name: str, tags: tuple[str, ...]) -> None:

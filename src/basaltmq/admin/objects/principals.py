@@ -41,6 +41,12 @@ class TagsSpec(msgspec.Struct):
     tags: list[str]
 
 
+class ScramSpec(msgspec.Struct):
+    """Body of a request to set a SCRAM credential."""
+
+    password: str
+
+
 class PermissionSpec(msgspec.Struct):
     """Patterns of the names that a user may configure, write to and read from."""
 
@@ -85,6 +91,9 @@ class Principals:
             Route("PUT", user, self.put, "Create or change a user.", only, takes=UserSpec,
                   answers="201 if the user was created, 204 if it was changed."),
             Route("PUT", user + "/tags", self.put_tags, "Replace the tags of a user.", only, takes=TagsSpec),
+            Route("PUT", user + "/scram/{mechanism}", self.put_scram,
+                  "Allow login with SCRAM-SHA-256 or SCRAM-SHA-512, over Kafka and MQTT 5.0.", only, takes=ScramSpec),
+            Route("DELETE", user + "/scram/{mechanism}", self.delete_scram, "Remove a SCRAM credential.", only),
             Route("DELETE", user, self.delete, "Delete a user with all permissions.", only),
             Route("GET", user + "/permissions", self.of_user, "Permissions of a user.", only),
             Route("GET", user + "/topic-permissions", self.topics_of_user, "Topic permissions of a user.", only),
@@ -125,6 +134,16 @@ class Principals:
 
     async def put_tags(self, call: Call) -> None:
         await self._users.set_tags(call.names["user"], call.body.tags)
+
+    async def put_scram(self, call: Call) -> None:
+        await self._users.set_scram_password(call.names["user"], call.names["mechanism"], call.body.password)
+
+    async def delete_scram(self, call: Call) -> None:
+        name, mechanism = call.names["user"], call.names["mechanism"]
+        self._users.get(name)
+        if self._users.scram_of(name, mechanism) is None:
+            raise HttpError(404, f"user {name!r} has no {mechanism[:80]} credential")
+        await self._users.set_scram(name, mechanism, None)
 
     async def delete(self, call: Call) -> None:
         if call.names["user"] == call.who.name:

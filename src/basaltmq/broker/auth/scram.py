@@ -69,3 +69,9 @@ def of_salted(mechanism: str, salt: bytes, iterations: int, salted_password: byt
     client_key = hmac.digest(salted_password, b"Client Key", name)
     server_key = hmac.digest(salted_password, b"Server Key", name)
     return ScramCredential(salt, iterations, hashlib.new(name, client_key).digest(), server_key)
+
+
+def of_password(mechanism: str, password: str, salt: bytes, iterations: int = ITERATIONS_MIN) -> ScramCredential:
+    """Return the credential for a password. Takes a few milliseconds."""
+    salted = hashlib.pbkdf2_hmac(HASHES[mechanism], password.encode(), salt, iterations)
+    return of_salted(mechanism, salt, iterations, salted)

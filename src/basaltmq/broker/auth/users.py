@@ -24,7 +24,7 @@ import msgspec
 
 from basaltmq.broker.auth import passwords
 from basaltmq.broker.auth.login_throttle import LoginThrottle
-from basaltmq.broker.auth.scram import ITERATIONS_MIN, ScramCredential, of_row
+from basaltmq.broker.auth.scram import HASHES, ITERATIONS_MIN, ScramCredential, of_password, of_row
 from basaltmq.broker.peer import Peer
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
@@ -186,6 +186,14 @@ class Users:
         if credential is not None:
             kept[mechanism] = credential.row()
         await self._update(found, {"scram": kept})
+
+    async def set_scram_password(self, name: str, mechanism: str, password: str) -> None:
+        """Set the credential of a mechanism from a password."""
+        if mechanism not in HASHES:
+            raise InvalidArgumentError(f"unknown SCRAM mechanism {mechanism!r:.80}; use {' or '.join(HASHES)}")
+        passwords.check_password(password)
+        salt = self._random_bytes(SCRAM_SALT_BYTES)
+        await self.set_scram(name, mechanism, await asyncio.to_thread(of_password, mechanism, password, salt))
 
     async def _is_password_right(self, name: str, stored: str, password: str) -> bool:
         mark = hashlib.blake2b(

@@ -24,13 +24,13 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.broker.auth.scram_exchange import ScramExchange
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
 from basaltmq.protocols.kafka.context import BlockingAnswer, PipelinedAnswer, awaited
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch_session import FetchSession
-from basaltmq.protocols.kafka.scram import ScramExchange
 from basaltmq.protocols.kafka.session import MECHANISMS, PLAIN, api_versions, read_plain
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e

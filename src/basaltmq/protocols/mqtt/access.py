@@ -27,7 +27,7 @@ async def authenticate(
     """Return the user of a client and the virtual host that it wants. Raise AuthenticationError."""
     users = node.users
     if connect.username is not None:
-        vhost, name = _split(node, settings, connect.username)
+        vhost, name = split_user(node, settings, connect.username)
         try:
             password = (connect.password or b"").decode()
         except UnicodeDecodeError:
@@ -43,7 +43,7 @@ async def authenticate(
     return user, settings.vhost
 
 
-def _split(node: Node, settings: Settings, username: str) -> tuple[str, str]:
+def split_user(node: Node, settings: Settings, username: str) -> tuple[str, str]:
     """Split `vhost:user`. A colon may also be part of a user name."""
     vhost, colon, name = username.rpartition(":")
     if colon and vhost in node.vhosts():

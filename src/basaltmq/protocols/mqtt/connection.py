@@ -18,7 +18,7 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
@@ -27,9 +27,10 @@ from basaltmq.broker.auth.users import User
 from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.mqtt.handshake import Refused, accept
+from basaltmq.protocols.mqtt.handshake import Refused, accept, proceed
 from basaltmq.protocols.mqtt.host import MqttHost
 from basaltmq.protocols.mqtt.inbound import Inbound, Wait
+from basaltmq.protocols.mqtt.login import Login
 from basaltmq.protocols.mqtt.outbound import Outbound
 from basaltmq.protocols.mqtt.rows import WillRow
 from basaltmq.protocols.mqtt.session import Session
@@ -79,6 +80,10 @@ class Connection(asyncio.Protocol):
         self.user: User | None = None
         self.host: MqttHost | None = None
         self.will: WillRow | None = None
+        self.connecting: p.Connect | None = None
+        """CONNECT of a client with an authentication method."""
+        self.login: Login | None = None
+        """An enhanced authentication that waits for the client."""
         self.session: Session = _NO_SESSION
         self.inbound: Inbound | None = None
         self.outbound: Outbound | None = None
@@ -189,11 +194,7 @@ class Connection(asyncio.Protocol):
     def _handle(self, packet: p.Packet) -> float:
         """Handle a packet. Return the time in seconds that it will cost later in the turn."""
         if not self.is_running:
-            if not isinstance(packet, p.Connect):
-                raise ProtocolViolation(rc.PROTOCOL_ERROR, "the connection is not authenticated")
-            self.version = packet.version
-            self.hold("step")
-            self._task = self.server.loop.create_task(self._connect(packet))
+            self._before_running(packet)
             return 0.0
         assert self.inbound is not None
         assert self.outbound is not None
@@ -223,25 +224,56 @@ class Connection(asyncio.Protocol):
                 self.send(PINGRESP)
             case p.Disconnect():
                 self._disconnected(packet)
+            case p.Auth():
+                self._authenticate(packet)
             case _:
                 raise ProtocolViolation(rc.PROTOCOL_ERROR, f"{type(packet).__name__} is not expected here")
         return 0.0
 
-    async def _connect(self, packet: p.Connect) -> None:
+    def _before_running(self, packet: p.Packet) -> None:
+        match packet:
+            case p.Connect():
+                self.version = packet.version
+                self._start_step(packet.client_id, accept(self, packet))
+            case p.Auth() if self.login is not None:
+                self._authenticate(packet)
+            case p.Disconnect() if self.login is not None:
+                self._finish()
+            case _:
+                raise ProtocolViolation(rc.PROTOCOL_ERROR, "the connection is not authenticated")
+
+    def _authenticate(self, packet: p.Auth) -> None:
+        """Handle AUTH: a step of an enhanced authentication, or the start of another one (0x19)."""
+        method = None if self.connecting is None else self.connecting.properties.authentication_method
+        if method is None or packet.properties.authentication_method != method:
+            raise ProtocolViolation(rc.PROTOCOL_ERROR, "AUTH does not have the authentication method of CONNECT")
+        is_start = packet.reason_code == rc.REAUTHENTICATE
+        if is_start == (self.login is not None):
+            raise ProtocolViolation(rc.PROTOCOL_ERROR, f"AUTH with {rc.name(packet.reason_code)} is not expected here")
+        if is_start:
+            self.login = Login(self.server.node, self.server.settings, method, self.peer())
+        self._start_step(self.client_id, proceed(self, packet.properties.authentication_data))
+
+    def _start_step(self, client_id: str, step: Coroutine[Any, Any, None]) -> None:
+        self.hold("step")
+        self._task = self.server.loop.create_task(self._step(client_id, step))
+
+    async def _step(self, client_id: str, step: Coroutine[Any, Any, None]) -> None:
         """Authenticate the client and open its session. The socket is not read meanwhile."""
+        end = self.end if self.is_running else self.refuse
         try:
-            await accept(self, packet)
+            await step
         except Refused as refused:
-            _log.warning("%s: client %r was refused: %s", self.name, packet.client_id[:80], refused.text)
-            self.refuse(refused.reason_code, refused.text)
+            _log.warning("%s: client %r was refused: %s", self.name, client_id[:80], refused.text)
+            end(refused.reason_code, refused.text)
         except MqttError as error:
-            self.refuse(error.reason_code, error.text)
+            end(error.reason_code, error.text)
         except BasaltError as error:
-            _log.warning("%s: client %r was refused: %s", self.name, packet.client_id[:80], error)
-            self.refuse(rc.SERVER_UNAVAILABLE, str(error))
+            _log.warning("%s: client %r was refused: %s", self.name, client_id[:80], error)
+            end(rc.SERVER_UNAVAILABLE, str(error))
         except Exception:
             _log.exception("%s: internal error", self.name)
-            self.refuse(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
+            end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
         finally:
             self.release("step")
             self._task = None
@@ -280,9 +312,11 @@ class Connection(asyncio.Protocol):
         """Refuse a CONNECT. Without a known version there is no answer, because the client does not speak MQTT."""
         if self._is_closing:
             return
-        if self.version and self._transport is not None:
+        # Before 5.0, CONNACK has no code for a malformed packet, and the standard requires to close without it.
+        is_malformed = reason_code in (rc.MALFORMED_PACKET, rc.PROTOCOL_ERROR)
+        if self.version and self._transport is not None and not (is_malformed and self.version != p.V5):
             self.answer(p.Connack(False, reason_code), text)
-        self._finish()
+        self._finish(lingers=True)
 
     def _disconnected(self, packet: p.Disconnect) -> None:
         expiry_s = packet.properties.session_expiry_s
@@ -306,7 +340,7 @@ class Connection(asyncio.Protocol):
             return
         if self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
             self.answer(p.Disconnect(reason_code), text)
-        self._finish()
+        self._finish(lingers=True)
 
     def taken_over(self) -> None:
         """Another connection of the same client takes the session over."""
@@ -317,14 +351,26 @@ class Connection(asyncio.Protocol):
         code = rc.SERVER_SHUTTING_DOWN if self.server.is_stopping else rc.ADMINISTRATIVE_ACTION
         self.end(code, reason)
 
-    def _finish(self) -> None:
-        """Write the remaining output, end the session's connection and close the socket."""
+    def _finish(self, *, lingers: bool = False) -> None:
+        """Write the remaining output, end the session's connection and close the socket.
+
+        The kernel resets a socket that is closed with unread input, and the client may lose the reason. So if
+        `lingers`, only the sending side is closed. Input is dropped until the client closes or `CLOSE_S` has passed.
+        """
         self._flush()
         self._is_closing = True
         self._age_s = 0
         self._end_session()
-        if self._transport is not None:
-            self._transport.close()
+        transport = self._transport
+        if transport is None:
+            return
+        if lingers and not self.server.is_stopping and not transport.is_closing() and transport.can_write_eof():
+            transport.write_eof()
+            if self._holds:
+                self._holds.clear()
+                transport.resume_reading()
+        else:
+            transport.close()
 
     def _end_session(self) -> None:
         if not self.is_running:
@@ -413,6 +459,8 @@ class Connection(asyncio.Protocol):
 
     def hold(self, why: str) -> None:
         """Stop reading for a reason."""
+        if self._is_closing:
+            return
         if not self._holds and self._transport is not None:
             self._transport.pause_reading()
         self._holds.add(why)

@@ -6,12 +6,14 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.broker.auth.users import User
 from basaltmq.broker.message.operations import RowChange
 from basaltmq.errors import AccessRefusedError, AuthenticationError, VHostDownError, VHostNotFoundError
 from basaltmq.protocols.mqtt import message
 from basaltmq.protocols.mqtt.access import ClientAccess, authenticate
 from basaltmq.protocols.mqtt.host import NEVER_S
 from basaltmq.protocols.mqtt.inbound import SYS_PREFIX, Inbound
+from basaltmq.protocols.mqtt.login import METHODS, Login
 from basaltmq.protocols.mqtt.outbound import Outbound
 from basaltmq.protocols.mqtt.rows import WillRow
 from basaltmq.protocols.mqtt.session import CLIENT_ID_BYTES_MAX
@@ -39,7 +41,10 @@ class Refused(Exception):
 
 
 async def accept(connection: Connection, packet: p.Connect) -> None:
-    """Authenticate a client, open its session and send CONNACK. Raise Refused."""
+    """Authenticate a client, open its session and send CONNACK. Raise Refused.
+
+    With an authentication method, AUTH is sent instead, and `proceed` continues.
+    """
     server = connection.server
     settings = server.settings
     given = packet.properties
@@ -48,13 +53,19 @@ async def accept(connection: Connection, packet: p.Connect) -> None:
         connection.packet_bytes_max = given.maximum_packet_size or p.PACKET_BYTES_MAX
         connection.topic_aliases_max = min(given.topic_alias_maximum or 0, settings.topic_aliases_max)
     client_id = _client_id(packet)
-    if given.authentication_method is not None:
-        raise Refused(
-            rc.BAD_AUTHENTICATION_METHOD,
-            f"authentication method {given.authentication_method[:80]!r} is unknown; use a user name and password",
-        )
     if len(server.connections) > settings.connections_max:
         raise Refused(rc.SERVER_BUSY, f"the limit of {settings.connections_max} connections is reached")
+    method = given.authentication_method
+    if method is not None:
+        if method not in METHODS:
+            raise Refused(
+                rc.BAD_AUTHENTICATION_METHOD,
+                f"authentication method {method[:80]!r} is unknown; use {' or '.join(METHODS)}, or a password",
+            )
+        connection.login = Login(server.node, settings, method, connection.peer())
+        connection.connecting = packet
+        await proceed(connection, given.authentication_data)
+        return
     try:
         user, vhost_name = await authenticate(
             server.node, settings, packet, connection.peer(), connection.certificate()
@@ -62,6 +73,45 @@ async def accept(connection: Connection, packet: p.Connect) -> None:
     except AuthenticationError as error:
         code = rc.NOT_AUTHORIZED if packet.username is None else rc.BAD_USER_NAME_OR_PASSWORD
         raise Refused(code, str(error)) from None
+    await _enter(connection, packet, client_id, user, vhost_name)
+
+
+async def proceed(connection: Connection, data: bytes | None) -> None:
+    """Process the data of an enhanced authentication. Raise Refused."""
+    login, packet = connection.login, connection.connecting
+    assert login is not None
+    assert packet is not None
+    try:
+        answer = await login.step(data)
+    except AuthenticationError as error:
+        raise Refused(rc.NOT_AUTHORIZED, str(error)) from None
+    method = packet.properties.authentication_method
+    if login.user is None:
+        made = Properties(authentication_method=method, authentication_data=answer or None)
+        connection.answer(p.Auth(rc.CONTINUE_AUTHENTICATION, made))
+    elif not connection.is_running:
+        connection.login = None
+        await _enter(connection, packet, _client_id(packet), login.user, login.vhost, answer)
+    else:
+        connection.login = None
+        if login.user.name != connection.session.user:
+            raise Refused(rc.NOT_AUTHORIZED, "a client must authenticate again as the user of its session")
+        made = Properties(authentication_method=method, authentication_data=answer)
+        connection.answer(p.Auth(rc.SUCCESS, made))
+
+
+async def _enter(
+    connection: Connection,
+    packet: p.Connect,
+    client_id: str,
+    user: User,
+    vhost_name: str,
+    authentication_data: bytes | None = None,
+) -> None:
+    """Open the session of an authenticated client and send CONNACK."""
+    server = connection.server
+    settings = server.settings
+    given = packet.properties
     if connection.is_lost:
         return
     try:
@@ -124,6 +174,8 @@ async def accept(connection: Connection, packet: p.Connect) -> None:
         assigned_client_id=client_id if not packet.client_id else None,
         topic_alias_maximum=settings.topic_aliases_max,
         server_keep_alive_s=keep_alive_s if keep_alive_s != packet.keep_alive_s else None,
+        authentication_method=given.authentication_method,
+        authentication_data=authentication_data,
     )
     connection.answer(p.Connack(is_present, rc.SUCCESS, properties))
     connection.outbound.resume()

@@ -8,8 +8,8 @@ import hashlib
 import pytest
 
 from basaltmq.broker.auth.scram import SHA_256, ScramCredential, of_row, of_salted
+from basaltmq.broker.auth.scram_exchange import ScramExchange
 from basaltmq.errors import AuthenticationError, InvalidArgumentError
-from basaltmq.protocols.kafka.scram import ScramExchange
 
 SALT = base64.b64decode("W22ZaJ0SNY7soEsUEjb6gQ==")
 SALTED = hashlib.pbkdf2_hmac("sha256", b"pencil", SALT, 4096)
