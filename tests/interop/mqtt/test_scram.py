@@ -185,14 +185,14 @@ def test_a_credential_ends_with_the_password_and_can_be_removed(guarded: Broker)
     port = guarded.port("mqtt")
     guarded.call("PUT", "/api/users/brief", {"password": "one", "tags": ""})
     guarded.call("PUT", "/api/permissions/%2F/brief", {"configure": "", "write": "", "read": ""})
-    endings = [
-        lambda: guarded.call("PUT", "/api/users/brief", {"password": "two", "tags": ""}),
-        lambda: guarded.call("DELETE", f"/api/users/brief/scram/{METHOD}"),
+    changes: list[tuple[str, str, dict[str, str] | None]] = [
+        ("PUT", "/api/users/brief", {"password": "two", "tags": ""}),
+        ("DELETE", f"/api/users/brief/scram/{METHOD}", None),
     ]
-    for end in endings:
+    for method, path, body in changes:
         guarded.call("PUT", f"/api/users/brief/scram/{METHOD}", {"password": "pencil"})
         with Raw(port) as raw:
             assert log_in(raw, Client("brief"), "brief").reason_code == 0
-        end()
+        guarded.call(method, path, body)
         with Raw(port) as raw:
             assert log_in(raw, Client("brief"), "brief").reason_code == 0x87
