@@ -93,6 +93,28 @@ def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("here_s_max", [WAIT_S, 0.0])
+def test_what_the_turn_schedules_runs_before_the_sync(watched: Watched, here_s_max: float) -> None:
+    """Connections write their deliveries in the next turn. A consumer must not wait for the disk."""
+
+    async def work() -> None:
+        commit = commit_of(watched, here_s_max)
+        loop = asyncio.get_running_loop()
+        for number in range(AWAY_MIN):
+            done = commit.durable()
+            synced_before: list[int] = []
+
+            def write(before: list[int] = synced_before) -> None:
+                before.append(len(watched.threads))
+
+            loop.call_soon(write)
+            await asyncio.wait_for(done, WAIT_S)
+            assert synced_before == [number]
+        commit.close()
+
+    asyncio.run(work())
+
+
 @pytest.mark.promise("P1")
 def test_a_request_during_a_sync_is_confirmed_by_the_next_sync(watched: Watched) -> None:
     async def work() -> None:

@@ -1,9 +1,12 @@
 """Group commit for planes on an event loop: they never wait, and the confirming caller requests the sync.
 
-If the disk is fast, the loop runs the sync itself (see `loop_time`). It does so at the end of the turn, after the
-turn's replies and deliveries are sent; requests that arrive meanwhile form the next, larger batch. Waiters are notified
-one turn later, after the consumers' replies are read. A publisher notified earlier would outrun the consumers, and the
-resulting backlog adds latency.
+If the disk is fast, the loop runs the sync itself (see `loop_time`), otherwise it wakes the thread. It does so in the
+second turn after the request, when connections have written the replies and deliveries of the requesting turn. A
+consumer then does not wait for the disk, nor for the GIL that the thread needs. Requests that arrive meanwhile share
+the sync, or form the next, larger batch.
+
+Waiters are notified one turn after the sync, when the consumers' replies are read. A publisher notified earlier would
+outrun the consumers, and the resulting backlog adds latency.
 """
 
 from __future__ import annotations
@@ -43,13 +46,11 @@ class LoopCommit(GroupCommit):
             self._group.callbacks.setdefault(loop, []).extend(callbacks)
             if not self._idle:
                 return
-            if self._time.away:
-                self._wake_up()
-                return
             # Mark the thread as busy, so that others only join the group.
             self._idle = False
             self._is_due = True
-        loop.call_soon(self._sync_here, loop)
+        # Two turns later: connections write this turn's deliveries in the next one.
+        loop.call_soon(loop.call_soon, self._sync_here, loop)
 
     def close(self) -> None:
         self._sync_here(None)
@@ -61,6 +62,9 @@ class LoopCommit(GroupCommit):
             if not self._is_due:
                 return
             self._is_due = False
+            if loop is not None and self._time.away:
+                self._wake.give()
+                return
             group, self._group = self._group, Group()
         started = time.monotonic()
         self._here = loop
