@@ -90,7 +90,7 @@ def basalt_kafka(folder: Path) -> contextlib.AbstractContextManager[Side]:
 @contextlib.contextmanager
 def _basalt(folder: Path, port: int, flags: list[str], answers: Callable[[int], bool]) -> Iterator[Side]:
     folder.mkdir(parents=True, exist_ok=True)
-    others = {"BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0", "BASALT_MQTT_PORT": "0"}
+    others = {"BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0", "BASALT_MQTT_PORT": "0", "BASALT_MQTT_WS_PORT": "0"}
     environment = {**os.environ, **others}
     _compile(folder / "bytecode", environment)
     serve = [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={folder / 'basalt'}"]

@@ -26,6 +26,7 @@ from basaltmq.broker.auth.users import User
 from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
 from basaltmq.broker.message.amqp_table import Table
 from basaltmq.broker.peer import Peer, peer_at
+from basaltmq.broker.publishing.credit import limit_receive_buffer
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp091 import sasl
@@ -117,7 +118,7 @@ class Connection(asyncio.Protocol):
         self._input = Input(self.session, server.shares)
         self._holds: set[str] = set()
         """Reasons why the socket is not read."""
-        self._blocked_sent = False
+        self._blocked_sent = self._was_limited = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -240,6 +241,9 @@ class Connection(asyncio.Protocol):
     def wait_for_credit(self) -> None:
         """Continue when the queue of the next message gives credit."""
         self._wait = self.vhost.tick.wait_for_credit
+        if not self._was_limited:
+            self._was_limited = True
+            limit_receive_buffer(self._transport)
 
     def _do(self, channel: Channel, method: m.Method) -> None:
         try:

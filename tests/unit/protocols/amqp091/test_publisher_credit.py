@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import count
 
 import pytest
@@ -10,7 +11,7 @@ from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, ope
 from tests.unit.protocols.amqp091.wire import publish
 
 from basaltmq.broker.consumers.queue import LEASE_MAX
-from basaltmq.broker.publishing.credit import BACKLOG_MAX
+from basaltmq.broker.publishing.credit import BACKLOG_MAX, RECEIVE_BUFFER_BYTES
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
@@ -136,15 +137,35 @@ def test_a_publisher_of_another_queue_does_not_wait() -> None:
         consumer, _ = await opened(harness)
         consumer.data_received(consume(no_ack=True))
         flood = Flood(*await opened(harness))
-        other, socket = await opened(harness)
+        other, other_socket = await opened(harness)
         while not harness.vhost.tick.credit:
             flood.push()
             await harness.settle(turns=1)
         other.data_received(publish(b"y", key="b") * 100)
         await harness.settle(turns=2)
-        assert socket.is_read()
+        assert other_socket.is_read()
         assert harness.vhost.plane.stats("b")["ready"] == 100
         await most_ready(harness, [flood])
+
+    in_harness(scenario)
+
+
+def test_the_kernel_does_not_buffer_for_a_waiting_publisher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit the receive buffer grows to tens of megabytes, which the client counts as sent."""
+
+    async def scenario(harness: Harness) -> None:
+        one_batch_per_turn(harness)
+        consumer, _ = await opened(harness)
+        consumer.data_received(consume(no_ack=True))
+        flood = Flood(*await opened(harness))
+        with socket.socket() as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 * RECEIVE_BUFFER_BYTES)
+            extra = {"socket": raw}
+            monkeypatch.setattr(flood.socket, "get_extra_info", lambda name, default=None: extra.get(name, default))
+            before = raw.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+            await most_ready(harness, [flood])
+            # Linux doubles the value.
+            assert raw.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * RECEIVE_BUFFER_BYTES < before
 
     in_harness(scenario)
 
