@@ -14,7 +14,7 @@ from basaltmq.http_client import HttpClient, path
 
 @click.group()
 def connection() -> None:
-    """List and close connections; list channels and consumers of a running broker."""
+    """Manage connections, channels and consumers of a broker."""
 
 
 @connection.command("list")

@@ -21,7 +21,10 @@ vhost_option = click.option("--vhost", help="Virtual host.  [default: the whole 
 
 @click.group()
 def definitions() -> None:
-    """Export and import users, virtual hosts, exchanges, queues, bindings and policies."""
+    """Export and import all configured objects of a broker.
+
+    These are users, virtual hosts, exchanges, queues, bindings and policies.
+    """
 
 
 def _where(vhost: str | None) -> str:

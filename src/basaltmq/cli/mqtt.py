@@ -15,7 +15,7 @@ from basaltmq.http_client import HttpClient, path
 
 @click.group()
 def mqtt() -> None:
-    """List MQTT sessions, subscriptions and retained messages; disconnect clients."""
+    """Manage MQTT sessions and retained messages of a broker."""
 
 
 def _sessions(api: HttpClient, vhost: str) -> Iterator[dict[str, Any]]:

@@ -109,7 +109,10 @@ def delete(api: HttpClient, name: str) -> None:
 
 @click.group()
 def permission() -> None:
-    """Manage permissions: patterns of the names that a user may configure, write and read in a virtual host."""
+    """Manage permissions of users of a running broker.
+
+    A permission has patterns of the names that a user may configure, write and read in a virtual host.
+    """
 
 
 @permission.command("list")

@@ -16,7 +16,14 @@ SPARK = ROOT / "docs" / "tutorials" / "spark.md"
 
 PAGES = sorted({*ROOT.glob("docs/tutorials/*.md"), *ROOT.glob("docs/recipes/*.md"), ROOT / "README.md"} - {SPARK})
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PORTS = {"127.0.0.1:5672": "amqp", "127.0.0.1:9092": "kafka", "127.0.0.1:5555": "fila", "127.0.0.1:15672": "admin"}
+PORTS = {
+    "127.0.0.1:5672": "amqp",
+    "127.0.0.1:9092": "kafka",
+    "127.0.0.1:5555": "fila",
+    "127.0.0.1:15672": "admin",
+    '"127.0.0.1", 1883': "mqtt",
+}
+"""Address in an example -> the listener that it names."""
 RUN_S = 100
 
 
@@ -25,7 +32,7 @@ def test_the_examples_of_a_page_run_as_printed(page: Path, broker: Broker, tmp_p
     examples = BLOCK.findall(page.read_text())
     for code in examples:
         for address, listener in PORTS.items():
-            code = code.replace(address, f"127.0.0.1:{broker.port(listener)}")
+            code = code.replace(address, re.sub(r"\d+$", str(broker.port(listener)), address))
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,

@@ -26,7 +26,9 @@ FINDINGS = 2
 )
 @as_json
 def doctor(settings: Callable[[], Loaded], verify: bool, as_json: bool) -> None:
-    """Check Python, packages, ports, limits, memory, disk, clock, certificates and the data directory.
+    """Check the machine, the settings and the data directory.
+
+    It covers Python, packages, ports, limits, memory, disk, clock and certificates.
 
     The exit code is 2 if a check fails, and 0 if there are only warnings.
     """

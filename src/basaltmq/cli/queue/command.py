@@ -49,7 +49,7 @@ one_or_more = click.IntRange(min=1)
 
 @click.group(cls=local_or_remote_group(server_queue))
 def queue() -> None:
-    """Create and manage queues, and enqueue, lease and inspect messages.
+    """Manage queues, and enqueue, lease and inspect messages.
 
     Commands work on the data directory, or with --server on a running broker; see `basalt queue COMMAND --server URL
     --help`.

@@ -68,7 +68,9 @@ def exit_code(error: BasaltError) -> int:
 )
 @click.option("--quiet", is_flag=True, help="Print nothing on stdout. The log on stderr is not affected.")
 def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool, recover_vhosts: bool) -> None:
-    """Run the broker: AMQP 0-9-1, Kafka, gRPC, and the admin API over HTTP.
+    """Run the broker.
+
+    It serves AMQP 0-9-1, Kafka, MQTT, gRPC, and the admin API over HTTP.
 
     Every setting can come from --config FILE, from a BASALT_... variable or from a flag. --print-config lists all
     settings; this page shows only the most common flags.

@@ -41,7 +41,7 @@ engine_choice = click.Choice([each.value for each in Engine])
 
 @click.group(cls=local_or_remote_group(server_topic))
 def topic() -> None:
-    """Create and manage topics and consumer groups, and append and read records.
+    """Manage topics and groups, and append and read records.
 
     Commands work on the data directory, or with --server on a running broker; see `basalt topic COMMAND --server URL
     --help`.
