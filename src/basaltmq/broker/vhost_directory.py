@@ -33,6 +33,7 @@ from basaltmq.store.directory import (
     LEFT_BY_OTHERS,
     MARKER,
     encode_line,
+    is_database,
     make_directory,
     names_in,
     os_error,
@@ -223,7 +224,8 @@ class VHostDirectories:
 
 def has_database(store: Path) -> bool:
     """Whether the path holds a store that has been opened before."""
-    return read_marker(store) is not None and (store / DATABASE / "CURRENT").exists()
+    database = store / DATABASE
+    return read_marker(store) is not None and ((database / "CURRENT").exists() or is_database(database))
 
 
 def read_name(path: Path) -> str:

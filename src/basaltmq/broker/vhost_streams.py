@@ -28,7 +28,7 @@ from basaltmq.streams.view import LOG
 _log: Final = logging.getLogger(__name__)
 
 FRAMES_NAMED_MAX: Final = 20
-"""Damaged frames named by a health check. Two lookups each."""
+"""Damaged frames, or losses, named by a health check. A frame costs two lookups."""
 
 
 class VHostStreams:
@@ -121,6 +121,10 @@ class VHostStreams:
             f"{self._named(each.shard)}, offsets {each.base_offset} to {each.last_offset}"
             for each in list(self._segments.damaged_frames.values())[:FRAMES_NAMED_MAX]
         ]
+
+    def log_faults(self) -> list[str]:
+        """Losses that the last open found in the log, one line each."""
+        return [] if self._segments is None else self._segments.faults[:FRAMES_NAMED_MAX]
 
     def _named(self, shard: int) -> str:
         try:

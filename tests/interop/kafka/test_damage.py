@@ -149,3 +149,28 @@ def test_a_damaged_batch_is_an_error_if_it_must_not_be_skipped(tmp_path: Path) -
         found, errors = consume(broker, "orders", BATCHES)
         assert found == [b"value-%d" % at for at in range(DAMAGED)]
         assert [error.code() for error in errors] == [confluent_kafka.KafkaError.INVALID_MSG]
+
+
+@pytest.mark.promise("P7")
+def test_a_lost_end_of_the_log_and_a_store_that_does_not_open_fail_the_health_check(tmp_path: Path) -> None:
+    with running(tmp_path / "data", *FLAGS) as broker:
+        produce(broker, "orders")
+        broker.stop()
+        (segment,) = broker.data_dir.glob("vhosts/*/store/log/*/*.log")
+        raw = segment.read_bytes()
+        segment.write_bytes(raw[: raw.index(b"value-%d" % DAMAGED)])
+        broker.start()
+        assert consume(broker, "orders", DAMAGED) == ([b"value-%d" % at for at in range(DAMAGED)], [])
+        status, checked = got(broker, "/api/health/checks/store-damage")
+        assert status == 503
+        found = json.loads(checked)["log"]["/"]
+        assert any(f"has lost offsets {DAMAGED} to {BATCHES - 1}" in line for line in found)
+        broker.kill()
+        (kept,) = broker.data_dir.glob("vhosts/*/store/quarantine/log-losses.txt")
+        assert kept.read_text().splitlines() == found
+        (current,) = broker.data_dir.glob("vhosts/*/store/kv/CURRENT")
+        current.unlink()
+        broker.start()
+        status, checked = got(broker, "/api/health/checks/store-damage")
+        assert (status, list(json.loads(checked)["down"])) == (503, ["/"])
+        assert "CURRENT" in json.loads(checked)["reason"]

@@ -15,7 +15,9 @@ from basaltmq.broker.node import Node
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directory_name, read_name
+from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StorageError, VHostDownError
+from basaltmq.store.salvage.repair import repair
 
 VHOSTS = ("/", "shop")
 
@@ -126,6 +128,27 @@ def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: s
         assert node.vhosts() == list(VHOSTS)
 
     with_node(tmp_path, works)
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("recover", [False, True])
+def test_a_store_without_its_current_file_is_to_be_repaired_not_replaced(tmp_path: Path, recover: bool) -> None:
+    """A repair writes CURRENT again and loses nothing, so nobody is asked to delete a vhost or to give up users."""
+    with_node(tmp_path, fill)
+    vhost, node_store = VHostDirectories(tmp_path).store("shop"), VHostDirectories(tmp_path).node_store
+    (vhost / "kv" / "CURRENT").unlink()
+
+    async def is_down(node: Node) -> None:
+        with pytest.raises(VHostDownError, match="CURRENT is missing; restore a backup, or run repair"):
+            await node.restart_vhost("shop")
+
+    with_node(tmp_path, is_down)
+    (node_store / "kv" / "CURRENT").unlink()
+    with pytest.raises(CorruptionError, match="CURRENT is missing; restore a backup, or run repair"):
+        with_node(tmp_path, nothing, recover=recover)
+    for store in (vhost, node_store):
+        assert repair(store, reconcile=reconcile_planes).losses == []
+    with_node(tmp_path, holds_all)
 
 
 @pytest.mark.promise("P7")

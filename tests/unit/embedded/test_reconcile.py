@@ -24,6 +24,7 @@ from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.repair import repair
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import topic_state
 
@@ -250,3 +251,54 @@ def test_a_stream_queue_without_its_configuration_is_not_restored_as_a_classic_o
     assert keys_of(path, Family.QUEUES) == [queue_keys.queue_key("orders")]
     with basaltmq.open(path, create=False) as db:
         assert len(list(db.topic("log", create=False).read(0))) == 3
+
+
+@pytest.mark.promise("P1", "P7")
+@pytest.mark.parametrize("is_brought_back", [False, True], ids=["rewritten header", "file brought back"])
+def test_messages_whose_bodies_are_readable_again_return_from_quarantine(tmp_path: Path, is_brought_back: bool) -> None:
+    """A damaged header hides all values of a blob file. A repair writes the header again."""
+    path = tmp_path / "store"
+    shared, bodies = b"s" * 40_000, [bytes((number,)) * 40_000 for number in range(5)]
+    with basaltmq.open(path) as db:
+        db.queue("large").enqueue(bodies)
+        db.queue("copy")
+        db.queue_plane.publish(["large", "copy"], shared)
+        db.store.flush()
+    (blob,) = (path / "kv").glob("*.blob")
+    intact = blob.read_bytes()
+    blob.write_bytes(bytes(30) + intact[30:])
+    with basaltmq.open(path, create=False) as db:
+        assert (db.queue("large").lease(10), db.queue("copy").lease(10)) == ([], [])
+        assert (db.queue("large").stats()["quarantined"], db.queue("copy").stats()["quarantined"]) == (6, 1)
+    if is_brought_back:
+        blob.write_bytes(intact)
+    outcome = repair(path, reconcile=reconcile_planes)
+    assert outcome.losses == []
+    assert "queue 'large': 6 messages returned from quarantine" in "\n".join(outcome.done)
+    with basaltmq.open(path, create=False) as db:
+        assert [each.payload for each in db.queue("large").lease(10)] == [*bodies, shared]
+        assert [each.payload for each in db.queue("copy").lease(10)] == [shared]
+        assert (db.queue("large").stats()["quarantined"], db.queue("large").stats()["messages"]) == (0, 6)
+        assert list(audit_queues(db.store)) == []
+    assert repair(path, reconcile=reconcile_planes).found_nothing
+
+
+@pytest.mark.promise("P7")
+def test_a_repair_keeps_the_body_of_a_message_that_stays_in_quarantine(tmp_path: Path) -> None:
+    """An operator may still export it."""
+    path = tmp_path / "store"
+    with basaltmq.open(path) as db:
+        db.queue("large").enqueue(b"x" * 40_000)
+    with closing(open_store(path, create=False)) as store:
+        ((key, row),) = store.scan(Family.MESSAGES)
+        batch = Batch()
+        # The layout of the inner row, behind the envelope that names the body.
+        batch.put(Family.MESSAGES, key, row[:22] + b"\x7f" + row[23:])
+        store.write(batch)
+    with basaltmq.open(path, create=False) as db:
+        assert db.queue("large").lease(1) == []
+    assert repair(path, reconcile=reconcile_planes).losses == []
+    with basaltmq.open(path, create=False) as db:
+        assert db.queue("large").stats()["quarantined"] == 1
+        ((_, body),) = db.store.scan(Family.MESSAGE_CONTENT)
+        assert body == b"x" * 40_000

@@ -14,7 +14,7 @@ from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import PublishersHeldError, VHostNotFoundError
+from basaltmq.errors import PublishersHeldError, StorageError, VHostNotFoundError, is_disk_full
 
 SERIALIZED_FACTOR = 4
 """Upper estimate of the JSON overhead of a message: base64 adds a third, an escaped control character takes 6 bytes."""
@@ -86,6 +86,17 @@ class Scope:
 
     def vhost_states(self) -> dict[str, str]:
         return {name: self.node.supervised(name).state.value for name in self.node.vhosts()}
+
+    def unopenable(self) -> dict[str, str]:
+        """Return the virtual hosts whose stores do not open, with the error. A full disk is not such an error."""
+        found = [self.node.supervised(name) for name in self.node.vhosts()]
+        return {
+            each.name: str(each.error)
+            for each in found
+            if each.state in (VHostState.RESTARTING, VHostState.DOWN)
+            and isinstance(each.error, StorageError)
+            and not is_disk_full(each.error)
+        }
 
     def description(self, name: str) -> str:
         return str(self.node.describe_vhost(name)["description"])

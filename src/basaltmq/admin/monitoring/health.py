@@ -52,8 +52,10 @@ class Health:
             Route("GET", checks + "/alarms", self.alarms, "Checks that no memory, disk or store alarm is active."),
             Route("GET", checks + "/local-alarms", self.alarms, "Same as alarms: a broker is one node."),
             Route("GET", checks + "/virtual-hosts", self.vhosts, "Checks that all virtual hosts are running."),
-            Route("GET", checks + "/store-damage", self.damage, "Checks that no unreadable rows or batches were found.",
-                  answers="frames: unreadable batches by virtual host, with topic, partition and offsets."),
+            Route("GET", checks + "/store-damage", self.damage,
+                  "Checks that no damage was found in stores and logs.",
+                  answers="damaged: unreadable ranges by virtual host. frames: unreadable batches, with topic, "
+                          "partition and offsets. log: losses the last start found. down: stores that do not open."),
             Route("GET", checks + "/port-listener/{port}", self.port, "Checks that the broker listens on a port."),
             Route("GET", checks + "/protocol-listener/{protocol}", self.protocol,
                   "Checks that the broker listens for a protocol."),
@@ -87,14 +89,23 @@ class Health:
             if isinstance(vhost.store, RocksStore) and vhost.store.unreadable()
         }
         frames = {vhost.name: found for vhost in self._scope.up() if (found := vhost.streams.damaged_frames())}
+        log = {vhost.name: found for vhost in self._scope.up() if (found := vhost.streams.log_faults())}
+        down = self._scope.unopenable()
+        reasons = []
+        if down:
+            named = "; ".join(f"{name}: {error}" for name, error in down.items())
+            reasons.append(f"stores that do not open: {named}; verify and repair them")
         if damaged:
             named = ", ".join(f"{name} ({count} ranges)" for name, count in damaged.items())
-            return failed(
-                f"unreadable rows: {named}; stop the broker and repair the store", damaged=damaged, frames=frames
-            )
+            reasons.append(f"unreadable rows: {named}; stop the broker and repair the store")
         if frames:
             named = "; ".join(f"{name}: {found[0]}" for name, found in frames.items())
-            return failed(f"unreadable batches: {named}; restore the log from a backup", damaged={}, frames=frames)
+            reasons.append(f"unreadable batches: {named}; restore the log from a backup")
+        if log:
+            named = "; ".join(f"{name}: {found[0]}" for name, found in log.items())
+            reasons.append(f"lost parts of the log: {named}; restore the log from a backup")
+        if reasons:
+            return failed("; ".join(reasons), damaged=damaged, frames=frames, log=log, down=down)
         return passed()
 
     def port(self, call: Call) -> Any:

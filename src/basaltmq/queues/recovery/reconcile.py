@@ -1,5 +1,6 @@
 """Makes the rows of the queue plane consistent after a repair that could not read all of them.
 
+    quarantine             returns messages whose bodies are readable again
     messages, delayed      removes messages without a body and messages of deleted queues; restores a queue whose
                            configuration is lost, with default settings
     bodies, content_refs   deletes bodies without a message; rebuilds references from the messages
@@ -28,13 +29,14 @@ from basaltmq.queues.leases.prepared import HELD
 from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, decode_lease_call, encode_boot
 from basaltmq.queues.lifecycle import timers
 from basaltmq.queues.lifecycle.reclaim import encode_floor
+from basaltmq.queues.quarantine import records
 from basaltmq.queues.ready import rows
 from basaltmq.queues.ready.backing import APART, SHARED, TIMED, Entry
 from basaltmq.queues.stats import DURABLE_FIELDS, FIELDS, QueueStats
 from basaltmq.queues.transactions.branch_rows import decode_branch, decode_draft, encode_branch
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.families import Family
+from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
@@ -91,6 +93,7 @@ class _Reconciliation:
         self._read_queues()
         for key, body in self._store.scan(Family.MESSAGE_CONTENT):
             self._bodies[key] = len(body)
+        self._quarantined()
         self._messages(Family.MESSAGES)
         self._messages(Family.DELAYED)
         self._drafts()
@@ -146,6 +149,36 @@ class _Reconciliation:
         )
         self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
 
+    def _quarantined(self) -> None:
+        """Return messages that are in quarantine only because their bodies were unreadable. Keep other bodies."""
+        returned: Counter[str] = Counter()
+        for record in records(self._store):
+            if record.family not in (Family.MESSAGES.label, Family.DELAYED.label):
+                continue
+            family = BY_LABEL[record.family]
+            try:
+                message_key = queue_keys.message_of(record.key)[0] if family is Family.DELAYED else record.key
+                queue, _, enqueued_ns, message_id = queue_keys.decode_message_key(message_key)
+                _, flags, body_id, body_bytes = rows.unwrap(record.value)
+            except (BasaltError, UnicodeDecodeError):
+                continue
+            size_bytes = self._bodies.get(queue_keys.body_key(body_id))
+            if not flags & APART or size_bytes is None:
+                continue
+            is_whole = size_bytes == body_bytes and _is_readable(message_key, record.value)
+            if not is_whole or not self._is_of_queue(queue, enqueued_ns):
+                self._want_body(flags, body_id, message_id)
+                continue
+            self._put(family, record.key, record.value)
+            self._delete(Family.QUARANTINE, queue_keys.quarantine_key(record.queue, record.found_ns, record.number))
+            returned[queue] += 1
+        # The rows are read below.
+        self._flush()
+        self._losses.recovered += [
+            f"queue {queue!r}: {count} messages returned from quarantine, because their bodies are readable again"
+            for queue, count in sorted(returned.items())
+        ]
+
     def _messages(self, family: Family) -> None:
         is_delayed = family is Family.DELAYED
         indexes = self._losses.hit(Family.MESSAGE_EXPIRY)
@@ -192,10 +225,12 @@ class _Reconciliation:
 
     def _want(self, entry: Entry) -> None:
         if entry.flags & APART:
-            body_id = rows.body_of(entry.row)
-            self._wanted.add(queue_keys.body_key(body_id))
-            if entry.flags & SHARED:
-                self._references.add(queue_keys.content_ref_key(body_id, entry.key[-16:]))
+            self._want_body(entry.flags, rows.body_of(entry.row), entry.key[-16:])
+
+    def _want_body(self, flags: int, body_id: bytes, message_id: bytes) -> None:
+        self._wanted.add(queue_keys.body_key(body_id))
+        if flags & SHARED:
+            self._references.add(queue_keys.content_ref_key(body_id, message_id))
 
     def _count(self, queue: str, entry: Entry, is_delayed: bool) -> None:
         stats = self._counts.get(queue)
@@ -412,6 +447,14 @@ class _Reconciliation:
         if len(self._batch):
             self._store.write(self._batch)
             self._batch = Batch()
+
+
+def _is_readable(message_key: bytes, row: bytes) -> bool:
+    try:
+        rows.read_entry(message_key, row)
+    except CorruptionError:
+        return False
+    return True
 
 
 def _shown(ids: list[str]) -> str:

@@ -47,6 +47,8 @@ class Losses:
     missing_writes: str = ""
     """Why writes are missing without a trace: a WAL file is missing or too short."""
     manifest_rebuilt: bool = False
+    recovered: list[str] = field(default_factory=list)
+    """What the planes recovered, one line each. Not a loss."""
 
     def __bool__(self) -> bool:
         return bool(self.gaps or self.records or self.missing_writes)

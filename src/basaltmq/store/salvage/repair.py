@@ -217,8 +217,10 @@ def _reconcile_intact(path: Path, outcome: Repaired, reconcile: Reconcile | None
     """Make the rows of a store with intact files consistent."""
     if reconcile is None or not accept_loss:
         return
+    losses = Losses()
     with _Closing(open_store(path, create=False)) as store:
-        outcome.losses += _reconcile(store, Losses(), path, reconcile)
+        outcome.losses += _reconcile(store, losses, path, reconcile)
+    outcome.done += losses.recovered
     if outcome.losses:
         outcome.done.append(f"{path}: made inconsistent rows consistent")
         outcome.remaining = verify(path)
@@ -303,6 +305,7 @@ def _copy(
         if reconcile is not None:
             outcome.losses += _reconcile(store, survey.losses, path, reconcile)
     outcome.done.append(f"{path / DATABASE}: rebuilt from {rows} readable rows")
+    outcome.done += survey.losses.recovered
     copied(size_bytes)
 
 

@@ -13,9 +13,10 @@ total size (P9).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import BasaltError, CorruptionError
 from basaltmq.log.committed import read_mark
@@ -24,6 +25,7 @@ from basaltmq.log.lane import Lane, LaneOptions
 from basaltmq.log.recovery import Damage, LostBytes, LostTail, intact, repair, scan
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
+from basaltmq.store.directory import make_directory, write_durably
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
@@ -33,6 +35,15 @@ from basaltmq.streams.lost_offsets import LostOffsets
 
 if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.engine import SegmentEngine
+
+
+LOG_LOSSES: Final = "log-losses.txt"
+
+LOG_LOSSES_BYTES_MAX: Final = 1 << 20
+"""Nothing is added beyond this size: a log with so much damage needs a restore, not a longer list."""
+
+
+_log: Final = logging.getLogger(__name__)
 
 
 def open_log(
@@ -110,6 +121,7 @@ def recover(
     if is_short or is_rolled_back or (is_stale and any(begin is not None for begin in begins)):
         engine.losses += lost.raise_floors()
     engine.faults += [str(loss) for loss in engine.losses]
+    _keep(engine.faults, quarantine)
     if is_stale or is_rolled_back:
         # The old index must not return after another crash, because its positions will then point to other frames.
         index.flush_to_disk()
@@ -118,6 +130,23 @@ def recover(
     if progress is not None:
         progress(total, total)
     return logs
+
+
+def _keep(faults: list[str], quarantine: Path) -> None:
+    """Write down what is lost. The next open sees a shorter log that is intact."""
+    if not faults:
+        return
+    path = quarantine / LOG_LOSSES
+    try:
+        before = path.read_text() if path.exists() else ""
+        known = set(before.splitlines())
+        added = [fault for fault in faults if fault not in known]
+        if added and len(before) < LOG_LOSSES_BYTES_MAX:
+            make_directory(quarantine)
+            write_durably(path, (before + "".join(f"{fault}\n" for fault in added)).encode())
+    except OSError as error:
+        # The caller reports the faults too. The log opens without the list.
+        _log.error("%s could not be written: %s", path, error)
 
 
 def _is_short(index: StreamIndex, number: int, log: Lane) -> bool:
