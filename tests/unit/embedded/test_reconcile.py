@@ -258,7 +258,8 @@ def test_a_stream_queue_without_its_configuration_is_not_restored_as_a_classic_o
 def test_messages_whose_bodies_are_readable_again_return_from_quarantine(tmp_path: Path, is_brought_back: bool) -> None:
     """A damaged header hides all values of a blob file. A repair writes the header again."""
     path = tmp_path / "store"
-    shared, bodies = b"s" * 40_000, [bytes((number,)) * 40_000 for number in range(5)]
+    shared = b"s" * 40_000
+    bodies: list[bytes | str | Draft] = [bytes((number,)) * 40_000 for number in range(5)]
     with basaltmq.open(path) as db:
         db.queue("large").enqueue(bodies)
         db.queue("copy")
