@@ -36,8 +36,6 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     soak = Soak(folder, given.seconds, given.seed, chosen_kinds(given.kinds), every=given.every, say=_say)
     problems = soak.run()
-    for problem in problems:
-        print(f"PROBLEM: {problem}")
     if problems:
         kinds = (f" --kinds {given.kinds}" if given.kinds else "") + (" --every" if given.every else "")
         print(f"data is in {folder}; repeat with: python -m tests.soak --seed {given.seed} "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -67,15 +67,36 @@ def permit(broker: Broker, vhost: str) -> None:
 
 
 def declare_all(channel: Any) -> None:
-    channel.queue_declare(DEAD, durable=True)
-    channel.queue_declare(MARKS, durable=True, arguments={"x-max-length": 1})
-    channel.exchange_declare("fan", "fanout", durable=True)
-    for name in QUEUES:
-        dead = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": DEAD} if name == "work" else {}
-        channel.queue_declare(name, durable=True, arguments=dead)
-        if name.startswith("fan."):
-            channel.queue_bind(name, "fan")
-    channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
+    for declare_one in DECLARATIONS:
+        declare_one(channel)
+
+
+def _queue(name: str, **arguments: str | int) -> Callable[[Any], None]:
+    def declare_one(channel: Any) -> None:
+        given = {f"x-{key.replace('_', '-')}": value for key, value in arguments.items()}
+        channel.queue_declare(name, durable=True, arguments=given)
+
+    return declare_one
+
+
+def _fan(name: str) -> Callable[[Any], None]:
+    def declare_one(channel: Any) -> None:
+        channel.exchange_declare("fan", "fanout", durable=True)
+        channel.queue_declare(name, durable=True)
+        channel.queue_bind(name, "fan")
+
+    return declare_one
+
+
+DECLARATIONS: tuple[Callable[[Any], None], ...] = (
+    _queue(DEAD),
+    _queue(MARKS, max_length=1),
+    _queue("work", dead_letter_exchange="", dead_letter_routing_key=DEAD),
+    *(_fan(name) for name in QUEUES if name.startswith("fan.")),
+    *(_queue(name) for name in QUEUES if name != "work" and not name.startswith("fan.")),
+    _queue(STREAM, queue_type="stream"),
+)
+"""The topology, in parts of which each can be refused without the others."""
 
 
 class _Amqp(Client):

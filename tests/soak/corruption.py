@@ -329,13 +329,14 @@ def topic_of(place: Place) -> tuple[str, int]:
 def probe(broker: Broker, vhost: str, damaged: dict[str, Damage]) -> None:
     """The virtual host serves: a queue is declared, a message published, confirmed and got back."""
     with amqp.connected(broker, vhost) as connection:
-        try:
-            # What the damage took of the topology is made again, so that the drain finds its queues.
-            amqp.declare_all(connection.channel())
-        except pika.exceptions.ChannelClosedByBroker as error:
-            # A queue whose settings are lost has others now.
-            if vhost not in damaged or "default settings" not in damaged[vhost].report.text:
-                raise AssertionError(f"{vhost}: {error}") from error
+        # What the damage took of the topology is made again, so that the drain finds its queues.
+        for declare_one in amqp.DECLARATIONS:
+            try:
+                declare_one(connection.channel())
+            except pika.exceptions.ChannelClosedByBroker as error:
+                # A queue whose settings are lost has others now.
+                if vhost not in damaged or "default settings" not in damaged[vhost].report.text:
+                    raise AssertionError(f"{vhost}: {error}") from error
     with amqp.connected(broker, vhost) as connection:
         channel: Any = connection.channel()
         channel.queue_declare("probe", durable=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 TRIED = 1
@@ -46,7 +46,10 @@ class Label(NamedTuple):
 
     @classmethod
     def of(cls, body: bytes) -> Label:
-        producer, number, _ = body[:100].split(b" ", 2)
+        """The label of a body. A body with one changed byte is an error: it must not be delivered."""
+        producer, number, rest = body.split(b" ", 2)
+        if rest.strip(b"."):
+            raise ValueError(f"a body of {len(body)} bytes was changed: {body[:100]!r}")
         return cls(producer.decode(), int(number))
 
 
@@ -60,7 +63,8 @@ class Found(NamedTuple):
 class Ledger:
     """What is known. Safe to use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_problem: Callable[[str], None] = lambda _: None) -> None:
+        self._on_problem = on_problem
         self.problems: list[str] = []
         self.groups: list[list[Found]] = []
         """Messages that were sent in one transaction whose outcome is not known: all of them exist, or none."""
@@ -74,6 +78,7 @@ class Ledger:
         with self._lock:
             if len(self.problems) < PROBLEMS_MAX and text not in self.problems:
                 self.problems.append(text)
+                self._on_problem(text)
 
     def next_label(self, producer: str, count: int = 1) -> list[Label]:
         with self._lock:

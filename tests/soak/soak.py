@@ -78,7 +78,7 @@ class Soak:
         self._say = say
         self._random = random.Random(seed)
         self._began_s = time.monotonic()
-        self.ledger = Ledger()
+        self.ledger = Ledger(lambda text: say(f"PROBLEM at {self._elapsed_s():.0f} s: {text}"))
         self.broker = Broker(folder / "data", flags=FLAGS)
         self.rounds = self.kills = self.damaged = 0
         self._reserve_s = min(RESERVE_MAX_S, RESERVE_SHARE * seconds)

@@ -70,6 +70,13 @@ def test_a_body_carries_its_label_whatever_its_size() -> None:
         assert Label.of(Label("p-1", 12).body(size)) == Label("p-1", 12)
 
 
+def test_a_changed_byte_in_a_body_is_noticed() -> None:
+    body = bytearray(Label("p-1", 12).body(300))
+    body[200] ^= 1
+    with pytest.raises(ValueError, match="was changed"):
+        Label.of(bytes(body))
+
+
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_file_is_damaged_as_asked(tmp_path: Path, action: str) -> None:
     path = tmp_path / "file"
