@@ -25,7 +25,7 @@ from basaltmq.queues.lifecycle.handler_failure import (
     Backoff,
     Reject,
     log_failure,
-    text_of,
+    stored_text,
 )
 
 CONCURRENCY_MAX: Final = 10_000
@@ -159,10 +159,10 @@ class AsyncWorker:
         if failure is None:
             await self._client.ack(message)
         elif isinstance(failure, Reject):
-            await self._client.nack(message, text_of(failure), reject=True)
+            await self._client.nack(message, stored_text(failure), reject=True)
         else:
             delay_ms = self._backoff.delay_ms(message.attempts)
-            await self._client.nack(message, text_of(failure), delay_ms=delay_ms)
+            await self._client.nack(message, stored_text(failure), delay_ms=delay_ms)
 
     async def _extend_leases(self) -> None:
         """Extend the leases of the held messages."""

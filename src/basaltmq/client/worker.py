@@ -5,8 +5,9 @@
 
     handler returns              the message is acked
     handler raises Reject        the message is dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. The text is
-                                 stored in its header `x-last-error`. The message is retried later.
+    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. Its text
+                                 and the last frames are stored in the message's header `x-last-error`. The message is
+                                 retried later.
     handler settled it itself    nothing more is done
 
     one thread leases ──> `concurrency` threads handle ──> one thread settles finished messages in batches
@@ -45,7 +46,7 @@ from basaltmq.queues.lifecycle.handler_failure import (
     Backoff,
     Reject,
     log_failure,
-    text_of,
+    stored_text,
 )
 from basaltmq.signals import stopped_by_signals
 
@@ -269,7 +270,7 @@ class Worker:
     def _nack(self, failure: Exception, messages: list[Leased]) -> None:
         is_rejected = isinstance(failure, Reject)
         delay_ms = 0 if is_rejected else self._backoff.delay_ms(messages[0].attempts)
-        self._client.nack(messages, text_of(failure), delay_ms=delay_ms, reject=is_rejected)
+        self._client.nack(messages, stored_text(failure), delay_ms=delay_ms, reject=is_rejected)
 
     def _settled(self, messages: list[Leased], settle: Callable[[list[Leased]], object]) -> None:
         """Settle messages of one lease. If it is stale, settle one by one, so that only expired messages are lost."""

@@ -7,8 +7,9 @@ Each of `concurrency` threads leases up to `batch` messages and handles them one
 
     handler returns              the message is acked
     handler raises Reject        the message is dead-lettered, or dropped if the queue has no dead-letter queue
-    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. The text is
-                                 stored in its header `x-last-error`. The message is retried later.
+    handler raises an Exception  the exception is logged with its traceback, and the message is nacked. Its text
+                                 and the last frames are stored in the message's header `x-last-error`. The message is
+                                 retried later.
     handler settled it itself    nothing more is done
 
 The first retry waits `retry_delay_ms` (1 s). Each further retry waits twice as long as the one before, up to
@@ -40,7 +41,7 @@ from basaltmq.queues.lifecycle.handler_failure import (
     Backoff,
     Reject,
     log_failure,
-    text_of,
+    stored_text,
 )
 from basaltmq.signals import stopped_by_signals
 
@@ -220,7 +221,7 @@ class Worker:
             else:
                 is_rejected = isinstance(failure, Reject)
                 delay_ms = 0 if is_rejected else self._backoff.delay_ms(message.attempts)
-                self.queue.nack(message, text_of(failure), delay_ms=delay_ms, reject=is_rejected)
+                self.queue.nack(message, stored_text(failure), delay_ms=delay_ms, reject=is_rejected)
         except StaleLeaseError as error:
             message.settled = True
             with self._counts:

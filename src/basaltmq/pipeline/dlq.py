@@ -176,7 +176,8 @@ def _report(result: DlqReport, queue: str, messages: DataFrame) -> None:
         sql.count("redriven_by").alias("redriven_before"),
     ).collect()[0]
     result.queues.append(DeadQueue(queue, *row))
-    short = sql.substring("error", 1, ERROR_CHARACTERS)
+    # Workers store a traceback below the first line.
+    short = sql.substring(sql.substring_index("error", "\n", 1), 1, ERROR_CHARACTERS)
     causes = (
         messages.groupBy("origin", "reason", short.alias("error"))
         .agg(

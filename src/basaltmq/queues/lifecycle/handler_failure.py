@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
+import traceback
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +23,13 @@ RETRY_DELAY_MS_MAX_DEFAULT: Final = 300_000
 """Longest delay: workers recover within five minutes after the cause is gone."""
 
 ERROR_CHARACTERS_MAX: Final = 2_000
-"""Maximum length of the exception text that is stored with the message."""
+"""Maximum length of the exception text in the log, and of a rejection that is stored with the message."""
+
+STORED_CHARACTERS_MAX: Final = 600
+"""Maximum length of the exception text before the frames. The queue keeps 1,024 bytes of both."""
+
+FRAMES_MAX: Final = 8
+"""Frames of the traceback that are stored with the message."""
 
 _DOUBLINGS_MAX: Final = 32
 
@@ -54,7 +61,7 @@ class Backoff:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception that is stored with the message. Does not raise, and can always be encoded."""
+    """Return the type and text of an exception. Does not raise, and can always be encoded."""
     try:
         text = str(error)
     except Exception:
@@ -62,6 +69,17 @@ def text_of(error: BaseException) -> str:
     # Names of files may contain surrogates, which UTF-8 does not have.
     text = text[:ERROR_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:ERROR_CHARACTERS_MAX]
+
+
+def stored_text(error: BaseException) -> str:
+    """Return what is stored with the message: the exception, then the frames of the handler, innermost first."""
+    if isinstance(error, Reject):
+        return text_of(error)
+    # The first frame is the worker's call of the handler.
+    frames = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)[1:]
+    lines = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames[-FRAMES_MAX:])]
+    text = "\n".join([text_of(error)[:STORED_CHARACTERS_MAX], *lines])
+    return text.encode(errors="backslashreplace").decode()
 
 
 def log_failure(queue: str, message_id: bytes, attempts: int, error: Exception) -> None:
