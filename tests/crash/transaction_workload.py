@@ -21,7 +21,7 @@ from tests.unit.log.strategies import transactional
 from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, Harness
 
 from basaltmq.durability import Durability
-from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.topic_settings import topic_config
 from basaltmq.streams.offsets import Commit
 
 TOPICS = ("t", "u")

@@ -88,9 +88,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     durability: Durability | None = None
     retention_ms: int | None = None
     retention_bytes: int | None = None
-    """Per partition."""
     retention_records: int | None = None
-    """Per partition."""
+    """Limits of bytes and records are per partition."""
     compact: bool = False
     compact_only: bool = False
     """With `compact`: retention does not apply, as with Kafka's cleanup.policy=compact without delete."""
@@ -101,6 +100,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     record_bytes_max: int = RECORD_BYTES_MAX
     append_time: bool = False
     """The broker replaces the timestamps of Kafka producers' record batches with its own time."""
+    kafka: tuple[tuple[str, str], ...] = ()
+    """Other settings by their Kafka names, which apply to Kafka clients only or have no effect."""
 
     def check(self) -> None:
         if not 1 <= self.partitions <= PARTITIONS_MAX:
@@ -568,7 +569,7 @@ def _summary(found: CatalogObject) -> TopicSummary:
 
 
 def _attributes(config: TopicConfig, migration: MigrationState | None, shards: Iterable[int]) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(TopicState(config, migration, runs_of(shards)))
+    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(TopicState(config, migration, runs_of(shards))))
     return built
 
 

@@ -1,9 +1,9 @@
-"""Decompresses Kafka record batches, by the codec number in their attributes.
+"""Decompresses and compresses Kafka record batches, by the codec number in their attributes.
 
     0 none    1 gzip    2 snappy    3 lz4 (frame format)    4 zstd
 
 gzip comes with Python. The others need Arrow (the `arrow` extra). Without it, or for an unknown number, a batch can
-still be read as bytes; only decoding its records raises UnsupportedCodecError, which names the codec.
+still be read as bytes; only decoding or compressing it raises UnsupportedCodecError, which names the codec.
 
 Snappy has two forms: raw, and the framing of a Java library that most producers use:
 
@@ -40,6 +40,14 @@ _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES: Final = 16
 _I32: Final = Struct(">i")
 
+SNAPPY_BLOCK_BYTES: Final = 32 << 10
+LZ4_BLOCK_BYTES: Final = 64 << 10
+_LZ4_HEAD: Final = bytes.fromhex("04224d18 60 40 82")
+"""Magic; version 1 with independent blocks; blocks of 64 KiB; the checksum of these two bytes."""
+_LZ4_SIZE: Final = Struct("<I")
+_LZ4_STORED: Final = 1 << 31
+"""Marks a block that is not compressed."""
+
 
 def pieces(codec: int, data: bytes, size_bytes_max: int) -> Iterator[bytes]:
     """Yield the content of a batch in pieces. Raises LimitExceededError beyond `size_bytes_max`."""
@@ -52,6 +60,48 @@ def pieces(codec: int, data: bytes, size_bytes_max: int) -> Iterator[bytes]:
         if left < 0:
             raise _too_large(size_bytes_max)
         yield piece
+
+
+def compress(codec: int, data: bytes, level: int | None = None) -> bytes:
+    """Compress the content of a batch. `level` applies to gzip and zstd; None is the default of the codec."""
+    if codec == NONE:
+        return data
+    if codec == GZIP:
+        stream = zlib.compressobj(zlib.Z_DEFAULT_COMPRESSION if level is None else level, wbits=31)
+        return stream.compress(data) + stream.flush()
+    if codec == SNAPPY:
+        return _compress_snappy(data)
+    if codec == LZ4:
+        return _compress_lz4(data)
+    if codec == ZSTD:
+        packed: bytes = _arrow(codec).Codec("zstd", compression_level=level).compress(data, asbytes=True)
+        return packed
+    raise UnsupportedCodecError(f"unknown Kafka compression {codec}; known codecs: {_listed()}")
+
+
+def _compress_snappy(data: bytes) -> bytes:
+    """Compress in the framing that all Kafka clients read."""
+    snappy = _arrow(SNAPPY).Codec("snappy")
+    parts = [_XERIAL, _I32.pack(1), _I32.pack(1)]
+    for at in range(0, len(data), SNAPPY_BLOCK_BYTES):
+        block = snappy.compress(data[at : at + SNAPPY_BLOCK_BYTES], asbytes=True)
+        parts += (_I32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: bytes) -> bytes:
+    """Compress as an LZ4 frame of independent blocks. Arrow's own frames link their blocks, which Java refuses."""
+    lz4 = _arrow(LZ4).Codec("lz4_raw")
+    parts = [_LZ4_HEAD]
+    for at in range(0, len(data), LZ4_BLOCK_BYTES):
+        block = data[at : at + LZ4_BLOCK_BYTES]
+        packed = lz4.compress(block, asbytes=True)
+        if len(packed) < len(block):
+            parts += (_LZ4_SIZE.pack(len(packed)), packed)
+        else:
+            parts += (_LZ4_SIZE.pack(len(block) | _LZ4_STORED), block)
+    parts.append(_LZ4_SIZE.pack(0))
+    return b"".join(parts)
 
 
 def _listed() -> str:

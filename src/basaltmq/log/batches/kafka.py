@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
-from basaltmq.log.batches.codecs import NONE, pieces
+from basaltmq.log.batches.codecs import NONE, compress, pieces
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, StoredRecord
 
@@ -182,6 +182,21 @@ def incoming(raw: bytes, now_ms: int, *, is_append_time: bool = False) -> KafkaB
 def _stamped(raw: bytes, header: KafkaHeader, now_ms: int) -> bytes:
     covered = _COVERED.pack(header.attributes | LOG_APPEND_TIME, *header[6:8], now_ms, *header[9:]) + raw[HEADER_BYTES:]
     return raw[:_CRC_AT] + _CRC.pack(_crc32c(covered)) + covered
+
+
+def recompressed(raw: bytes, codec: int, level: int | None, record_bytes_max: int) -> bytes:
+    """Return a producer's batch compressed with another codec."""
+    header = check_batch(raw)
+    content = raw[HEADER_BYTES:]
+    if header.codec != NONE:
+        content = b"".join(pieces(header.codec, content, decompressed_bytes_max(record_bytes_max)))
+    content = compress(codec, content, level)
+    covered = _COVERED.pack(header.attributes & ~COMPRESSION | codec, *header[6:]) + content
+    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
+    return (
+        _HEADER.pack(header.base_offset, size, header.leader_epoch, MAGIC, _crc32c(covered), *(8 * (0,)))[:_COVERED_AT]
+        + covered
+    )
 
 
 def decompressed_bytes_max(record_bytes_max: int) -> int:

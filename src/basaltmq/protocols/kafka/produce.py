@@ -19,14 +19,25 @@ from basaltmq.broker.turns import Turns
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.log.batches import codecs
-from basaltmq.log.batches.kafka import CONTROL, HEADER_BYTES, MAGIC, TRANSACTIONAL, KafkaHeader, read_header
+from basaltmq.log.batches.kafka import (
+    CONTROL,
+    HEADER_BYTES,
+    MAGIC,
+    TRANSACTIONAL,
+    KafkaHeader,
+    RecordReader,
+    read_header,
+    recompressed,
+)
 from basaltmq.protocols.kafka.context import Answer, Client, Context, PipelinedAnswer, Respond, awaited
+from basaltmq.protocols.kafka.topic_settings import AFTER_MAX, BEFORE_MAX, producer_rules
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.adapter import Append
 from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.topics import TopicConfig
 
 ALL: Final = -1
 HELD_MS_MAX: Final = 10_000
@@ -48,7 +59,45 @@ Pending = tuple[Fields, SegmentEngine, Append, int]
 def produce(context: Context, client: Client, request: Request) -> Answer:
     if context.node.alarms.reason(context.vhost.name) is not None:
         return _held(context, client, request)
+    return _accepted(context, client, request)
+
+
+def _accepted(context: Context, client: Client, request: Request) -> Answer:
+    if any(_compresses(context, topic) for topic in request.body["topics"]):
+        return _recompressed(context, client, request)
     return _appended(context, client, request)
+
+
+def _compresses(context: Context, topic: Fields) -> bool:
+    """Whether the broker chooses the compression of a topic."""
+    try:
+        config = context.route(topic["name"], topic["partitions"][0]["index"]).topic.config
+    except (BasaltError, IndexError):
+        return False
+    return bool(config.kafka) and producer_rules(config.kafka).codec is not None
+
+
+async def _recompressed(context: Context, client: Client, request: Request) -> Fields | None:
+    """Compress batches as their topics require, in a thread, then append them."""
+    for topic in request.body["topics"]:
+        if not _compresses(context, topic) or not client.may(WRITE, topic["name"]):
+            continue
+        config = context.topic(topic["name"]).config
+        for each in topic["partitions"]:
+            each["records"] = await asyncio.to_thread(_compressed, each["records"], request.version, config)
+    return await awaited(_appended(context, client, request))
+
+
+def _compressed(raw: bytes | None, version: int, config: TopicConfig) -> bytes | Exception:
+    """Return a batch with the compression of its topic, or the error that refuses it."""
+    rules = producer_rules(config.kafka)
+    try:
+        header = _checked(raw, version, config.record_bytes_max)
+        if raw is None or rules.codec is None or header.codec == rules.codec:
+            return raw or b""
+        return recompressed(raw, rules.codec, rules.level, config.record_bytes_max)
+    except (Refused, BasaltError) as error:
+        return error
 
 
 async def _held(context: Context, client: Client, request: Request) -> Fields | None:
@@ -66,7 +115,7 @@ async def _held(context: Context, client: Client, request: Request) -> Fields | 
         return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
     finally:
         stop()
-    return await awaited(_appended(context, client, request))
+    return await awaited(_accepted(context, client, request))
 
 
 def _all_refused(request: Request, code: int, message: str | None) -> Fields:
@@ -160,6 +209,8 @@ def _append(
     client.check(WRITE, name)
     topic, engine, shard = context.route(name, asked["index"])
     header = _checked(raw, request.version, topic.config.record_bytes_max)
+    if not topic.config.append_time:
+        _check_times(raw, header, topic.config, context.now_ms())
     if level is not None and topic.config.level is Durability.MEMORY:
         level = None
     if header.attributes & TRANSACTIONAL:
@@ -183,8 +234,30 @@ def _append(
     waiting.append((answer, engine, append, len(raw)))
 
 
-def _checked(raw: bytes | None, version: int, size_bytes_max: int) -> KafkaHeader:
+def _check_times(raw: bytes, header: KafkaHeader, config: TopicConfig, now_ms: int) -> None:
+    """Refuse timestamps that are too far from the broker's clock. Records are decoded only if old ones are refused."""
+    rules = producer_rules(config.kafka)
+    if header.max_timestamp_ms > now_ms + rules.after_ms:
+        raise Refused(
+            e.INVALID_TIMESTAMP,
+            f"timestamp {header.max_timestamp_ms} is more than {rules.after_ms} ms ahead of the broker's clock; "
+            f"correct the clock of the producer, or raise {AFTER_MAX}",
+        )
+    if rules.before_ms is None:
+        return
+    for record in RecordReader(raw, config.record_bytes_max):
+        if 0 <= record.timestamp_ms < now_ms - rules.before_ms:
+            raise Refused(
+                e.INVALID_TIMESTAMP,
+                f"timestamp {record.timestamp_ms} is more than {rules.before_ms} ms behind the broker's clock; "
+                f"{BEFORE_MAX} sets the limit",
+            )
+
+
+def _checked(raw: bytes | Exception | None, version: int, size_bytes_max: int) -> KafkaHeader:
     """Return the header of a batch that may be appended. The append verifies the checksum."""
+    if isinstance(raw, Exception):
+        raise raw
     if not raw or len(raw) <= _MAGIC_AT:
         raise Refused(e.INVALID_RECORD, "the produce request has a partition without records")
     if raw[_MAGIC_AT] != MAGIC:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from struct import Struct
 from typing import Final
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.catalog.kinds import Kind
+from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
-from basaltmq.protocols.kafka.configs import topic_config
+from basaltmq.protocols.kafka.configs import topic_rows
 from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Context
+from basaltmq.protocols.kafka.topic_settings import topic_config
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array, varint
-from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
-from basaltmq.streams.topics import PARTITIONS_MAX, NewTopic, Topic, TopicSummary, in_batches
+from basaltmq.protocols.kafka.wire.topics import CREATED_CONFIG, METADATA_PARTITION
+from basaltmq.streams.topics import PARTITIONS_MAX, NewTopic, Topic, TopicConfig, TopicSummary, in_batches
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Valid topic names, as in Apache Kafka."""
@@ -45,6 +47,9 @@ _ERROR_CODE_BYTES: Final = 2
 
 PARTITIONS_KEPT: Final = 16
 """Encoded partition lists that are cached by partition count and version, 26 bytes per partition."""
+
+CONFIGS_KEPT: Final = 16
+"""Encoded settings of topics that are cached, about 1 KiB each."""
 
 _ONE_NODE: Final = (NODE_ID,)
 
@@ -235,7 +240,17 @@ async def create_topics(context: Context, client: Client, request: Request) -> F
         made: Iterator[Topic | BasaltError | None] = iter(await asyncio.to_thread(_existing, context, wanted))
     else:
         made = iter(await _create(context, wanted))
-    return {"topics": [_created(each, next(made)) if isinstance(each, NewTopic) else each for each in checked]}
+    is_flexible = request.version >= request.api.flexible_since
+    described = partial(_configs, context.settings.durability, request.version, is_flexible)
+    return {
+        "topics": [_created(each, next(made), described) if isinstance(each, NewTopic) else each for each in checked]
+    }
+
+
+@lru_cache(maxsize=CONFIGS_KEPT)
+def _configs(durability: Durability, version: int, is_flexible: bool, config: TopicConfig) -> Encoded:
+    """Return the encoded settings of a topic. Encoding them takes 0.3 ms, and most topics have equal ones."""
+    return encode_array(CREATED_CONFIG, topic_rows(config, durability), version, is_flexible)
 
 
 def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) -> NewTopic | Fields:
@@ -275,7 +290,7 @@ def _existing(context: Context, wanted: list[NewTopic]) -> list[BasaltError | No
     return [TopicExistsError(f"topic {each.name!r} already exists") if each.name in taken else None for each in wanted]
 
 
-def _created(wanted: NewTopic, made: Topic | BasaltError | None) -> Fields:
+def _created(wanted: NewTopic, made: Topic | BasaltError | None, described: Callable[[TopicConfig], Encoded]) -> Fields:
     if isinstance(made, BasaltError):
         return _refused(wanted.name, e.code_of(made), str(made))
     return {
@@ -283,7 +298,7 @@ def _created(wanted: NewTopic, made: Topic | BasaltError | None) -> Fields:
         "topic_id": NIL if made is None else made.id,
         "num_partitions": wanted.config.partitions,
         "replication_factor": 1,
-        "configs": [],
+        "configs": described(wanted.config),
     }
 
 

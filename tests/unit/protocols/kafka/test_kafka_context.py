@@ -18,10 +18,10 @@ from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
 from basaltmq.log.batches.kafka import KafkaHeader, read_header, records
 from basaltmq.log.batches.record import Record
-from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.context import Answer, Client, Context, Settings
 from basaltmq.protocols.kafka.deadline import Deadline
 from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.topic_settings import topic_config
 from basaltmq.protocols.kafka.transactions import producers as producers_module
 from basaltmq.protocols.kafka.transactions.producers import Producers
 from basaltmq.protocols.kafka.wire import api as k
@@ -370,7 +370,7 @@ def test_settings_of_topics_by_kafkas_names() -> None:
     given = [
         ("retention.ms", "-1"),
         ("cleanup.policy", "compact,delete"),
-        ("segment.bytes", "1"),
+        ("segment.bytes", "1000"),
         ("retention.bytes", "5"),
     ]
     config = topic_config(given, 3, Durability.SYNCED)

@@ -18,9 +18,9 @@ from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.kafka import read_header
-from basaltmq.protocols.kafka.configs import topic_config
 from basaltmq.protocols.kafka.context import Client, Context, Settings, awaited
 from basaltmq.protocols.kafka.server import handlers
+from basaltmq.protocols.kafka.topic_settings import topic_config
 from basaltmq.protocols.kafka.transactions.coordinator import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
 from basaltmq.protocols.kafka.transactions.row import EPOCH_MAX, State, Transaction
 from basaltmq.protocols.kafka.wire import api as k

@@ -90,6 +90,13 @@ CREATE_TOPICS_REQUEST: Final = Struct(
     Field("timeout_ms", "int32"),
     Field("validate_only", "bool", since=1),
 )
+CREATED_CONFIG: Final = Struct(
+    Field("name", "string"),
+    Field("value", "string", null_since=0),
+    Field("read_only", "bool"),
+    Field("config_source", "int8", default=-1),
+    Field("is_sensitive", "bool"),
+)
 CREATE_TOPICS_RESPONSE: Final = Struct(
     Field("throttle_time_ms", "int32", since=2),
     Field(
@@ -104,15 +111,7 @@ CREATE_TOPICS_RESPONSE: Final = Struct(
                 Field("replication_factor", "int16", since=5, default=-1),
                 Field(
                     "configs",
-                    Array(
-                        Struct(
-                            Field("name", "string"),
-                            Field("value", "string", null_since=0),
-                            Field("read_only", "bool"),
-                            Field("config_source", "int8", default=-1),
-                            Field("is_sensitive", "bool"),
-                        )
-                    ),
+                    Array(CREATED_CONFIG),
                     since=5,
                     null_since=5,
                 ),
