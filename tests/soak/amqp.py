@@ -4,6 +4,7 @@ Queues of each virtual host (places are `vhost|queue`):
 
     work        direct, with dead letters to `dead`       fan.1 fan.2   bound to the fan-out exchange `fan`
     tx.1 tx.2   written to in transactions                big           large messages
+    devices     what MQTT clients publish
     log         a stream queue                            marks         proves that acks before it were written
 """
 
@@ -24,7 +25,8 @@ from tests.soak.ledger import CANCELLED, CONFIRMED, REJECTED, SETTLED, SETTLING,
 
 from basaltmq.http_client import path
 
-QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big")
+DEVICES = "devices"
+QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big", DEVICES)
 STREAM = "log"
 DEAD = "dead"
 MARKS = "marks"
@@ -88,12 +90,18 @@ def _fan(name: str) -> Callable[[Any], None]:
     return declare_one
 
 
+def _devices(channel: Any) -> None:
+    channel.queue_declare(DEVICES, durable=True)
+    channel.queue_bind(DEVICES, "amq.topic", "soak.#")
+
+
 DECLARATIONS: tuple[Callable[[Any], None], ...] = (
     _queue(DEAD),
     _queue(MARKS, max_length=1),
     _queue("work", dead_letter_exchange="", dead_letter_routing_key=DEAD),
     *(_fan(name) for name in QUEUES if name.startswith("fan.")),
-    *(_queue(name) for name in QUEUES if name != "work" and not name.startswith("fan.")),
+    *(_queue(name) for name in ("tx.1", "tx.2", "big")),
+    _devices,
     _queue(STREAM, queue_type="stream"),
 )
 """The topology, in parts of which each can be refused without the others."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.interop.server import ROOT, Broker
-from tests.soak import amqp, embedded, grpc_queues, kafka
+from tests.soak import amqp, embedded, grpc_queues, kafka, mqtt
 from tests.soak.ledger import Label, Ledger, Place, check_order
 
 from basaltmq.pipeline.audit.store import audit_rows
@@ -36,9 +36,9 @@ Missing: TypeAlias = dict[Place, list[Label]]
 
 
 def vhost_of(place: Place) -> str:
-    """The virtual host of a place; Kafka and gRPC serve the default one."""
+    """The virtual host of a place; Kafka, MQTT and gRPC serve the default one."""
     first = place.split("|", 1)[0]
-    return "/" if first in ("kafka", "grpc") else first
+    return "/" if first in ("kafka", "mqtt", "grpc") else first
 
 
 def basalt(*arguments: str) -> tuple[int, str]:
@@ -89,6 +89,7 @@ def check_broker(broker: Broker, ledger: Ledger, vhosts: tuple[str, ...]) -> Mis
     tasks: list[Callable[[], Missing]] = [partial(_check_amqp, broker, ledger, vhost) for vhost in vhosts]
     if "/" in vhosts:
         tasks += [partial(_check_kafka, broker, ledger), partial(_check_grpc, broker, ledger)]
+        tasks.append(partial(_check_mqtt, broker, ledger))
     missing: Missing = {}
     with ThreadPoolExecutor(len(tasks) or 1, "soak-drain") as pool:
         for found in [pool.submit(task) for task in tasks]:
@@ -116,6 +117,10 @@ def _check_amqp(broker: Broker, ledger: Ledger, vhost: str) -> Missing:
 
 def _check_grpc(broker: Broker, ledger: Ledger) -> Missing:
     return {grpc_queues.PLACE: ledger.compare(grpc_queues.PLACE, grpc_queues.drain(broker, DRAIN_S))}
+
+
+def _check_mqtt(broker: Broker, ledger: Ledger) -> Missing:
+    return {mqtt.PLACE: ledger.compare(mqtt.PLACE, mqtt.drain(broker, DRAIN_S))}
 
 
 def _check_kafka(broker: Broker, ledger: Ledger) -> Missing:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.interop.server import Broker
-from tests.soak import amqp, checker, grpc_queues, kafka
+from tests.soak import amqp, checker, grpc_queues, kafka, mqtt
 from tests.soak.admin import AdminClient
 from tests.soak.clients import Client, Round
 from tests.soak.corruption import ACTIONS, CorruptionRound
@@ -113,6 +113,7 @@ class Soak:
                 amqp.declare_all(connection.channel())
         kafka.create_topics(self.broker)
         grpc_queues.create_queue(self.broker)
+        mqtt.create_session(self.broker)
 
     def _round(self) -> None:
         self.rounds += 1
@@ -144,6 +145,8 @@ class Soak:
             kafka.IdempotentProducer(turn, "producer"),
             kafka.TransactionalProducer(turn, "transactions"),
             kafka.GroupConsumer(turn, "group"),
+            mqtt.Publisher(turn, "mqtt-publisher"),
+            mqtt.Subscriber(turn, "mqtt-subscriber"),
             grpc_queues.GrpcProducer(turn, "producer"),
             grpc_queues.GrpcWorker(turn, "worker-1"),
             grpc_queues.GrpcWorker(turn, "worker-2"),

@@ -1,0 +1,109 @@
+"""MQTT clients: a publisher at QoS 1, and a subscriber whose session outlives its connections and the broker.
+
+A publish reaches the queue of the session and, through `amq.topic`, the AMQP queue `devices` of the default virtual
+host. PUBACK of a publish means that it is durable in both.
+"""
+
+from __future__ import annotations
+
+import time
+
+from tests.interop.mqtt.device import Device
+from tests.interop.server import Broker
+from tests.soak import amqp
+from tests.soak.clients import Client
+from tests.soak.ledger import CONFIRMED, SETTLING, TRIED, Label
+
+from basaltmq.protocols.mqtt.session import QUEUE_PREFIX
+
+TOPIC = "soak/telemetry"
+SUBSCRIBER = "soak-subscriber"
+PLACE = f"mqtt|{QUEUE_PREFIX}{SUBSCRIBER}"
+PLACES = (PLACE, f"/|{amqp.DEVICES}")
+EXPIRY_S = 1_000_000
+WAIT_S = 20.0
+QUIET_S = 5.0
+"""A session that gets nothing for so long has nothing more to deliver."""
+
+REFUSED = 128
+"""Reason codes from here on are errors."""
+
+
+def create_session(broker: Broker) -> None:
+    device = subscriber(broker)
+    device.subscribe(TOPIC)
+    device.disconnect()
+
+
+def subscriber(broker: Broker) -> Device:
+    """The subscriber, connected; its session goes on."""
+    return Device(broker.port("mqtt"), SUBSCRIBER, clean=False, expiry_s=EXPIRY_S)
+
+
+class _Mqtt(Client):
+    # A device fails with AssertionError if it waits in vain.
+    expected = (OSError, AssertionError, TypeError)
+
+
+class Publisher(_Mqtt):
+    """Publishes one message at a time."""
+
+    def session(self) -> None:
+        device = Device(self.broker.port("mqtt"), "soak-publisher")
+        try:
+            while self.turn.pause(self.random.choice((0.0, 0.01, 0.05))):
+                (label,) = self.ledger.next_label("m")
+                self.ledger.mark(PLACES, (label,), TRIED)
+                code = self._publish(device, label.body(self.random.choice((0, 300, 50_000))))
+                if code < REFUSED:
+                    self.ledger.mark(PLACES, (label,), CONFIRMED)
+        finally:
+            device.drop()
+
+    def _publish(self, device: Device, body: bytes) -> int:
+        """The reason code of the acknowledgement."""
+        sent = device.client.publish(TOPIC, body, 1)
+        device.until(lambda: sent.mid in device.acknowledged or device.disconnect_code is not None, WAIT_S)
+        if sent.mid not in device.acknowledged:
+            raise ConnectionError(f"disconnected: {device.disconnect_code}")
+        return int(device.acknowledged[sent.mid].value)
+
+
+class Subscriber(_Mqtt):
+    """Takes what its session holds. paho acknowledges each message."""
+
+    def session(self) -> None:
+        device = subscriber(self.broker)
+        taken = 0
+        try:
+            if device.connack is not None and not device.session_present:
+                self.ledger.problem(f"{self.name}: the session is gone")
+            while self.turn.pause(0.05) and device.disconnect_code is None:
+                taken = self._take(device, taken)
+        finally:
+            device.drop()
+            self._take(device, taken)
+
+    def _take(self, device: Device, taken: int) -> int:
+        payloads = [bytes(each.payload) for each in device.messages[taken:]]
+        labels = [Label.of(payload) for payload in payloads]
+        for label in labels:
+            self.ledger.seen(PLACE, label, self.name)
+        self.ledger.mark((PLACE,), labels, SETTLING)
+        return taken + len(labels)
+
+
+def drain(broker: Broker, timeout_s: float) -> list[Label]:
+    """Everything that the session still holds."""
+    until_s = time.monotonic() + timeout_s
+    device = subscriber(broker)
+    try:
+        count, quiet_s = 0, time.monotonic() + QUIET_S
+        while time.monotonic() < quiet_s:
+            assert time.monotonic() < until_s, f"{PLACE} is not empty after {timeout_s:.0f} s"
+            time.sleep(0.1)
+            if len(device.messages) > count:
+                count, quiet_s = len(device.messages), time.monotonic() + QUIET_S
+        return [Label.of(payload) for payload in device.payloads()]
+    finally:
+        device.disconnect()
