@@ -45,6 +45,9 @@ FAN_OUT_QUEUE_S: Final = 15e-6
 FAN_OUT_DRAFT_S: Final = 4e-6
 """Cost of a fan-out batch per queue, and of each of its messages per queue (queues/fanout.py)."""
 
+FAN_OUT_DIRECT_S: Final = 1e-6
+"""Cost of a message per connected client that needs no queue (consumers/direct.py)."""
+
 
 class LoopShares:
     """Splits the time of turns among the connections of one loop."""

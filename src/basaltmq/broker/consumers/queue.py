@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from basaltmq.broker.consumers.consumer import Consumer, Consumers
+from basaltmq.broker.consumers.direct import DirectSink
 from basaltmq.broker.message import amqp_table
 from basaltmq.broker.routing.arguments import (
     QUEUE_ARGUMENTS,
@@ -142,6 +143,7 @@ class BrokerQueue:
         "consumers",
         "declared",
         "delivered",
+        "direct",
         "durable",
         "has_ready",
         "is_plain",
@@ -185,6 +187,8 @@ class BrokerQueue:
         self.stream: Any = None
         self.has_ready = True
         """False after a lease found the queue empty. The plane's ready notification sets it again."""
+        self.direct: DirectSink | None = None
+        """Receives transient messages without the queue, while the queue is empty."""
         self.lease_max = LEASE_FIRST
         self.publish_credit = UNLIMITED_CREDIT
         """Messages that publishers may still send in this turn (publishing/credit.py)."""

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from basaltmq.broker.consumers.consumer import total_credit
+from basaltmq.broker.consumers.direct import DirectSink
 from basaltmq.broker.consumers.queue import UNLIMITED_CREDIT, BrokerQueue
+from basaltmq.broker.loop_shares import FAN_OUT_DIRECT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import amqp_table, properties
 from basaltmq.broker.message.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.message.operations import Publish
@@ -55,6 +57,11 @@ class Route:
         self.single = only if only is not None and only.is_plain else None
         """The only queue, if it needs no special handling."""
 
+    def fan_out_s(self, *, is_transient: bool) -> float:
+        """Return the estimated cost of a message for this route, in seconds."""
+        direct = sum([queue.direct is not None for queue in self.queues]) if is_transient else 0
+        return (self.fan_out - direct) * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S) + direct * FAN_OUT_DIRECT_S
+
     def limited(self) -> list[BrokerQueue]:
         """Return the queues whose publishers need credit."""
         return [queue for queue in self.queues if queue.publish_credit != UNLIMITED_CREDIT]
@@ -95,7 +102,12 @@ class MessageRouter:
                 route = routes.get((exchange, key)) or self._learn_route(exchange, key)
                 peek = peeked.get(raw) or self._peek(raw)
                 queue = route.single
-                is_usual = queue is not None and not (peek.has_headers and b"CC" in raw) and peek.expiration_ms != 0
+                is_usual = (
+                    queue is not None
+                    and not (peek.has_headers and b"CC" in raw)
+                    and peek.expiration_ms != 0
+                    and (queue.direct is None or peek.delivery_mode == PERSISTENT)
+                )
                 if queue is not None and is_usual:
                     transient = peek.delivery_mode != PERSISTENT or not queue.durable
                     envelope = route.prefix + raw
@@ -159,6 +171,8 @@ class MessageRouter:
             return
         accepting = [queue for queue in queues if not queue.rejects or self._has_room(queue, len(body), batch)]
         envelope = route.prefix + raw
+        if peek.delivery_mode != PERSISTENT and peek.expiration_ms is None:
+            accepting, queues = self._deliver_direct(route, accepting, queues, envelope, body, batch)
         if len(accepting) < len(queues):
             batch.has_refused = True
             for queue in queues:
@@ -170,6 +184,30 @@ class MessageRouter:
         if number and len(accepting) == len(queues):
             confirms = batch.synced if wants_sync else batch.confirms
             confirms.setdefault(publisher, []).append(number)
+
+    def _deliver_direct(
+        self,
+        route: Route,
+        accepting: list[BrokerQueue],
+        queues: Sequence[BrokerQueue],
+        envelope: bytes,
+        body: bytes,
+        batch: TickBatch,
+    ) -> tuple[list[BrokerQueue], Sequence[BrokerQueue]]:
+        """Give a transient message to the connected clients that need no queue. Return the other queues."""
+        sinks: list[DirectSink] = []
+        taken: set[BrokerQueue] = set()
+        for queue in accepting:
+            sink = queue.direct
+            if sink is not None and not queue.has_ready and sink.accepts_direct():
+                sinks.append(sink)
+                taken.add(queue)
+        if not sinks:
+            return accepting, queues
+        batch.add_direct(route, sinks, envelope, body)
+        if len(taken) == len(queues):
+            return [], []
+        return [each for each in accepting if each not in taken], [each for each in queues if each not in taken]
 
     def _queues_of(self, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> list[BrokerQueue]:
         found = self._topology.exchanges.get(exchange)

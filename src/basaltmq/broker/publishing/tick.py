@@ -316,6 +316,9 @@ class Tick:
             self.credit.check(queues)
         for queue, deliveries in batch.delivered:
             queue.published += len(deliveries)
+        for run in batch.direct:
+            for sink in run.sinks:
+                _call(sink.deliver_direct, run)
         self._deliver(batch)
         for publisher, numbers in batch.nacks.items():
             _call(publisher.confirmed, numbers, False)

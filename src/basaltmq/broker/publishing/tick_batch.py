@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from basaltmq.broker.consumers.direct import DirectRun, DirectSink
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Waiter
 from basaltmq.queues.draft import Draft
@@ -25,6 +26,8 @@ class TickBatch:
         "answers",
         "confirms",
         "delivered",
+        "direct",
+        "direct_route",
         "enqueues",
         "groups",
         "has_refused",
@@ -51,6 +54,10 @@ class TickBatch:
         self.instant: dict[BrokerQueue, list[Draft]] = {}
         """Messages with TTL 0, for consumers that are ready now."""
         self.delivered: list[tuple[BrokerQueue, list[Delivery]]] = []
+        self.direct: list[DirectRun] = []
+        """Transient messages for connected clients, in publish order."""
+        self.direct_route: object = None
+        """The route of the last run."""
         self.streams: dict[BrokerQueue, list[tuple[bytes, bytes]]] = {}
         self.enqueues: dict[str, list[Enqueue]] = {}
         """Calls that name their queue, by queue."""
@@ -88,6 +95,13 @@ class TickBatch:
             for queue in together:
                 self.groups.pop(queue, None)
         group.append(draft)
+
+    def add_direct(self, route: object, sinks: list[DirectSink], envelope: bytes, body: bytes) -> None:
+        """Add a message to the last run, if it has the same route and sinks, or to a new one."""
+        if self.direct_route is not route or self.direct[-1].sinks != sinks:
+            self.direct_route = route
+            self.direct.append(DirectRun(sinks))
+        self.direct[-1].messages.append((envelope, body))
 
     def _end_shared(self, queues: Sequence[BrokerQueue]) -> None:
         """End the shared steps that contain any of these queues."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S, LoopShares
+from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.message.operations import Row, RowChange
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, BasaltError
@@ -135,7 +135,7 @@ class Inbound:
         if len(packet.payload) >= LARGE_BYTES_MIN and self._vhost.delays_large():
             return _after_pause
         if route.fan_out > 1:
-            fan_out_s = route.fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+            fan_out_s = route.fan_out_s(is_transient=not qos)
             if not self._shares.has_room(fan_out_s):
                 return self._shares.call_without_debt
             self._shares.add_debt(fan_out_s)

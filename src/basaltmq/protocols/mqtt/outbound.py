@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from basaltmq.broker.consumers.consumer import Consumer
+from basaltmq.broker.consumers.direct import DirectRun
 from basaltmq.broker.message.operations import ACK, REQUEUE, Row, RowChange, Settlement
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.broker.vhost import VHost
@@ -38,6 +39,7 @@ from basaltmq.queues.leases.delivery import Delivery
 _EXPIRY: Final = b"\x02"
 _ALIAS: Final = b"\x23"
 _NO_TOPIC: Final = b"\0\0"
+_OWNERS: Final = "owners"
 _S: Final = 1_000_000_000
 
 
@@ -136,6 +138,8 @@ class Outbound:
             queue, self, tag=self._session.client_id, prefetch=max(1, self._room()), owner=self._session
         )
         self._sources[consumer] = Source(queue, consumer, match)
+        if match is None:
+            consumer.queue.direct = self
         if self._client.is_full:
             consumer.pause()
         if not self._room():
@@ -173,6 +177,36 @@ class Outbound:
                 self._deliver(source, delivery)
         self._update_credit()
         self.flush()
+
+    def accepts_direct(self) -> bool:
+        return not self._held and not self._client.is_full
+
+    def deliver_direct(self, run: DirectRun) -> None:
+        """Send messages with QoS 0 that are in no queue. Subscribers with the same options share their encoding."""
+        topic = self._decoded.get(run.messages[0][0]).topic
+        match = self._session.match(topic)
+        owners = run.encoded.get(_OWNERS)
+        if owners is None:
+            owners = run.encoded[_OWNERS] = {self._decoded.get(envelope).client_id for envelope, _ in run.messages}
+        is_v5, packet_bytes_max = self._client.version == p.V5, self._client.packet_bytes_max
+        if self._session.client_id in owners:
+            for each in run.messages:
+                is_own = self._decoded.get(each[0]).client_id == self._session.client_id
+                match = self._session.match(topic, is_own=is_own)
+                self._send_encoded(_encoded([each], self._decoded, match, packet_bytes_max, is_v5=is_v5))
+            return
+        sort = (is_v5, match, packet_bytes_max)
+        made = run.encoded.get(sort)
+        if made is None:
+            made = run.encoded[sort] = _encoded(run.messages, self._decoded, match, packet_bytes_max, is_v5=is_v5)
+        self._send_encoded(made)
+
+    def _send_encoded(self, made: tuple[bytes, int, int]) -> None:
+        packets, count, dropped = made
+        self.delivered += count
+        self.dropped += dropped
+        if packets:
+            self._client.send(packets)
 
     def send_direct(self, values: Iterable[tuple[str, bytes]]) -> None:
         """Send messages that are in no queue, with QoS 0: topics and payloads."""
@@ -414,8 +448,10 @@ class Outbound:
         """
         self.flush()
         own = {source.queue for source in self._sources.values() if source.match is None}
-        for consumer in list(self._sources):
+        for consumer, source in self._sources.items():
             consumer.cancel()
+            if source.match is None:
+                consumer.queue.direct = None
         self._sources = {}
         leases: dict[tuple[str, int], list[bytes]] = {}
         for source, delivery in self._held:
@@ -438,3 +474,23 @@ class Outbound:
     @property
     def unacknowledged(self) -> int:
         return self._unacknowledged
+
+
+def _encoded(
+    messages: Sequence[tuple[bytes, bytes]], decoded: Decoded, match: Match | None, bytes_max: int, *, is_v5: bool
+) -> tuple[bytes, int, int]:
+    """Return the packets of messages with QoS 0, their number, and the number of those that are too large."""
+    if match is None:
+        return b"", 0, 0
+    parts: list[bytes] = []
+    dropped = 0
+    for envelope, body in messages:
+        message = decoded.get(envelope)
+        flags = RETAIN if message.retain and match.retain_as_published else 0
+        properties = match.identifiers + message.block if is_v5 else None
+        head = publish_head(flags, message.topic_raw, 0, properties, len(body))
+        if len(head) + len(body) > bytes_max:
+            dropped += 1
+        else:
+            parts += (head, body)
+    return b"".join(parts), len(messages) - dropped, dropped
