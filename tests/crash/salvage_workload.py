@@ -215,7 +215,7 @@ def check(path: Path, ledger: Ledger, losses: list[Loss]) -> tuple[int, int]:
     with StreamView.open(path) as view:
         findings = [each for each in audit_rows(path, view) if each.kind != "unread"]
     assert findings == []
-    assert repaired(path).found_nothing, "a second repair finds nothing"
+    assert repaired(path) == Repaired(), "a second repair finds nothing"
     with basaltmq.open(path, create=False, settings=QUIET) as db:
         found = messages(db.store)
         missing = {each: held for each, held in ledger.messages.items() if each not in found}

@@ -19,7 +19,7 @@ from basaltmq.store.integrity.manifest import oldest_log
 from basaltmq.store.integrity.synced import SYNCED
 from basaltmq.store.integrity.wal import BLOCK_BYTES, current_manifest, masked, read_records, scan_log, wal_files
 from basaltmq.store.open import open_store
-from basaltmq.store.salvage.repair import repair
+from basaltmq.store.salvage.repair import Repaired, repair
 
 
 def encode(records: list[bytes]) -> bytes:
@@ -239,12 +239,12 @@ def test_repair_keeps_the_records_behind_the_damage_and_the_file_as_it_was(home:
     assert (outcome.kept / "kv" / log.name).read_bytes() == damaged
     assert any(log.name in loss.line() for loss in outcome.losses)
     assert rows(home) == (199, 199, [])
-    assert repair(home).found_nothing
+    assert repair(home) == Repaired()
 
 
 def test_repair_of_a_sound_store_changes_nothing(home: Path) -> None:
     before = tree(home)
-    assert repair(home).found_nothing
+    assert repair(home) == Repaired()
     after = tree(home)
     before.pop("LOCK", None)
     after.pop("LOCK", None)

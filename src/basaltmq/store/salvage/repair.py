@@ -82,10 +82,6 @@ class Repaired:
     remaining: list[str] = field(default_factory=list)
     """Faults that verify still finds."""
 
-    @property
-    def found_nothing(self) -> bool:
-        return not (self.done or self.losses or self.remaining)
-
 
 def repair(
     path: Path, *, accept_loss: bool = True, reconcile: Reconcile | None = None, progress: Progress | None = None
