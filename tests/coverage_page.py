@@ -23,7 +23,6 @@ _ID: Final = re.compile(r"^- ([A-Z]\d+) (.+)$", re.MULTILINE)
 USER_FACING: Final = (
     "tests/interop/",
     "tests/soak/",
-    "tests/unit/admin/",
     "tests/unit/cli/",
     "tests/unit/client/",
     "tests/unit/embedded/",

@@ -1,7 +1,7 @@
 """Applies policies to the exchanges and queues of a virtual host, on declaration and on policy changes.
 
 A change applies all policies to all objects, first exchanges, then queues, in portions. A later change replaces the
-portions that are left of an earlier one, so an import of many policies applies them to most objects once.
+remaining portions of an earlier one, so an import of many policies applies them to most objects once.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class VHostStreams:
         return lambda: self._listeners.remove(listener)
 
     def notify(self, topic: str, *, source: Callable[[str], None] | None = None) -> None:
-        """Consumers can read new records of a topic. The listener `source` knows already and is not called."""
+        """Notify listeners that consumers can read new records of a topic. `source`, the listener of the writer, is not called."""
         for listener in self._listeners:
             if listener != source:
                 listener(topic)

@@ -77,7 +77,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def rebuild(store: Store) -> Iterator[Batch]:
-    """Yield batches that correct the index. Each must be written before the next but one is requested."""
+    """Yield batches that correct the index. The caller writes each before it requests the one after the next."""
     index = _Comparison(store)
     differences = index.differences()
     while chunk := list(islice(differences, _ROWS_AT_ONCE)):

@@ -372,7 +372,7 @@ class QueuePlane:
     def listen(self, callback: Listen) -> Callable[[], None]:
         """Call `callback` with a queue's name whenever messages become ready in it, once per change and queue.
 
-        The writing thread calls it with the plane's lock held. It may record the name or hand over to an event loop,
+        The writing thread calls it with the plane's lock held. It may record the name or schedule a callback on a loop,
         and must not fail. Return a function that stops it."""
         with self._lock:
             return self._waiters.listen(callback)

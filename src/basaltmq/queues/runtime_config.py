@@ -5,8 +5,7 @@ family `state`. This module validates input, masks output and notifies watchers.
 
 A value is secret if it was set as secret, or if its key contains a word such as password, secret, token or key. `get`,
 `list` and errors show a mask instead. Passwords inside URLs are masked in every value. Scripts cannot read secrets,
-because their results end up in messages. Only `reveal` returns a secret, for code that needs it to work. Throttles are
-numbers, and secret only if marked so.
+because their results end up in messages. Throttles are numbers, and secret only if marked so.
 
 Row:
 

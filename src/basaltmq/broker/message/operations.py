@@ -1,4 +1,4 @@
-"""Operations on messages that protocols request, and the interfaces through which they learn the results.
+"""Operations on messages that protocols request, and the interfaces that receive their results.
 
 Every protocol uses these types to publish, enqueue and settle. `VHost` gathers them, and its tick writes them.
 """

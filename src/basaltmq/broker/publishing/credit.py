@@ -1,4 +1,4 @@
-"""Credit of publishers: a queue with active consumers does not grow because publishers are served faster (P12).
+"""Publisher credit: a queue with fast consumers stays short even if publishers are faster to serve (P12).
 
 A queue limits its publishers while it has consumers and a backlog of more than `BACKLOG_MAX` messages or
 `BACKLOG_BYTES_MAX`. Its publishers then get credit once per turn of the loop:

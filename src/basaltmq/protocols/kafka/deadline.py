@@ -1,6 +1,6 @@
 """Deadline of the request that a connection waits for.
 
-A consumer at the end of a partition waits after every batch, each time for at most 500 ms, and rarely that long. A
+A consumer at the end of a partition waits after every batch, each time for at most 500 ms, and usually for less. A
 timer per wait costs more than the read itself. So each connection keeps one timer running. When it fires early, it is
 rescheduled for the current deadline, or dropped if there is none.
 """

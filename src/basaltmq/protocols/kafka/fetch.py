@@ -89,7 +89,7 @@ async def _fetched_in_turns(context: Context, client: Client, body: Fields, plan
     until = loop.time() + min(max(0, body["max_wait_ms"]), WAIT_MS_MAX) / 1000
     found = await _look_in_turns(context, client, body, context.ahead.take(client))
     while found.shards and not _is_enough(found, body) and loop.time() < until and context.vhost.is_up:
-        # Wait for arrivals while looking: a batch may arrive in a partition that was read before.
+        # Register before the reads: a batch may arrive in a partition that was already read.
         woken = asyncio.Event()
         wait = Wait(found.shards, 1, woken.set)
         context.arrivals.add(wait)

@@ -254,7 +254,7 @@ def _configs(durability: Durability, version: int, is_flexible: bool, config: To
 
 
 def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) -> NewTopic | Fields:
-    """Return the topic that an item of CreateTopics wants, or the response that refuses it."""
+    """Return the topic that an item of CreateTopics requests, or the response that refuses it."""
     name = item["name"]
     if is_repeated:
         return _refused(name, e.INVALID_REQUEST, "the request names the topic more than once")

@@ -1,7 +1,7 @@
 """Consumers that wait for ready messages. They are notified by events and do not poll.
 
 A waiter is a callback that is called once, from the thread that made a message ready, with the plane's lock held. It
-may only set an event or hand over to an event loop. If another consumer was faster, the waiter registers again. A
+may only set an event or schedule a callback on an event loop. If another consumer was faster, the waiter registers again. A
 listener is called for every queue until it is removed.
 """
 
