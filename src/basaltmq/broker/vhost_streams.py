@@ -87,7 +87,7 @@ class VHostStreams:
         return lambda: self._listeners.remove(listener)
 
     def notify(self, topic: str, *, source: Callable[[str], None] | None = None) -> None:
-        """Notify listeners that consumers can read new records of a topic. `source`, the listener of the writer, is not called."""
+        """Notify all listeners except `source`, the one of the writer, that a topic has new records to read."""
         for listener in self._listeners:
             if listener != source:
                 listener(topic)

@@ -24,7 +24,7 @@ from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.store.salvage.repair import repair
+from basaltmq.store.salvage.repair import Repaired, repair
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import topic_state
 
@@ -281,7 +281,7 @@ def test_messages_whose_bodies_are_readable_again_return_from_quarantine(tmp_pat
         assert [each.payload for each in db.queue("copy").lease(10)] == [shared]
         assert (db.queue("large").stats()["quarantined"], db.queue("large").stats()["messages"]) == (0, 6)
         assert list(audit_queues(db.store)) == []
-    assert repair(path, reconcile=reconcile_planes).found_nothing
+    assert repair(path, reconcile=reconcile_planes) == Repaired()
 
 
 @pytest.mark.promise("P7")

@@ -1,8 +1,8 @@
 """Consumers that wait for ready messages. They are notified by events and do not poll.
 
 A waiter is a callback that is called once, from the thread that made a message ready, with the plane's lock held. It
-may only set an event or schedule a callback on an event loop. If another consumer was faster, the waiter registers again. A
-listener is called for every queue until it is removed.
+may only set an event or schedule a callback on an event loop. If another consumer was faster, the waiter registers
+again. A listener is called for every queue until it is removed.
 """
 
 from __future__ import annotations
