@@ -113,6 +113,11 @@ class VHostStreams:
             return 0
         return sum(file.stat().st_size for file in (self._path / LOG).glob(f"*/*{SUFFIX}"))
 
+    @property
+    def log_path(self) -> Path | None:
+        """The directory of the log, or None if there is none."""
+        return None if self._path is None else self._path / LOG
+
     def damaged_frames(self) -> list[str]:
         """One line, with topic, partition and offsets, for each frame that reads found damaged since the start."""
         if self._segments is None:

@@ -12,7 +12,7 @@ from typing import Final
 from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import VHostDownError
-from basaltmq.protocols.kafka import configs, fetch, list_offsets, produce, scram_users, session, topics
+from basaltmq.protocols.kafka import cluster, configs, fetch, list_offsets, produce, scram_users, session, topics
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.context import Context, Handler, Settings
 from basaltmq.protocols.kafka.groups import classic_requests as groups
@@ -43,6 +43,13 @@ def handlers() -> dict[int, Handler]:
         k.ALTER_USER_SCRAM_CREDENTIALS: scram_users.alter,
         k.DESCRIBE_CLUSTER: topics.describe_cluster,
         k.INCREMENTAL_ALTER_CONFIGS: configs.incremental_alter_configs,
+        k.DESCRIBE_LOG_DIRS: cluster.describe_log_dirs,
+        k.ELECT_LEADERS: cluster.elect_leaders,
+        k.ALTER_PARTITION_REASSIGNMENTS: cluster.alter_reassignments,
+        k.LIST_PARTITION_REASSIGNMENTS: cluster.list_reassignments,
+        k.DESCRIBE_QUORUM: cluster.describe_quorum,
+        k.LIST_CONFIG_RESOURCES: cluster.list_config_resources,
+        k.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
         k.FIND_COORDINATOR: session.find_coordinator,
         k.INIT_PRODUCER_ID: session.init_producer_id,
         k.JOIN_GROUP: groups.join_group,

@@ -65,7 +65,7 @@ def metadata(context: Context, client: Client, request: Request) -> Answer:
         page, next_after = context.plane.topics.summaries(limit=PAGE)
         if next_after is None and sum([topic.partitions for topic in page]) <= PORTION_PARTITIONS:
             return _cluster(
-                context, client, [_described(each, request) for each in page if _visible(client, each.name)]
+                context, client, [_described(each, request) for each in page if is_visible(client, each.name)]
             )
         return _metadata_paged(context, client, request)
     found: list[Fields | None] = [None] * len(requested)
@@ -107,7 +107,7 @@ async def _metadata_paged(context: Context, client: Client, request: Request) ->
     while True:
         page, after = context.plane.topics.summaries(start_after=after, limit=PAGE)
         for topic in page:
-            described = _described(topic, request) if _visible(client, topic.name) else None
+            described = _described(topic, request) if is_visible(client, topic.name) else None
             if described is not None:
                 topics.append(described)
             if portion.is_done(described):
@@ -145,7 +145,7 @@ async def _metadata_made(
     return _cluster(context, client, found)
 
 
-def _visible(client: Client, name: str) -> bool:
+def is_visible(client: Client, name: str) -> bool:
     return any(client.may(kind, name) for kind in (READ, WRITE, CONFIGURE))
 
 
@@ -157,10 +157,10 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
         if request.version < IDS_SINCE:
             return {"error_code": e.UNSUPPORTED_VERSION, "topic_id": item["topic_id"]}
         topic = None if item["topic_id"] == NIL else context.plane.topics.summary_of(item["topic_id"])
-        if topic is None or not _visible(client, topic.name):
+        if topic is None or not is_visible(client, topic.name):
             return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": item["topic_id"]}
         return _described(topic, request)
-    if not _visible(client, name):
+    if not is_visible(client, name):
         return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
     topic = context.plane.topics.summary(name)
     if topic is not None:

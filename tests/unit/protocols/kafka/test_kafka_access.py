@@ -221,6 +221,22 @@ REQUESTS = [
         lambda answer: answer["responses"][0]["error_code"],
     ),
     Asked(
+        k.ELECT_LEADERS,
+        2,
+        {"topic_partitions": [{"topic": TOPIC, "partitions": [0]}]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["replica_election_results"][0]["partition_result"][0]["error_code"],
+    ),
+    Asked(
+        k.ALTER_PARTITION_REASSIGNMENTS,
+        1,
+        {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "replicas": [1]}]}]},
+        CONFIGURES,
+        NO_TOPIC,
+        lambda answer: answer["responses"][0]["partitions"][0]["error_code"],
+    ),
+    Asked(
         k.INIT_PRODUCER_ID,
         4,
         {"transactional_id": ID, "transaction_timeout_ms": TIMEOUT_MS},
@@ -268,10 +284,28 @@ REQUESTS = [
     ),
 ]
 
-FREE = frozenset((k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE, k.DESCRIBE_CLUSTER))
+FREE = frozenset(
+    (
+        k.API_VERSIONS,
+        k.SASL_HANDSHAKE,
+        k.SASL_AUTHENTICATE,
+        k.DESCRIBE_CLUSTER,
+        k.DESCRIBE_QUORUM,
+        k.LIST_PARTITION_REASSIGNMENTS,
+    )
+)
 """Touch nothing that anybody has a right to."""
 
-SHOWN = frozenset((k.METADATA, k.LIST_GROUPS, k.LIST_TRANSACTIONS))
+SHOWN = frozenset(
+    (
+        k.METADATA,
+        k.LIST_GROUPS,
+        k.LIST_TRANSACTIONS,
+        k.DESCRIBE_LOG_DIRS,
+        k.LIST_CONFIG_RESOURCES,
+        k.DESCRIBE_TOPIC_PARTITIONS,
+    )
+)
 """Leave out what the client may not see."""
 
 ADMINISTRATORS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRAM_CREDENTIALS))
@@ -346,6 +380,13 @@ def test_lists_leave_out_what_may_not_be_seen(harness: Harness) -> None:
         return [each["transactional_id"] for each in answer["transaction_states"]]
 
     assert (transactions(None), transactions(WRITES_ID)) == ([ID], [])
+
+    def directories(denied: Right | None, topics: list[Answer] | None = None) -> list[str]:
+        answer = ask(harness, denied, k.DESCRIBE_LOG_DIRS, 4, {"topics": topics})
+        return [each["name"] for result in answer["results"] for each in result["topics"]]
+
+    assert (directories(None), directories(READS)) == ([TOPIC], [])
+    assert directories(READS, [{"topic": TOPIC, "partitions": [0]}]) == []
     hidden = ask(harness, READS, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})
     assert hidden["topics"] == []
     assert len(ask(harness, None, k.OFFSET_FETCH, 7, {"group_id": GROUP, "topics": None})["topics"]) == 1

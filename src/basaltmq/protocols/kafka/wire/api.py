@@ -15,6 +15,7 @@ from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
 
 from basaltmq.errors import MalformedRequestError
+from basaltmq.protocols.kafka.wire import cluster as cluster
 from basaltmq.protocols.kafka.wire import consumer_groups as consumers
 from basaltmq.protocols.kafka.wire import data as data
 from basaltmq.protocols.kafka.wire import fast_codecs
@@ -50,19 +51,26 @@ TXN_OFFSET_COMMIT: Final = 28
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
+DESCRIBE_LOG_DIRS: Final = 35
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 DELETE_GROUPS: Final = 42
+ELECT_LEADERS: Final = 43
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+ALTER_PARTITION_REASSIGNMENTS: Final = 45
+LIST_PARTITION_REASSIGNMENTS: Final = 46
 OFFSET_DELETE: Final = 47
 DESCRIBE_USER_SCRAM_CREDENTIALS: Final = 50
 ALTER_USER_SCRAM_CREDENTIALS: Final = 51
+DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
 LIST_TRANSACTIONS: Final = 66
 CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
+LIST_CONFIG_RESOURCES: Final = 74
+DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 JOINED_BYTES_MAX: Final = 16 << 10
 """Chunks up to this size are joined with their neighbours; the copy takes 1 us. Larger chunks are sent without a
@@ -226,6 +234,7 @@ APIS: Final[dict[int, Api]] = {
             Api(key, name, 0, version_max, version_max, request, response)
             for key, name, version_max, request, response in transactions.APIS
         ),
+        *(Api(*each) for each in cluster.APIS),
     )
 }
 
