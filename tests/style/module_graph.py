@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -46,6 +47,25 @@ def imports(module: str, known: dict[str, Path]) -> set[str]:
                 whole = f"{node.module}.{alias.name}"
                 found |= {whole if whole in known else node.module} & known.keys()
     return found - {module}
+
+
+def import_time_graph() -> dict[str, set[str]]:
+    """The modules of ours that each module runs when it is imported: without functions and types."""
+    known = modules()
+    return {module: set(_run_by(ast.parse(path.read_text()).body, known)) - {module} for module, path in known.items()}
+
+
+def _run_by(body: list[ast.stmt], known: dict[str, Path]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            wholes = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from ({whole if whole in known else str(node.module) for whole in wholes} & known.keys())
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+            yield from _run_by(node.body + node.orelse, known)
+        elif isinstance(node, ast.Try):
+            yield from _run_by(node.body, known)
 
 
 def graph() -> dict[str, set[str]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 import pytest
 from tests.package_map import PAGE, page_with_map
-from tests.style.module_graph import graph, modules
+from tests.style.module_graph import graph, import_time_graph, modules
 
 MODULES_MAX = 20
 """Modules in one folder."""
@@ -63,7 +64,7 @@ def sibling_edges(imported: Graph) -> dict[str, dict[str, list[str]]]:
     return edges
 
 
-def cycles(edges: dict[str, dict[str, list[str]]]) -> list[str]:
+def cycles(edges: Mapping[str, Iterable[str]]) -> list[str]:
     def reach(package: str) -> set[str]:
         seen: set[str] = set()
         todo = list(edges.get(package, ()))
@@ -86,6 +87,11 @@ def test_packages_do_not_import_each_other_in_a_cycle_at_any_level(imported: Gra
     edges = sibling_edges(imported)
     found = cycles(edges)
     assert not found, {package: dict(edges[package]) for package in found}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Also between a package and its sub-packages. Imports for types and inside functions do not count."""
+    assert not cycles(import_time_graph())
 
 
 def test_a_cycle_is_found() -> None:
