@@ -10,7 +10,8 @@
 - `write_rows`: rows of a protocol that belong to the publishes and settlements of the turn.
 - `commit_tx`: publishes and settlements that are one batch of their own.
 
-A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. There is no timer.
+A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. Only publishers of
+slow consumers wait for a timer (see `credit`).
 
 A message is confirmed when every queue that accepted it has it: after the sync if it is persistent and one of the
 queues is durable, otherwise after the write. A message that no queue accepted is confirmed too; a `mandatory` one is
@@ -47,7 +48,7 @@ from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
 from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, RowChange, Settlement
-from basaltmq.broker.publishing.credit import PublisherCredit
+from basaltmq.broker.publishing.credit import SLOW_S, PublisherCredit
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import Answers, TickBatch
@@ -108,6 +109,8 @@ class Tick:
         """Turns for which the gathered enqueues have waited for more."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = False
+        self._is_pausing = False
+        """Whether publishers without credit wait for the end of a pause."""
         self._is_stopped = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -219,16 +222,23 @@ class Tick:
             self._is_scheduled = False
         if self._is_stopped or self._loop is None:
             return
-        self.credit.next_turn()
+        has_credit = self.credit.next_turn()
         if not can_go_on:
             self._loop.call_later(STALL_RETRY_S, self.schedule)
         elif (
             self.dispatch
             or self.chores
-            or self.credit
+            or (self.credit and has_credit)
             or (self.gathered and not self.is_stalled and not self._awaits_sync())
         ):
             self.schedule()
+        elif self.credit and not self._is_pausing:
+            self._is_pausing = True
+            self._loop.call_later(SLOW_S, self._end_pause)
+
+    def _end_pause(self) -> None:
+        self._is_pausing = False
+        self.schedule()
 
     def _work(self) -> bool:
         """Return False if the store is stalled."""

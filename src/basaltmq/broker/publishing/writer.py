@@ -82,13 +82,17 @@ class BatchWriter:
             self._enqueue(batch)
         for queue, drafts in batch.instant.items():
             batch.delivered.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
+        acked: dict[tuple[str, int], list[bytes]] = {}
         for name, token, ids, outcome in settlements:
             if outcome == ACK:
-                plane.ack(name, token, ids)
+                # Most clients acknowledge each message alone. One call per lease costs a fraction of one per message.
+                acked.setdefault((name, token), []).extend(ids)
             elif outcome == REQUEUE:
                 plane.release(name, token, ids)
             else:
                 plane.nack(name, token, ids, reject=True)
+        for (name, token), ids in acked.items():
+            plane.ack(name, token, ids)
 
     def _enqueue(self, batch: TickBatch) -> None:
         for queue, calls in batch.enqueues.items():

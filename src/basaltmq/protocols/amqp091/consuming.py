@@ -213,6 +213,9 @@ def _recover(channel: Channel, requeue: bool, method: m.Method) -> Work:
 
 def settlements_of(taken: Sequence[Taken[Subscription]], outcome: str) -> list[Settlement]:
     """Return the settlements of deliveries, grouped by queue and lease, in order."""
+    if len(taken) == 1:
+        _, only, token, message_id = taken[0]
+        return [Settlement(only.queue, token, [message_id], outcome)]
     groups: dict[tuple[str, int], list[bytes]] = {}
     source: Subscription | None = None
     token = -1
@@ -227,7 +230,7 @@ def settlements_of(taken: Sequence[Taken[Subscription]], outcome: str) -> list[S
 
 def counts_of(taken: Sequence[Taken[Subscription]]) -> Mapping[Subscription, int]:
     """Return the number of deliveries of each subscription."""
-    if taken and taken[0][1] is taken[-1][1] and len({id(each[1]) for each in taken}) == 1:
+    if len(taken) == 1 or (taken and len({id(each[1]) for each in taken}) == 1):
         return {taken[0][1]: len(taken)}
     counts: dict[Subscription, int] = {}
     for each in taken:

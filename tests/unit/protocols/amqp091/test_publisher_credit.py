@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from itertools import count
 
@@ -11,7 +12,7 @@ from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, ope
 from tests.unit.protocols.amqp091.wire import publish
 
 from basaltmq.broker.consumers.queue import LEASE_MAX
-from basaltmq.broker.publishing.credit import BACKLOG_MAX, RECEIVE_BUFFER_BYTES
+from basaltmq.broker.publishing.credit import BACKLOG_MAX, RECEIVE_BUFFER_BYTES, SLOW_S
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
@@ -65,6 +66,8 @@ async def most_ready(harness: Harness, floods: list[Flood]) -> int:
         for flood in floods:
             flood.push()
         await harness.settle(turns=1)
+        if harness.vhost.tick.credit:
+            await asyncio.sleep(SLOW_S)
         most = max(most, ready(harness))
         if all(flood.is_done for flood in floods):
             return most
