@@ -347,8 +347,8 @@ def probe(broker: Broker, vhost: str, damaged: dict[str, Damage]) -> None:
 
 
 def _faults(table: str) -> set[str]:
-    """Lines of `store verify` without the head of the table. Repair leaves damage of the log as it is."""
-    return {line for line in table.splitlines() if line.startswith("/")}
+    """Damaged files and bytes in the table of `store verify`. Repair leaves damage of the log as it is."""
+    return {line.split("; lost:")[0].strip() for line in table.splitlines() if line.startswith("/")}
 
 
 @contextmanager

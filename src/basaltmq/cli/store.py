@@ -28,6 +28,7 @@ from basaltmq.store.rocks import RocksStore
 from basaltmq.store.salvage.naming import shard_topics
 from basaltmq.store.salvage.repair import repair as repair_store
 from basaltmq.store.salvage.verify import verify as verify_store
+from basaltmq.streams.engines.segment.lost_frames import Offsets, lost_frames
 from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
 
 FINDINGS = 2
@@ -97,7 +98,11 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
     faults = verify_store(where, progress_line("verify"))
     if not (where / CHECKSUMS).exists():
         faults += verify_log(
-            where / LOG, progress_line("verify log"), lambda: _shard_topics(where), partial(_missing_bytes, where)
+            where / LOG,
+            progress_line("verify log"),
+            lambda: _shard_topics(where),
+            partial(_missing_bytes, where),
+            partial(_lost_frames, where),
         )
     if not faults:
         # Damaged files would make the rows unreadable.
@@ -122,6 +127,15 @@ def _missing_bytes(path: Path, lane: int, segments: Sequence[Segment], durable: 
     try:
         with closing(open_view(path)) as view:
             return missing_bytes(view, lane, segments, durable)
+    except BasaltError:
+        return []
+
+
+def _lost_frames(path: Path, lane: int, ranges: Sequence[tuple[int, int]]) -> list[list[Offsets]]:
+    """Offsets that the index has in lost bytes; none if the store does not open."""
+    try:
+        with closing(open_view(path)) as view:
+            return lost_frames(view, lane, ranges)
     except BasaltError:
         return []
 

@@ -3,7 +3,8 @@
 It can run next to a writer. A frame that is being appended looks torn, as does the tail that a crash left at the end of
 a lane. Neither was confirmed, and neither is reported. Bytes below the position in COMMITTED were durable: if they are
 torn or missing, they are lost, unless the ring holds them. Missing offsets are not reported: cleaning removes records.
-It removes segments too, so only the index can tell whether bytes between two segments are lost (`Missing`).
+It removes segments too, so only the index can tell whether bytes between two segments are lost (`Missing`), and which
+frames were in lost bytes (`Frames`).
 """
 
 from __future__ import annotations
@@ -27,15 +28,24 @@ Missing = Callable[[int, Sequence[Segment], int], list[tuple[int, int]]]
 """Returns the lost byte ranges between the segments of a lane, given its number and its durable position. Called only
 if there is a gap."""
 
+Frames = Callable[[int, Sequence[tuple[int, int]]], list[list[tuple[int, int, int]]]]
+"""Returns shard, first and last offset of the frames in byte ranges of a lane, given its number. Called only if there
+are such ranges."""
+
 
 def verify_log(
-    path: Path, progress: Progress | None = None, names: Names | None = None, missing: Missing | None = None
+    path: Path,
+    progress: Progress | None = None,
+    names: Names | None = None,
+    missing: Missing | None = None,
+    frames: Frames | None = None,
 ) -> list[str]:
-    """Return one line per damaged byte range, with the segment, the bytes and, if known, shard and offsets."""
+    """Return one line per damaged byte range, with the segment, the bytes and, if known, shards and offsets."""
     if not path.is_dir():
         return []
     faults: list[str] = []
     lanes: list[tuple[LaneView, int]] = []
+    losses: dict[Path, list[LostTail | LostBytes]] = {}
     for directory in sorted(each for each in path.iterdir() if each.is_dir()):
         # Read the mark before listing the segments: next to a writer they only grow.
         mark = read_mark(directory)
@@ -44,10 +54,10 @@ def verify_log(
                 lane = LaneView(directory)
                 synced = 0 if mark is None else mark.synced_position
                 lanes.append((lane, synced))
-                faults += _lost_end(lane, synced)
+                lost = losses[directory] = _lost_end(lane, synced)
                 if missing is not None and _has_gap(lane):
-                    lost = missing(int(directory.name), lane.segments(), synced)
-                    faults += [str(LostBytes(directory, *each)) for each in lost]
+                    between = missing(int(directory.name), lane.segments(), synced)
+                    lost += [LostBytes(directory, *each) for each in between]
         except CorruptionError as error:
             faults.append(str(error))
     try:
@@ -63,8 +73,12 @@ def verify_log(
             done += lane.end - lane.start
             faults += order.faults
             damages = [damage for damage in damages if not _is_unconfirmed(damage, lane, synced)]
-            named = names() if damages and names is not None else {}
-            faults += [_line(damage, named) for damage in damages]
+            broken = sorted([*losses[lane.path], *damages], key=_range)
+            named = names() if broken and names is not None else {}
+            held: list[list[tuple[int, int, int]]] = [[]] * len(broken)
+            if broken and frames is not None:
+                held = frames(int(lane.path.name), [_range(each) for each in broken])
+            faults += [_line(each, offsets, named) for each, offsets in zip(broken, held, strict=True)]
         if progress is not None:
             progress(total, total)
     finally:
@@ -100,12 +114,11 @@ class _Order:
             )
 
 
-def _lost_end(lane: LaneView, synced: int) -> list[str]:
+def _lost_end(lane: LaneView, synced: int) -> list[LostTail | LostBytes]:
     """Describe the durable bytes after the last segment that the ring does not hold."""
     gaps = ring.gaps(lane.path, lane.seed, lane.end, synced)
     return [
-        str(LostTail(lane.path, begin, synced) if end == synced else LostBytes(lane.path, begin, end))
-        for begin, end in gaps
+        LostTail(lane.path, begin, synced) if end == synced else LostBytes(lane.path, begin, end) for begin, end in gaps
     ]
 
 
@@ -116,9 +129,32 @@ def _has_gap(lane: LaneView) -> bool:
     )
 
 
-def _line(damage: Damage, names: Mapping[int, str]) -> str:
-    name = None if damage.shard is None else names.get(damage.shard)
-    return str(damage) if name is None else f"{damage} ({name})"
+def _range(broken: Damage | LostTail | LostBytes) -> tuple[int, int]:
+    """The bytes of the lane."""
+    if isinstance(broken, Damage):
+        return broken.position, broken.position + broken.end - broken.begin
+    return (broken.end, broken.synced_position) if isinstance(broken, LostTail) else (broken.begin, broken.end)
+
+
+def _line(
+    broken: Damage | LostTail | LostBytes, frames: Sequence[tuple[int, int, int]], names: Mapping[int, str]
+) -> str:
+    """Describe lost bytes with their shards and offsets: those of the header, then those of the index."""
+    parts = [str(broken)]
+    own = None
+    if isinstance(broken, Damage) and broken.shard is not None:
+        own = (broken.shard, broken.base_offset, broken.last_offset)
+        parts[0] += _named(broken.shard, names)
+    parts += [
+        f"lost: shard {shard}, offsets {first} to {last}{_named(shard, names)}"
+        for shard, first, last in frames
+        if (shard, first, last) != own
+    ]
+    return "; ".join(parts)
+
+
+def _named(shard: int, names: Mapping[int, str]) -> str:
+    return f" ({names[shard]})" if shard in names else ""
 
 
 def _is_unconfirmed(damage: Damage, lane: LaneView, synced: int) -> bool:

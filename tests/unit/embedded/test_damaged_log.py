@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import basaltmq
+from basaltmq.cli.main import main
 from basaltmq.embedded.database import Basalt
+from basaltmq.errors import BasaltError
 from basaltmq.log import ring
 from basaltmq.log.committed import read_mark
 from basaltmq.log.lane import Lane
@@ -55,6 +60,38 @@ def test_a_damaged_frame_at_the_end_is_named_by_verify_and_by_the_next_open(
     with caplog.at_level(logging.ERROR), basaltmq.open(killed) as db:
         assert [record.offset for record in db.topic("orders", create=False).read(0)] == [0, 1]
     assert "lost: shard 2, offsets 0 to 0" in caplog.text
+
+
+@pytest.mark.promise("P7")
+@pytest.mark.parametrize("how", ["zeros", "truncated"])
+def test_verify_names_every_record_in_damaged_bytes_from_the_index(tmp_path: Path, how: str) -> None:
+    """A page of zeros hides the headers of all frames behind the first, and the end of a file hides all."""
+    path = tmp_path / "data"
+    with basaltmq.open(path) as db:
+        topic = db.topic("orders", partitions=2)
+        for at in range(20):
+            topic.append(b"x" * 100, partition=at % 2)
+    segment = segment_of(path)
+    raw = segment.read_bytes()
+    begin = len(raw) // 2
+    segment.write_bytes(raw[:begin] + (bytes(1000) + raw[begin + 1000 :] if how == "zeros" else b""))
+    answer = CliRunner().invoke(main, ["--data-dir", str(path), "store", "verify", "--json"])
+    said = {
+        int(shard): (int(first), int(last), topic)
+        for shard, first, last, topic in re.findall(
+            r"lost: shard (\d+), offsets (\d+) to (\d+) \((topic 'orders'\[\d\])\)", answer.output
+        )
+    }
+    with basaltmq.open(path, create=False) as db:
+        topic = db.topic("orders", create=False)
+        for partition in range(2):
+            first, last, name = said[partition + 1]
+            assert name == f"topic 'orders'[{partition}]"
+            readable = set()
+            for offset in range(10):
+                with contextlib.suppress(BasaltError):
+                    readable |= {record.offset for record in topic.read(partition, offset, limit=1)}
+            assert set(range(first, last + 1)) == set(range(10)) - readable
 
 
 @pytest.mark.promise("P7")
