@@ -443,6 +443,10 @@ class VHost:
         self._require_up()
         self._attached[owner] = failed
 
+    def detach(self, owner: object) -> None:
+        """Remove a connection that owns no consumers and queues."""
+        self._attached.pop(owner, None)
+
     def release_owner(self, owner: object) -> None:
         """Remove the consumers and exclusive queues of a closed connection, which has requeued its deliveries."""
         self._attached.pop(owner, None)

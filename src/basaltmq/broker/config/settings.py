@@ -263,6 +263,10 @@ class MqttListener(Section, frozen=True):
         setting("Messages kept for a session; at the limit the oldest ones are dropped. 0: no limit.", ge=0),
     ] = 0
     subscriptions_max: Annotated[int, setting("Maximum subscriptions per session.", ge=1)] = 10_000
+    packets_per_s_max: Annotated[
+        int,
+        setting("Packets per second and connection; further ones are read in the next second. 0: no limit.", ge=0),
+    ] = 0
 
 
 class MqttsListener(Section, frozen=True):

@@ -229,6 +229,7 @@ class MqttListener:
                 session_expiry_s_max=settings.session_expiry_s_max,
                 offline_messages_max=settings.offline_messages_max,
                 subscriptions_max=settings.subscriptions_max,
+                packets_per_s_max=settings.packets_per_s_max,
                 connections_max=limits.connections_max,
                 handshake_s=limits.handshake_timeout_ms / 1000,
             ),

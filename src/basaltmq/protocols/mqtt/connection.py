@@ -5,7 +5,7 @@ client does not read: above `WRITE_HIGH_BYTES` of unsent data its queues are pau
 accumulate. Above `WRITE_STOP_BYTES` the connection is not read until the client catches up.
 
 Fairness. A connection handles packets for its share of a turn (`LoopShares`), then pauses reading and continues in the
-next turn.
+next turn. With a packet rate limit, it continues at the next tick.
 
 End. A client that violates the protocol gets DISCONNECT with a reason code (5.0) and is closed. The will is published
 unless the client sent DISCONNECT with reason 0.
@@ -56,6 +56,7 @@ CLOSE_S: Final = 5
 """Seconds until a socket that was closed with unsent data is aborted."""
 
 REASON_CHARS_MAX: Final = 256
+UNLIMITED: Final = 1 << 62
 
 _log: Final = logging.getLogger(__name__)
 
@@ -93,6 +94,8 @@ class Connection(asyncio.Protocol):
         self._parked: p.Packet | None = None
         """A publish that waits for credit, or for a turn with room for its fan-out."""
         self._wait: Wait | None = None
+        self._allowed = server.settings.packets_per_s_max or UNLIMITED
+        """Packets that are handled until the next tick."""
         self._is_behind = False
         self._is_walking = False
         self._flush_is_due = False
@@ -171,6 +174,10 @@ class Connection(asyncio.Protocol):
             if packet is None:
                 if self._packets is None:
                     return False
+                if not self._allowed:
+                    self.hold("rate")
+                    return False
+                self._allowed -= 1
                 packet = next(self._packets, None)
                 if packet is None:
                     self._packets = None
@@ -345,6 +352,8 @@ class Connection(asyncio.Protocol):
     def taken_over(self) -> None:
         """Another connection of the same client takes the session over."""
         self.end(rc.SESSION_TAKEN_OVER, "another connection uses the same client id")
+        # A lost connection may still wait for the end of its session.
+        self.end_session()
 
     def close(self, reason: str) -> None:
         """Close the connection on request of the operator or the server."""
@@ -360,7 +369,7 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._is_closing = True
         self._age_s = 0
-        self._end_session()
+        self.end_session()
         transport = self._transport
         if transport is None:
             return
@@ -372,7 +381,8 @@ class Connection(asyncio.Protocol):
         else:
             transport.close()
 
-    def _end_session(self) -> None:
+    def end_session(self) -> None:
+        """Return messages, publish the will and end or keep the session. Idempotent."""
         if not self.is_running:
             return
         self.is_running = False
@@ -388,7 +398,7 @@ class Connection(asyncio.Protocol):
             if not self.server.is_stopping:
                 # Otherwise the rows of the connection stay. The next start handles it as lost.
                 self.host.closed(self, self.will)
-            vhost.release_owner(self)
+            vhost.detach(self)
         except BasaltError as error:
             _log.warning("%s: the session of %r did not end cleanly: %s", self.name, self.client_id, error)
 
@@ -402,8 +412,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._is_closing = True
         self._drop_input()
-        self._end_session()
-        self.server.left(self)
+        self.server.lost(self)
 
     def send(self, *parts: bytes) -> None:
         """Add bytes to the output of this turn."""
@@ -490,6 +499,10 @@ class Connection(asyncio.Protocol):
             if self._age_s > CLOSE_S:
                 self.abort()
             return
+        self._allowed = self.server.settings.packets_per_s_max or UNLIMITED
+        if "rate" in self._holds:
+            self.release("rate")
+            self._walk()
         if not self.is_running:
             if self._age_s > self.server.settings.handshake_s:
                 _log.warning("%s: no CONNECT within %d s", self.name, self.server.settings.handshake_s)

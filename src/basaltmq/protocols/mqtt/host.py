@@ -160,7 +160,8 @@ class MqttHost:
             # The client is back before the delay of its will was over.
             changes.append(rows.delete(keys.client_key(keys.WILL, client_id)))
             changes.append(rows.delete(keys.due_key(pending.due_ns, WILL_DUE, client_id)))
-        if session.is_durable or before is not None:
+        session.has_rows = session.is_durable or before is not None
+        if session.has_rows:
             # A session that ends with this connection keeps its rows until then, so that a crash leaves no other rows.
             changes.append(session.row())
         if session.is_durable or before is not None or will is not None:
@@ -226,8 +227,9 @@ class MqttHost:
         if session is not None:
             if not expiry_s:
                 self.shares.leave_all(client_id, session.subscriptions)
-            self.vhost.release_owner(session)
-        if not expiry_s:
+            if session.has_queue or session.subscriptions:
+                self.vhost.release_owner(session)
+        if not expiry_s and (session is None or session.has_rows):
             self.end(client_id)
 
     def _publish_will(self, will: WillRow) -> list[Row]:

@@ -10,6 +10,8 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
+from collections import deque
 from collections.abc import Callable
 from copy import copy
 from functools import partial
@@ -18,7 +20,7 @@ from typing import Final
 from msgspec import Struct
 
 from basaltmq.broker.auth.web_hosts import WebHosts
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.broker.node import Node
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.mqtt.connection import Connection
@@ -75,6 +77,8 @@ class Server:
         self._sweeper: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         self._watched: dict[str, Callable[[], None]] = {}
+        self._lost: deque[Connection] = deque()
+        """Connections whose sessions are not ended yet."""
 
     def start(self) -> None:
         """Open the MQTT state of all virtual hosts."""
@@ -166,7 +170,28 @@ class Server:
     def joined(self, connection: Connection) -> None:
         self.connections.add(connection)
 
-    def left(self, connection: Connection) -> None:
+    def lost(self, connection: Connection) -> None:
+        """A socket is gone. Thousands may be lost at once, so their sessions end in portions."""
+        if not connection.is_running:
+            self._left(connection)
+            return
+        if not self._lost:
+            self.loop.call_soon(self._end_lost)
+        self._lost.append(connection)
+
+    def _end_lost(self) -> None:
+        until_s = time.perf_counter() + TURN_S
+        while self._lost and time.perf_counter() < until_s:
+            connection = self._lost.popleft()
+            try:
+                connection.end_session()
+            except Exception:
+                _log.exception("%s: the session did not end", connection.name)
+            self._left(connection)
+        if self._lost:
+            self.loop.call_soon(self._end_lost)
+
+    def _left(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.discard(connection)
             self._ended.add(connection)

@@ -69,6 +69,8 @@ class Session:
         self.created_ms = created_ms
         self.queue = QUEUE_PREFIX + client_id
         self.has_queue = False
+        self.has_rows = False
+        """Whether the store has rows of this session besides that of its connection."""
         self.subscriptions: dict[str, Subscription] = {}
         """By topic filter, with `$share` if it is shared."""
         self.received: set[int] = set()

@@ -21,5 +21,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     session_expiry_s_max: int = 0xFFFF_FFFF
     offline_messages_max: int = 0
     subscriptions_max: int = 10_000
+    packets_per_s_max: int = 0
     connections_max: int = 10_000
     handshake_s: float = 10.0
