@@ -208,6 +208,7 @@ def test_each_filter_of_a_request_has_its_reason_code(raw: Raw) -> None:
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.2.2-21", "MQTT-3.1.3-6", "MQTT-3.1.3-7", "MQTT-3.2.2-16", "MQTT-3.1.4-5", "MQTT-3.2.0-1")
+@pytest.mark.mqtt("MQTT-3.2.2-9", "MQTT-3.2.2-13")
 def test_connack_announces_the_limits(raw: Raw) -> None:
     found = raw.connect("").properties
     assert found.assigned_client_id is not None
@@ -215,6 +216,7 @@ def test_connack_announces_the_limits(raw: Raw) -> None:
     assert (found.receive_maximum, found.topic_alias_maximum) == (1024, 64)
     assert found.maximum_packet_size == 16 << 20
     assert found.maximum_qos is None
+    assert found.retain_available is None
     assert found.response_information is None
 
 
