@@ -71,3 +71,22 @@ def test_packets_above_the_rate_wait_for_the_next_second(tmp_path: Path) -> None
             other.expect(p.PINGRESP)
             assert [fast.expect(p.PUBACK).packet_id for _ in range(40)] == list(range(1, 41)), "nothing is lost"
             assert time.monotonic() - begun > 2, "40 packets take at least 3 further seconds"
+
+
+@pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.14.0-1", "MQTT-3.2.0-1")
+def test_clients_that_take_over_each_other_get_connack_first(broker: Broker) -> None:
+    durable = Properties(session_expiry_s=60)
+    connect = p.Connect("stampede", clean_start=False, properties=durable)
+    raws = [Raw(broker.port("mqtt")) for _ in range(40)]
+    try:
+        for raw in raws:
+            raw.send(connect)
+        firsts = [raw.read() for raw in raws]
+        assert {answer.kind for answer in firsts if answer is not None} == {p.CONNACK}
+        assert any(answer is not None and answer.reason_code == 0 for answer in firsts)
+        sessions = broker.call("GET", "/api/mqtt/sessions/%2F")
+        assert [each["connected"] for each in sessions if each["client_id"] == "stampede"] == [True]
+    finally:
+        for raw in raws:
+            raw.close()

@@ -75,6 +75,8 @@ class Connection(asyncio.Protocol):
         self.is_full = False
         self.is_running = False
         """Whether CONNECT was accepted and the connection has not ended."""
+        self.has_connack = False
+        """Whether the client was told that it is connected."""
         self.keep_alive_s = 0
         self.received_bytes = self.sent_bytes = 0
         self.connected_at_ms = int(time.time() * 1000)
@@ -345,7 +347,11 @@ class Connection(asyncio.Protocol):
         if not self.is_running:
             self.refuse(reason_code, text)
             return
-        if self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
+        if not self.has_connack:
+            # A session may be taken over before its first connection is durable. DISCONNECT must not come first.
+            if reason_code in rc.CONNACK:
+                self.answer(p.Connack(False, reason_code), text)
+        elif self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
             self.answer(p.Disconnect(reason_code), text)
         self._finish(lingers=True)
 

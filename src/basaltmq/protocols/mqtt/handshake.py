@@ -177,6 +177,7 @@ async def _enter(
         authentication_method=given.authentication_method,
         authentication_data=authentication_data,
     )
+    connection.has_connack = True
     connection.answer(p.Connack(is_present, rc.SUCCESS, properties))
     connection.outbound.resume()
     connection.subscriber.resume()
