@@ -2,7 +2,8 @@
 
 The number of series at /metrics grows only with the number of virtual hosts. Per-object metrics are built on request
 and stop at a limit, so that monitoring cannot overload a broker with a million queues. `basalt_objects_left_out` counts
-the queues beyond the limit. They contain queue names and client addresses, so they require the tag `monitoring`.
+the queues beyond the limit. Per-object metrics contain queue names and client addresses, so they require the tag
+`monitoring`.
 """
 
 from __future__ import annotations
