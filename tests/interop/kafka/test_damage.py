@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
+import os
 import shutil
 import subprocess
 import time
@@ -12,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.server import Broker, running
+
+from basaltmq.cli.main import main
+from basaltmq.log.lane_view import LaneView
+from basaltmq.log.recovery import scan
 
 WAIT_S = 60
 FLAGS = ("--kafka-enabled=true", "--kafka-port=0", "--fila-enabled=false")
@@ -174,3 +181,19 @@ def test_a_lost_end_of_the_log_and_a_store_that_does_not_open_fail_the_health_ch
         status, checked = got(broker, "/api/health/checks/store-damage")
         assert (status, list(json.loads(checked)["down"])) == (503, ["/"])
         assert "CURRENT" in json.loads(checked)["reason"]
+
+
+@pytest.mark.promise("P7")
+def test_a_lost_commit_costs_the_records_of_its_transaction_and_verify_names_them(tmp_path: Path) -> None:
+    with running(tmp_path / "data", *FLAGS) as broker:
+        produce(broker, "orders", transactional=True)
+        broker.stop()
+        (segment,) = broker.data_dir.glob("vhosts/*/store/log/*/*.log")
+        with contextlib.closing(LaneView(segment.parent)) as lane:
+            marker = [found.position for found in scan(lane, lane.start)][-1]
+        os.truncate(segment, marker)
+        store = segment.parents[2]
+        answer = CliRunner().invoke(main, ["--data-dir", str(store), "store", "verify", "--json"])
+    # Each transaction has a record and a marker.
+    last = 2 * BATCHES - 1
+    assert f"lost: shard 1, offsets {last - 1} to {last} (topic 'orders'[0])" in answer.output

@@ -2,6 +2,8 @@
 
 Damage that reaches over several frames, or that destroys a header, hides shards and offsets. The index still has them,
 unless the frames are newer than its last write to disk.
+
+A lost commit of a transaction costs all its records in the shard: without it they count as aborted.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
-from basaltmq.streams.engines.segment.index.rows import FAMILY, Entry
+from basaltmq.streams.engines.segment.index.rows import FAMILY, IN_TRANSACTION, IS_COMMIT, IS_MARKER, Entry
 from basaltmq.streams.shards import ShardMeta
 
 Offsets = tuple[int, int, int]
@@ -29,12 +31,20 @@ def lost_frames(store: Reader, lane: int, ranges: Sequence[tuple[int, int]]) -> 
     begins = [begin for begin, _ in ranges]
     found: list[dict[int, Offsets]] = [{} for _ in ranges]
     lanes: dict[int, bool] = {}
+    begun: dict[tuple[int, int], int] = {}
+    """First offset of each open transaction, by shard and producer id. Keys are in the order of shards and offsets."""
     for key, raw in store.scan(FAMILY, *key_parts.prefix_range(_FRAMES)):
         try:
             shard, last_offset = stream_keys.decode_frame_key(key)
             entry = Entry.decode(last_offset, raw)
         except BasaltError:
             continue
+        first = entry.base_offset
+        if entry.flags & IS_MARKER:
+            begin = begun.pop((shard, entry.tag_mask), first)
+            first = begin if entry.flags & IS_COMMIT else first
+        elif entry.flags & IN_TRANSACTION:
+            begun.setdefault((shard, entry.tag_mask), first)
         # The last range that begins before the frame ends.
         at = bisect_right(begins, entry.position + entry.size_bytes - 1) - 1
         if at < 0 or ranges[at][1] <= entry.position:
@@ -42,8 +52,8 @@ def lost_frames(store: Reader, lane: int, ranges: Sequence[tuple[int, int]]) -> 
         if shard not in lanes:
             lanes[shard] = _lane_of(store, shard) == lane
         if lanes[shard]:
-            _, first, last = found[at].get(shard, (shard, entry.base_offset, last_offset))
-            found[at][shard] = (shard, min(first, entry.base_offset), max(last, last_offset))
+            _, known_first, last = found[at].get(shard, (shard, first, last_offset))
+            found[at][shard] = (shard, min(known_first, first), max(last, last_offset))
     return [sorted(each.values()) for each in found]
 
 
