@@ -16,7 +16,6 @@ ENTRIES = ("basaltmq", "basaltmq.cli.__main__", "basaltmq.client", "pyspark_basa
 """What users import or run."""
 
 WITHOUT_PRODUCT_PATH: dict[str, str] = {
-    "basaltmq.catalog.links": "the AMQP 1.0 protocol will use it",
     "basaltmq.catalog.preferences": "the console will use it",
 }
 """Modules that no entry reaches, and why they exist. `catalog.reconcile` repairs their rows, so it does not count."""

@@ -88,7 +88,7 @@ class LinkStore:
         """Create a link, or replace its source and target."""
         self._life.require_open()
         with self.commits.change() as change:
-            change.put(Family.AMQP_1_0_LINKS, _key(link), encode_link(link))
+            change.put(*row_of(link))
 
     def delete_link(self, link: Link) -> None:
         """Delete a link. A missing link is not an error, because a peer may detach twice."""
@@ -119,6 +119,16 @@ class LinkStore:
             if handler(link) is False:
                 break
         return report
+
+
+def row_of(link: Link) -> tuple[Family, bytes, bytes]:
+    """Return the row of a link, for a caller that writes it with other rows. It takes effect at the next open."""
+    return Family.AMQP_1_0_LINKS, _key(link), encode_link(link)
+
+
+def deleted_row(link: Link) -> tuple[Family, bytes, None]:
+    """Return the deletion of a link's row."""
+    return Family.AMQP_1_0_LINKS, _key(link), None
 
 
 def encode_link(link: Link) -> bytes:

@@ -72,7 +72,7 @@ class FakePublisher:
     def __init__(self) -> None:
         self.reported: list[tuple[str, Any]] = []
 
-    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         self.reported.append(("returned", (exchange, routing_key, body)))
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

@@ -53,7 +53,7 @@ class _SingleMessagePublisher:
         self.routed = True
         self.done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         self.routed = False
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

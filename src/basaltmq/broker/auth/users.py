@@ -96,6 +96,7 @@ class Users:
         self._random_bytes = random_bytes
         self._process_secret = random_bytes(32)
         self._node_secret = secret or random_bytes(32)
+        self._scram_in_use: dict[str, tuple[int, bool]] = {}
         self._forms: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._dummy_hash = passwords.unmatched(random_bytes)
@@ -161,6 +162,14 @@ class Users:
         salt_bytes, iterations = usual[made[-1] % len(usual)]
         salt = hashlib.shake_256(made).digest(salt_bytes)
         return ScramCredential(salt, iterations, made, b""), False
+
+    def has_scram(self, mechanism: str) -> bool:
+        """Whether a user has a credential for this mechanism."""
+        known = self._scram_in_use.get(mechanism)
+        if known is None or known[0] != self.generation:
+            is_used = any(user.attributes.get("scram", {}).get(mechanism) for user in self._all())
+            known = self._scram_in_use[mechanism] = (self.generation, is_used)
+        return known[1]
 
     def _known_forms(self, mechanism: str) -> list[tuple[int, int]]:
         """Return the salt lengths and iteration counts of real credentials. A fake credential uses one pair of them.

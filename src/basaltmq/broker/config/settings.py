@@ -111,15 +111,21 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AmqpListener(Section, frozen=True):
-    """The AMQP 0-9-1 listener, for RabbitMQ clients."""
+    """The listener for AMQP 0-9-1 and 1.0."""
 
     enabled: Annotated[bool, setting("Whether this listener is on.")] = True
     host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
     port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5672
+    product: Annotated[
+        Literal["RabbitMQ", "Basalt"],
+        setting(
+            "Product announced to AMQP 1.0 clients. RabbitMQ's client libraries accept only RabbitMQ, from 4.0 on."
+        ),
+    ] = "RabbitMQ"
 
 
 class AmqpsListener(Section, frozen=True):
-    """The listener for AMQP 0-9-1 over TLS. It requires `tls.certificate` and `tls.key`."""
+    """The listener for AMQP 0-9-1 and 1.0 over TLS. It requires `tls.certificate` and `tls.key`."""
 
     enabled: Annotated[bool, setting("Whether this listener is on.")] = False
     host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""

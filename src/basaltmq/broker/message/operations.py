@@ -17,8 +17,8 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Publisher(Protocol):
     """Receives returns and confirms of routed messages: a channel, a session or a link."""
 
-    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
-        """Return a mandatory message without a route. Called before its confirm."""
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
+        """Return a mandatory message without a route, with its number. Called before its confirm."""
         ...
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

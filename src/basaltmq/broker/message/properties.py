@@ -50,6 +50,9 @@ HAS_APP_ID: Final = 1 << 3
 HAS_CLUSTER_ID: Final = 1 << 2
 _UNUSED: Final = 0b11
 
+BARE_HEADER: Final = "x-amqp-1.0"
+"""Header with the encoded sections of a message of AMQP 1.0. Consumers of other protocols do not get it."""
+
 EXPIRATION_MS_MAX: Final = 315_360_000_000
 """Ten years, RabbitMQ's limit."""
 
@@ -308,3 +311,15 @@ def properties_start(envelope: bytes) -> int:
     """Return the position of the properties in an envelope."""
     middle = 1 + envelope[0]
     return middle + 1 + envelope[middle]
+
+
+def visible(envelope: bytes) -> bytes:
+    """Return an envelope without the encoded sections of AMQP 1.0, which consumers of other protocols do not get."""
+    if BARE_HEADER.encode() not in envelope:
+        return envelope
+    start = properties_start(envelope)
+    parsed = parse(envelope[start:])
+    if parsed.headers_raw is not None:
+        edited = amqp_table.edit(parsed.headers_raw, {}, [BARE_HEADER])
+        parsed.headers_raw = None if edited == amqp_table.EMPTY else edited
+    return envelope[:start] + encode(parsed)

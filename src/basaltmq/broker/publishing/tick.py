@@ -315,8 +315,8 @@ class Tick:
         """Deliver messages with TTL 0 to their consumers, and return messages without a route."""
         for queue, deliveries in batch.delivered:
             self.dispatch.deliver_leased(queue, deliveries)
-        for publisher, exchange, key, raw, body, _, _ in batch.returns:
-            _call(publisher.returned, exchange, key, raw, body)
+        for publisher, exchange, key, raw, body, _, number in batch.returns:
+            _call(publisher.returned, exchange, key, raw, body, number)
 
     def _confirm(self, batch: TickBatch) -> None:
         """The batch is written: count, deliver, and confirm now or after the sync."""

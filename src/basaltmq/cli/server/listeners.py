@@ -22,6 +22,9 @@ from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091.server import Server as AmqpServer
 from basaltmq.protocols.amqp091.tuning import Limits
+from basaltmq.protocols.amqp10.server import Limits as Amqp10Limits
+from basaltmq.protocols.amqp10.server import Server as Amqp10Server
+from basaltmq.protocols.amqp_door import AmqpDoor
 from basaltmq.protocols.kafka.context import Settings
 from basaltmq.protocols.kafka.server import Server as KafkaServer
 from basaltmq.protocols.mqtt.server import Server as MqttServer
@@ -47,7 +50,7 @@ class Listener(Protocol):
 
 
 class AmqpListener:
-    """AMQP 0-9-1, plain and with TLS."""
+    """AMQP 0-9-1 and 1.0 on the same ports, plain and with TLS."""
 
     def __init__(
         self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
@@ -59,6 +62,17 @@ class AmqpListener:
             connections_max=config.limits.connections_max,
             shares=node.shares,
         )
+        self._amqp10 = Amqp10Server(
+            node,
+            limits=Amqp10Limits.of(config.limits),
+            product=config.amqp.product,
+            connections_max=config.limits.connections_max,
+            shares=node.shares,
+        )
+        others, amqp10 = self._server.protocol, self._amqp10.protocol
+        self._waiting: set[AmqpDoor] = set()
+        handshake_s = config.limits.handshake_timeout_ms / 1000
+        self._server.protocol = lambda: AmqpDoor(others, amqp10, handshake_s, self._waiting)
         self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
         self._tls = tls
 
@@ -67,12 +81,15 @@ class AmqpListener:
             await self._server.listen_on(sock, tls=self._tls if section == "amqps" else None)
 
     async def close(self, grace_s: float) -> None:
+        for door in list(self._waiting):
+            door.abort()
         try:
             async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
-                await self._server.close("the broker is shutting down")
+                await asyncio.gather(self._server.close(), self._amqp10.close())
         except TimeoutError:
             for connection in list(self._server.connections):
                 connection.abort()
+            self._amqp10.abort()
 
 
 class AdminListener:

@@ -203,7 +203,7 @@ class Channel:
         if consumer is not None:
             consumer.take_reply(method.exchange, method.routing_key, raw, body)
         elif method.mandatory:
-            self.returned(method.exchange, method.routing_key, raw, body)
+            self.returned(method.exchange, method.routing_key, raw, body, number)
         self.published += 1
         if number:
             self.confirmed([number], True)
@@ -219,7 +219,7 @@ class Channel:
         self.delivered += 1
         self.connection.wrote()
 
-    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         """Send basic.return for a mandatory message without a route."""
         if not self.is_open:
             return

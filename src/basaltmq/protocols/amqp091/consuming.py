@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
-from basaltmq.broker.message.properties import open_envelope
+from basaltmq.broker.message.properties import BARE, open_envelope, visible
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
@@ -129,7 +129,9 @@ def get(channel: Channel, method: m.BasicGet) -> None:
     if not method.no_ack:
         source = Subscription(queue, "", None, no_ack=False, prefetch=0)
         unacked.entries[unacked.last] = (source, delivery.token, delivery.id)
-    exchange, routing_key, properties = open_envelope(delivery.properties or envelope_of(delivery.headers))
+    exchange, routing_key, properties = open_envelope(
+        visible(delivery.properties or envelope_of(delivery.headers) or BARE)
+    )
     answer = m.BasicGetOk(unacked.last, delivery.redelivered, exchange, routing_key, left)
     frame_bytes_max = channel.session.tuning.frame_bytes_max
     write_content(channel.session.outgoing, channel.number, answer, properties, delivery.payload, frame_bytes_max)

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.broker.consumers.consumer import Delivered
-from basaltmq.broker.message.properties import BARE, encode_shortstr, properties_start
+from basaltmq.broker.message.properties import BARE, encode_shortstr, properties_start, visible
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.frames import (
@@ -97,7 +97,7 @@ class DeliverWriter:
 
     def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
         """Build the bytes before the delivery tag, and the bytes between it and the body."""
-        sealed = envelope or BARE
+        sealed = visible(envelope or BARE)
         start = properties_start(sealed)
         method_bytes = len(_DELIVER_ID) + len(self._consumer_tag) + _TAG.size + 1 + start
         before = HEAD.pack(METHOD, self._channel, method_bytes) + _DELIVER_ID + self._consumer_tag

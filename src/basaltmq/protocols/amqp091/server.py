@@ -71,6 +71,8 @@ class Server:
             **consuming.HANDLERS,
             **transactions.HANDLERS,
         }
+        self.protocol: Callable[[], asyncio.Protocol] = lambda: Connection(self)
+        """Makes the protocol of an accepted socket."""
         self.loop = asyncio.get_running_loop()
         self._listeners: list[asyncio.AbstractServer] = []
         self._sweeper: asyncio.TimerHandle | None = None
@@ -80,7 +82,7 @@ class Server:
     async def listen(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> list[tuple[str, int]]:
         """Listen on an address. Return the bound addresses (port 0 selects a free port)."""
         listener = await self.loop.create_server(
-            lambda: Connection(self),
+            self.protocol,
             host,
             port,
             ssl=tls,
@@ -94,7 +96,7 @@ class Server:
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a socket that is already bound."""
         listener = await self.loop.create_server(
-            lambda: Connection(self),
+            self.protocol,
             sock=sock,
             ssl=tls,
             ssl_handshake_timeout=self._handshake_s(tls),

@@ -248,7 +248,7 @@ class Inbound:
         key = keys.packet_key(keys.INBOUND, session.client_id, packet_id)
         self._vhost.write_rows(RowChange([rows.delete(key)], RowsWritten(self._client, written)))
 
-    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
+    def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         """Messages without a route are not returned: MQTT does not require a subscriber."""
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:

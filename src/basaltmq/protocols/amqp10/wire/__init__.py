@@ -1,0 +1,1 @@
+"""AMQP 1.0 on the wire: types, frames, performatives, messages, errors. No I/O."""

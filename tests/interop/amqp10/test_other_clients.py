@@ -1,0 +1,50 @@
+"""Clients of other languages, unmodified: rhea (JavaScript) and go-amqp.
+
+`clients/install` installs them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.interop.server import Broker
+
+SCENARIOS = Path(__file__).parent / "clients"
+INSTALLED = Path(os.environ.get("BASALT_AMQP10_CLIENTS", Path.home() / ".cache" / "basalt" / "amqp10-clients"))
+WAIT_S = 60.0
+MESSAGES = [f"m{number}" for number in range(10)]
+
+
+def needs(tool: str, installed: str) -> pytest.MarkDecorator:
+    """Skip where a tool is missing. In `.ci/run` nothing is missing, so nothing is skipped."""
+    missing = shutil.which(tool) is None or not (INSTALLED / installed).exists()
+    reason = f"missing: {tool} or {INSTALLED / installed}; run tests/interop/amqp10/clients/install, or .ci/run"
+    return pytest.mark.skipif(missing and not os.environ.get("BASALT_TESTS_COMPLETE"), reason=reason)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(
+        [str(each) for each in command], capture_output=True, text=True, timeout=WAIT_S, check=False, cwd=cwd
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+@pytest.mark.spec("G2")
+@needs("node", "node_modules/rhea")
+def test_rhea(broker: Broker) -> None:
+    # Node.js resolves packages from the directory of the script.
+    scenario = INSTALLED / "scenario.mjs"
+    scenario.write_text((SCENARIOS / "scenario.mjs").read_text())
+    found = run("node", scenario, str(broker.port()))
+    assert found.split() == [f"m{number}:{number}" for number in range(10)]
+
+
+@pytest.mark.spec("G2")
+@needs("sh", "go-amqp")
+def test_go_amqp(broker: Broker) -> None:
+    assert run(INSTALLED / "go-amqp", str(broker.port())).split() == MESSAGES
