@@ -420,6 +420,10 @@ class Connection(asyncio.Protocol):
         self._drop_input()
         self.server.lost(self)
 
+    def forget(self) -> None:
+        """Break the reference cycles, so that the memory is freed without the garbage collector."""
+        self.inbound = self.outbound = self.subscriber = self._task = None
+
     def send(self, *parts: bytes) -> None:
         """Add bytes to the output of this turn."""
         if self._is_closing:

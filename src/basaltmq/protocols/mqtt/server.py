@@ -195,6 +195,7 @@ class Server:
         if connection in self.connections:
             self.connections.discard(connection)
             self._ended.add(connection)
+        connection.forget()
         if not self.connections:
             self._emptied.set()
 
