@@ -42,6 +42,7 @@ BENCHES: Final = [
     "kafka_peer",
     "peers",
     "pipeline",
+    "mqtt",
 ]
 
 

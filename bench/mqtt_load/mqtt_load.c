@@ -40,7 +40,7 @@ typedef struct {
 
 static int port, epoll_fd, ready_count;
 static long pubs = 1, subs = 1, count = 1000, size = 256, window = 20, qos = 0, is_clean = 1, retain = 0, hold = 0;
-static long ping_ms = 0, expected = -1, leave = 0, idle = 0, subscribers_first = 0;
+static long ping_ms = 0, expected = -1, leave = 0, idle = 0;
 static const char *name = "load", *topic = "load/%ld", *filter = "load/%ld";
 static long delivered, acknowledged, published;
 static uint64_t last_delivery_ns, ping_sent_ns, ping_max_ns;
@@ -309,7 +309,7 @@ static void option(char *given) {
     static const struct { const char *name; long *value; } NUMBERS[] = {
         {"pubs", &pubs}, {"subs", &subs}, {"count", &count}, {"size", &size}, {"window", &window}, {"qos", &qos},
         {"clean", &is_clean}, {"retain", &retain}, {"hold", &hold}, {"ping_ms", &ping_ms}, {"expected", &expected},
-        {"leave", &leave}, {"idle", &idle}, {"subscribers_first", &subscribers_first},
+        {"leave", &leave}, {"idle", &idle},
     };
     char *value = strchr(given, '=');
     if (!value) fail(given);
@@ -343,7 +343,6 @@ int main(int argc, char **argv) {
     if (ping_ms) join(&pinger, 1, 0, 1);
     uint64_t begin_ns = now_ns();
     join(subscribers, subs, 0, 0);
-    uint64_t joined_ns = now_ns();
     join(publishers, pubs, 1, 0);
     if (expected < 0) expected = pubs * count * (subs && pubs ? (subs > pubs ? subs / pubs : 1) : 0);
     long per_message = pubs && count ? expected / (pubs * count) : 0;
@@ -371,9 +370,9 @@ int main(int argc, char **argv) {
     uint64_t end_ns = expected && !leave ? last_delivery_ns : now_ns();
     double seconds = (double)(end_ns - begin_ns) / 1e9;
     long done = expected ? delivered : published;
-    printf("{\"rate\": %.1f, \"delivered\": %ld, \"acknowledged\": %ld, \"seconds\": %.3f, \"join_s\": %.3f, "
+    printf("{\"rate\": %.1f, \"delivered\": %ld, \"acknowledged\": %ld, \"seconds\": %.3f, "
            "\"p50_ms\": %.2f, \"p99_ms\": %.2f, \"ack_p50_ms\": %.2f, \"ack_p99_ms\": %.2f, \"ping_max_ms\": %.2f}\n",
-           (double)done / seconds, delivered, acknowledged, seconds, (double)(joined_ns - begin_ns) / 1e9,
+           (double)done / seconds, delivered, acknowledged, seconds,
            quantile_ms(latency, .5), quantile_ms(latency, .99), quantile_ms(ack_latency, .5),
            quantile_ms(ack_latency, .99), (double)ping_max_ns / 1e6);
     fflush(stdout);

@@ -58,6 +58,16 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 """
+MOSQUITTO: Final = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence true
+persistence_location {data}/
+max_queued_messages 0
+user root
+"""
+"""Without the limit of 1,000 queued messages, it drops none."""
+
 CLUSTER: Final = "MkU3OEVBNTcwNTJENDM2Qg"
 
 
@@ -85,6 +95,21 @@ def basalt_amqp(folder: Path) -> contextlib.AbstractContextManager[Side]:
 def basalt_kafka(folder: Path) -> contextlib.AbstractContextManager[Side]:
     port = free_port()
     return _basalt(folder, port, ["--kafka-enabled=true", f"--kafka-port={port}", "--amqp-port=0"], kafka_answers)
+
+
+def basalt_mqtt(folder: Path) -> contextlib.AbstractContextManager[Side]:
+    port = free_port()
+    flags = [f"--mqtt-port={port}", "--mqtt-ws-port=0", "--amqp-port=0", "--kafka-port=0"]
+    return _basalt(folder, port, flags, accepts)
+
+
+def mosquitto(program: str, folder: Path) -> contextlib.AbstractContextManager[Side]:
+    port = free_port()
+    home = folder / "mosquitto"
+    home.mkdir(parents=True)
+    settings = home / "mosquitto.conf"
+    settings.write_text(MOSQUITTO.format(port=port, data=home))
+    return running("mosquitto", [program, "-c", str(settings)], home, port)
 
 
 @contextlib.contextmanager
