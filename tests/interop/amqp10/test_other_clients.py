@@ -1,4 +1,4 @@
-"""Clients of other languages, unmodified: rhea (JavaScript) and go-amqp.
+"""Clients of other languages, unmodified: rhea (JavaScript), go-amqp, and Apache Qpid JMS.
 
 `clients/install` installs them.
 """
@@ -48,3 +48,24 @@ def test_rhea(broker: Broker) -> None:
 @needs("sh", "go-amqp")
 def test_go_amqp(broker: Broker) -> None:
     assert run(INSTALLED / "go-amqp", str(broker.port())).split() == MESSAGES
+
+
+@pytest.mark.spec("G2", "A8", "A5")
+@needs("java", "classes/JmsScenario.class")
+def test_qpid_jms(broker: Broker) -> None:
+    path = f"{INSTALLED / 'jars'}/*:{INSTALLED / 'classes'}"
+    found = run("java", "-cp", path, "JmsScenario", str(broker.port())).splitlines()
+    assert found == [
+        "got hello red",
+        "temp deleted",
+        "durable one",
+        "durable two",
+        "unsubscribed",
+        "unknown",
+        "shared true",
+        "shared durable sd",
+        "rolled back true",
+        "committed b",
+        "again b true",
+        "closed",
+    ]
