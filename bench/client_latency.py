@@ -9,8 +9,8 @@ count, so the figures hold for an otherwise idle machine. "elapsed" is the longe
 processor time of the loop's thread for the aggressor and the probe.
 
 BASALT_SCENARIOS=name,name runs some of them. BASALT_PROBE_VHOST=/ puts the AMQP probes into the virtual host of the
-aggressor. BASALT_ROUNDS=n runs each scenario n times. BASALT_WATCH=1 prints what the loop did in its longest turns
-(`client_latency_watch`).
+aggressor. BASALT_FLAGS="--flag=value ..." goes to `basalt serve`. BASALT_ROUNDS=n runs each scenario n times.
+BASALT_WATCH=1 prints what the loop did in its longest turns (`client_latency_watch`).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ QUICK_SCENARIOS: Final = ("binds", "fanout", "small_flood", "drain", "purge")
 PROBE: Final = os.environ.get("BASALT_PROBE_VHOST", "probe")
 ROUNDS: Final = int(os.environ.get("BASALT_ROUNDS", "1"))
 IS_WATCHED: Final = bool(os.environ.get("BASALT_WATCH"))
+FLAGS: Final = os.environ.get("BASALT_FLAGS", "").split()
 COLUMNS: Final = ("loop", "answer", "p99", "synced", "kafka", "grpc", "admin", "fsync", "elapsed", "loop s")
 READY: Final = re.compile(r'"ports":\s*(\{[^}]*\})')
 
@@ -110,9 +111,9 @@ def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tupl
 
 @contextlib.contextmanager
 def _broker(folder: Path) -> Iterator[tuple[int, Target]]:
-    ports = [f"--{name}-port=0" for name in ("amqp", "admin", "fila", "kafka")]
+    ports = [f"--{name.replace('_', '-')}-port=0" for name in Target._fields]
     module = "bench.client_latency_watch" if IS_WATCHED else "basaltmq.cli"
-    command = [sys.executable, "-m", module, "serve", f"--data-dir={folder / 'data'}", "--log-format=json"]
+    command = [sys.executable, "-m", module, "serve", f"--data-dir={folder / 'data'}", "--log-format=json", *FLAGS]
     log = folder / "log"
     with open(log, "ab") as out, subprocess.Popen([*command, *ports], stdout=out, stderr=out) as process:
         try:

@@ -190,7 +190,13 @@ class KafkaWire:
 
     def exchange(self, request: bytes) -> bytes:
         """Send a request and return the response, both encoded."""
+        self.begin(request)
+        return self.answer()
+
+    def begin(self, request: bytes) -> None:
         self._socket.sendall(request)
+
+    def answer(self) -> bytes:
         return self._take(int.from_bytes(self._take(4), "big"))
 
     def close(self) -> None:

@@ -19,6 +19,8 @@ class Target(NamedTuple):
     admin: int
     fila: int
     kafka: int
+    mqtt: int
+    mqtt_ws: int
 
     def wire(self, vhost: str = "/") -> Wire:
         return Wire(self.amqp, vhost, timeout_s=SETUP_S)

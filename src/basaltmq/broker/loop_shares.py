@@ -14,11 +14,16 @@ first message costs four times as much per queue as the next. So fan-outs may us
 debt. Each turn reduces the debt by `REPAID_S`. Connections whose next message is a fan-out wait until the debt is 0. An
 idle turn takes microseconds, so fan-outs are delayed only while other connections have work. Messages with large
 headers are treated in the same way.
+
+Some work has a cost of its own per connection, and thousands of connections may cause it in the same turn: opening a
+session, and cleaning up after a lost connection. `do` runs it at once while the turn has time for it, and later turns
+do the rest, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -41,12 +46,17 @@ REPAID_S: Final = 0.004
 """Debt that a turn compensates. A reply takes up to four turns, and the debt of a full batch lasts six. So a reply
 meets one batch, seldom two."""
 
+WORK_S: Final = 0.005
+"""Time per turn for work given to `do`. The last piece may exceed it."""
+
 FAN_OUT_QUEUE_S: Final = 15e-6
 FAN_OUT_DRAFT_S: Final = 4e-6
 """Cost of a fan-out batch per queue, and of each of its messages per queue (queues/fanout.py)."""
 
 FAN_OUT_DIRECT_S: Final = 1e-6
 """Cost of a message per connected client that needs no queue (consumers/direct.py)."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class LoopShares:
@@ -60,6 +70,8 @@ class LoopShares:
         "_is_serving",
         "_started_s",
         "_used_s",
+        "_work",
+        "_worked_s",
         "behind",
         "owed_s",
     )
@@ -70,6 +82,8 @@ class LoopShares:
         self.owed_s = 0.0
         """Debt: fan-out time that later turns have not yet compensated."""
         self._in_line: deque[Callable[[], None]] = deque()
+        self._work: deque[Callable[[], None]] = deque()
+        self._worked_s = 0.0
         self._clock_s = clock_s
         self._used_s = 0.0
         self._is_scheduled = self._is_serving = False
@@ -119,6 +133,22 @@ class LoopShares:
         self._in_line.append(go_on)
         self._schedule()
 
+    def do(self, work: Callable[[], None]) -> None:
+        """Call `work` now, or in a later turn if this one has no time left for it. In order of arrival."""
+        if self._work or self._worked_s >= WORK_S:
+            self._work.append(work)
+        else:
+            self._do(work)
+        self._schedule()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        began_s = self._clock_s()
+        try:
+            work()
+        except Exception:
+            _log.exception("the work of a connection failed")
+        self._worked_s += self._clock_s() - began_s
+
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
@@ -126,7 +156,10 @@ class LoopShares:
 
     def _next_turn(self) -> None:
         self._is_scheduled = False
-        self._used_s = 0.0
+        self._worked_s = 0.0
+        while self._work and self._worked_s < WORK_S:
+            self._do(self._work.popleft())
+        self._used_s = self._worked_s
         self.owed_s = max(0.0, self.owed_s - REPAID_S)
         self._is_serving = True
         for _ in range(len(self._in_line)):
@@ -134,5 +167,5 @@ class LoopShares:
                 break
             self._in_line.popleft()()
         self._is_serving = False
-        if self.owed_s or self._in_line:
+        if self.owed_s or self._in_line or self._work:
             self._schedule()

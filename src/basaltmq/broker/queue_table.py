@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
+from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
@@ -50,8 +51,7 @@ PAGE: Final = 1000
 """Queues per page when loading."""
 
 DELETED_AT_ONCE: Final = 50
-CONFIGURED_AT_ONCE: Final = 100
-"""Queues deleted, or reconfigured after a policy change, per step. One step takes a few milliseconds."""
+"""Queues deleted per step. One step takes a few milliseconds."""
 
 COUNTED: Final = ("published", "delivered", "redelivered", "acked")
 COUNTED_BY_PLANE: Final = ("expired", "dead_lettered", "dropped")
@@ -304,33 +304,33 @@ class QueueTable:
         if queue.declared.auto_delete and not len(queue.consumers) and self.by_name.get(queue.name) is queue:
             self._delete(queue)
 
-    def policies_changed(self, most: int = CONFIGURED_AT_ONCE) -> Callable[[], bool]:
-        """Return a chore that applies the current policies to every queue, `most` queues per call."""
-        left = iter(list(self.by_name.values()))
-        retried: list[BrokerQueue] = []
+    def policies_changed(self) -> Callable[[], bool]:
+        """Return a chore that applies the current policies to every queue, to one per call."""
+        left = deque(self.by_name.values())
 
         def apply() -> bool:
-            portion = retried or list(islice(left, most))
-            retried[:] = portion
-            self._apply_policies([queue for queue in portion if self.by_name.get(queue.name) is queue])
-            retried.clear()
-            return len(portion) == most
+            if not left:
+                return False
+            if self.by_name.get(left[0].name) is left[0]:
+                self._apply_policies(left[0])
+            # After the write, because the call is repeated if the store stalls.
+            left.popleft()
+            return bool(left)
 
         return apply
 
-    def _apply_policies(self, queues: list[BrokerQueue]) -> None:
-        for queue in queues:
-            policy = self._policies.of_queue(queue.name, queue.settings_declared.type)
-            queue.policy = policy.name
-            settings = effective(queue.settings_declared, policy.definition)
-            if settings == queue.settings:
-                continue
-            if queue.is_stream:
-                self._streams.alter(queue, settings)
-            else:
-                self._plane.update(self._plane_config_under(queue, settings))
-            queue.configure(settings)
-            self._watch(queue)
+    def _apply_policies(self, queue: BrokerQueue) -> None:
+        policy = self._policies.of_queue(queue.name, queue.settings_declared.type)
+        queue.policy = policy.name
+        settings = effective(queue.settings_declared, policy.definition)
+        if settings == queue.settings:
+            return
+        if queue.is_stream:
+            self._streams.alter(queue, settings)
+        else:
+            self._plane.update(self._plane_config_under(queue, settings))
+        queue.configure(settings)
+        self._watch(queue)
         self.topology.version += 1
 
     def _plane_config_under(self, queue: BrokerQueue, settings: QueueSettings) -> QueueConfig:

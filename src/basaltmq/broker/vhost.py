@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from basaltmq.broker.chores import CHORES_S
 from basaltmq.broker.consumers.consumer import Consumer, ConsumerSink
 from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
 from basaltmq.broker.consumers.stream_queue import StreamQueues
@@ -537,12 +538,13 @@ class VHost:
                 self.spool.move(queue)
 
     def _policies_changed(self) -> None:
+        """Apply the policies: to the first objects now, to the others in later turns."""
         has_more = self._effects.changed()
-        if self._loop is None:
-            while has_more():
-                pass
-        elif has_more():
-            self.tick.add_chore(has_more)
+        until_s = time.perf_counter() + CHORES_S
+        while has_more():
+            if self._loop is not None and time.perf_counter() >= until_s:
+                self.tick.add_chore(has_more)
+                return
 
     def _dead_letter(self, config: QueueConfig, message: Message, reason: str) -> tuple[Sequence[str], bytes] | None:
         """Return the target queues and the envelope of a dead letter; None if the plane handles it."""

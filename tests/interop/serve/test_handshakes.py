@@ -18,7 +18,12 @@ TIMEOUT_MS = 500
 CLOSED_S = 25.0
 """asyncio gives a TLS handshake 60 s by itself."""
 
-LISTENERS = ("amqps", "kafka", "fila", "admin")
+LISTENERS = ("amqps", "kafka", "fila", "admin", "mqtts", "mqtt_ws")
+UPGRADE = (
+    b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"
+)
+"""A WebSocket without an MQTT client."""
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +33,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         f"--tls-key={FILES / 'server.key'}",
         "--amqps-enabled=true",
         "--amqps-port=0",
+        "--mqtts-enabled=true",
+        "--mqtts-port=0",
+        "--mqtt-ws-tls=true",
+        "--mqtt-access=users",
         "--kafka-tls=true",
         "--kafka-access=users",
         "--fila-tls=true",
@@ -62,6 +71,11 @@ def test_a_tls_handshake_that_never_finishes_ends(guarded: Broker, listener: str
         ("amqps", None, b""),
         ("amqps", None, b"AMQP\0\0\x09\x01"),
         ("kafka", None, b""),
+        ("mqtts", None, b""),
+        ("mqtts", None, b"\x10\x7f"),
+        ("mqtt_ws", None, b""),
+        ("mqtt_ws", None, b"GET /mqtt HTTP/1.1\r\nHost:"),
+        ("mqtt_ws", None, UPGRADE),
         ("fila", "h2", b""),
         ("fila", "h2", f.PREFACE + f.settings([]) + f.SETTINGS_ACK),
     ],

@@ -311,3 +311,30 @@ def test_a_queue_that_cannot_be_read_is_no_harm_to_the_others() -> None:
         assert vhost.is_up
 
     run(test, store)
+
+
+@pytest.mark.promise("P13")
+def test_acknowledgements_of_many_consumers_are_one_operation_per_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(vhost: VHost) -> None:
+        vhost.declare_queue("q", durable=True)
+        publish(vhost, FakePublisher(), "q", *[b"%d" % number for number in range(100)])
+        sink = FakeSink(vhost)
+        for number in range(100):
+            vhost.subscribe("q", sink, tag=f"c{number}", prefetch=1)
+        await until(lambda: len(sink.got) == 100)
+        leases = {each.token for each in sink.got}
+        assert len(leases) < 50
+        calls: list[int] = []
+        ack = vhost.plane.ack
+        monkeypatch.setattr(
+            vhost.plane, "ack", lambda name, token, ids: (calls.append(token), ack(name, token, ids))[1]
+        )
+        stale = settlement("q", sink.got[0])
+        vhost.settle([settlement("q", each) for each in sink.got])
+        await until(lambda: vhost.plane.stats("q")["messages"] == 0)
+        assert sorted(calls) == sorted(leases)
+        vhost.settle([stale])
+        await turns()
+        assert vhost.plane.stats("q")["acked"] == 100
+
+    run(test)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, drain, publish, run, until
 
+from basaltmq.broker.policy_effects import PolicyEffects
 from basaltmq.broker.routing.policy import USERS, Policies, Policy
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, NotFoundError
@@ -139,3 +140,20 @@ def test_a_policy_applies_to_what_is_declared_later_and_after_a_restart() -> Non
 
     run(before, store)
     run(after, store)
+
+
+@pytest.mark.promise("P13")
+def test_policies_are_applied_one_object_at_a_time_because_a_pattern_may_be_slow() -> None:
+    async def test(vhost: VHost) -> None:
+        for number in range(5):
+            vhost.declare_queue(f"q{number}", durable=True)
+        vhost.policies.changed = lambda: None
+        vhost.policies.set(policy("p", "^q", {"max-length": 3}))
+        apply = PolicyEffects(vhost.policies, vhost.topology, vhost.queues).changed()
+        applied = []
+        while apply():
+            applied.append(sum(queue.policy == "p" for queue in vhost.queues.by_name.values()))
+        assert set(applied) >= {1, 2, 3, 4}
+        assert all(queue.policy == "p" for queue in vhost.queues.by_name.values())
+
+    run(test)

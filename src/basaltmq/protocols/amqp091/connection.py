@@ -429,6 +429,9 @@ class Connection(asyncio.Protocol):
         self.session.phase = Phase.CLOSED
         self._transport = None
         self._input.drop()
+        self.server.shares.do(self._clean_up)
+
+    def _clean_up(self) -> None:
         self._end_channels()
         if self._vhost is not None:
             try:

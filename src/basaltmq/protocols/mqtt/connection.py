@@ -19,6 +19,8 @@ import socket
 import ssl
 import time
 from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from msgspec.structs import replace
@@ -142,15 +144,8 @@ class Connection(asyncio.Protocol):
         self._is_behind = False
         self._is_walking = True
         try:
-            self._is_behind = self._take()
-        except MqttError as error:
-            self._violated(error)
-        except BasaltError as error:
-            _log.warning("%s: %s", self.name, error)
-            self.end(rc.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
-        except Exception:
-            _log.exception("%s: internal error", self.name)
-            self.end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
+            with self._ending_on_error():
+                self._is_behind = self._take()
         finally:
             self._is_walking = False
             shares.end(has_more=self._is_behind)
@@ -166,6 +161,19 @@ class Connection(asyncio.Protocol):
         if self.outbound is not None and self.is_running:
             self.outbound.flush()
         self._flush()
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except MqttError as error:
+            self._violated(error)
+        except BasaltError as error:
+            _log.warning("%s: %s", self.name, error)
+            self.end(rc.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
+        except Exception:
+            _log.exception("%s: internal error", self.name)
+            self.end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
 
     def _take(self) -> bool:
         """Handle packets. Return whether some are left."""
@@ -224,7 +232,8 @@ class Connection(asyncio.Protocol):
             case p.Pubcomp():
                 self.outbound.completed(packet.packet_id)
             case p.Subscribe():
-                self.subscriber.subscribe(packet)
+                self.hold("step")
+                self.server.shares.do(partial(self._subscribe, packet))
                 return TURN_S * 0.01 * len(packet.subscriptions)
             case p.Unsubscribe():
                 self.subscriber.unsubscribe(packet)
@@ -238,6 +247,22 @@ class Connection(asyncio.Protocol):
             case _:
                 raise ProtocolViolation(rc.PROTOCOL_ERROR, f"{type(packet).__name__} is not expected here")
         return 0.0
+
+    def _subscribe(self, packet: p.Subscribe) -> None:
+        """Handle SUBSCRIBE. The first one of a session creates its queue."""
+        with self._ending_on_error():
+            if self.is_running and not self._is_closing:
+                assert self.subscriber is not None
+                self.subscriber.subscribe(packet)
+        self._step_done()
+
+    def _step_done(self) -> None:
+        """Continue with the packets that came during a step."""
+        self.release("step")
+        if not self._is_walking:
+            if self._packets is not None or self._parked is not None:
+                self._walk()
+            self._flush()
 
     def _before_running(self, packet: p.Packet) -> None:
         match packet:
@@ -284,11 +309,8 @@ class Connection(asyncio.Protocol):
             _log.exception("%s: internal error", self.name)
             end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
         finally:
-            self.release("step")
             self._task = None
-            if self._packets is not None or self._parked is not None:
-                self._walk()
-            self._flush()
+            self._step_done()
 
     def begin(self, host: MqttHost, session: Session, user: User) -> None:
         """The session is open."""

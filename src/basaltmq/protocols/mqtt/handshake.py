@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.message.operations import RowChange
@@ -38,6 +39,15 @@ class Refused(Exception):
         super().__init__(text)
         self.reason_code = reason_code
         self.text = text
+
+
+class Opened(NamedTuple):
+    """An open session."""
+
+    written: asyncio.Future[None] | None
+    """Resolves when the rows of the session are durable; None if it has none."""
+    is_present: bool
+    expiry_s: int
 
 
 async def accept(connection: Connection, packet: p.Connect) -> None:
@@ -112,8 +122,55 @@ async def _enter(
     server = connection.server
     settings = server.settings
     given = packet.properties
-    if connection.is_lost:
+    opened: asyncio.Future[Opened | None] = asyncio.get_running_loop().create_future()
+    server.shares.do(partial(_open_for, opened, connection, packet, client_id, user, vhost_name))
+    found = await opened
+    if found is None:
         return
+    if found.written is not None:
+        await found.written
+    if not connection.is_running:
+        return
+    keep_alive_s = packet.keep_alive_s
+    if settings.keep_alive_s_max and not 0 < keep_alive_s <= settings.keep_alive_s_max:
+        keep_alive_s = settings.keep_alive_s_max
+    # Before 5.0 a client cannot be given another keep alive, so its own one applies.
+    connection.keep_alive_s = keep_alive_s if packet.version == p.V5 else packet.keep_alive_s
+    expiry_s = found.expiry_s
+    properties = Properties(
+        session_expiry_s=expiry_s if expiry_s != (given.session_expiry_s or 0) else None,
+        receive_maximum=settings.receive_maximum,
+        maximum_packet_size=settings.packet_bytes_max,
+        assigned_client_id=client_id if not packet.client_id else None,
+        topic_alias_maximum=settings.topic_aliases_max,
+        server_keep_alive_s=keep_alive_s if keep_alive_s != packet.keep_alive_s else None,
+        authentication_method=given.authentication_method,
+        authentication_data=authentication_data,
+    )
+    connection.has_connack = True
+    connection.answer(p.Connack(found.is_present, rc.SUCCESS, properties))
+    assert connection.outbound is not None
+    assert connection.subscriber is not None
+    connection.outbound.resume()
+    connection.subscriber.resume()
+
+
+def _open_for(opened: asyncio.Future[Opened | None], *given: Any) -> None:
+    if opened.done():
+        return  # The connection was lost.
+    try:
+        opened.set_result(_open(*given))
+    except Exception as error:
+        opened.set_exception(error)
+
+
+def _open(connection: Connection, packet: p.Connect, client_id: str, user: User, vhost_name: str) -> Opened | None:
+    """Open the session of an authenticated client. Return None if the connection is lost."""
+    if connection.is_lost:
+        return None
+    server = connection.server
+    settings = server.settings
+    given = packet.properties
     try:
         host = server.host(vhost_name)
         server.node.permissions.check_vhost(user, vhost_name)
@@ -156,31 +213,11 @@ async def _enter(
     connection.will = will
     connection.begin(host, session, user)
     changes = host.opening_rows(session, before, will)
+    written: asyncio.Future[None] | None = None
     if changes:
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        written = asyncio.get_running_loop().create_future()
         host.vhost.write_rows(RowChange(changes, written))
-        await written
-    if not connection.is_running:
-        return
-    keep_alive_s = packet.keep_alive_s
-    if settings.keep_alive_s_max and not 0 < keep_alive_s <= settings.keep_alive_s_max:
-        keep_alive_s = settings.keep_alive_s_max
-    # Before 5.0 a client cannot be given another keep alive, so its own one applies.
-    connection.keep_alive_s = keep_alive_s if packet.version == p.V5 else packet.keep_alive_s
-    properties = Properties(
-        session_expiry_s=expiry_s if expiry_s != (given.session_expiry_s or 0) else None,
-        receive_maximum=settings.receive_maximum,
-        maximum_packet_size=settings.packet_bytes_max,
-        assigned_client_id=client_id if not packet.client_id else None,
-        topic_alias_maximum=settings.topic_aliases_max,
-        server_keep_alive_s=keep_alive_s if keep_alive_s != packet.keep_alive_s else None,
-        authentication_method=given.authentication_method,
-        authentication_data=authentication_data,
-    )
-    connection.has_connack = True
-    connection.answer(p.Connack(is_present, rc.SUCCESS, properties))
-    connection.outbound.resume()
-    connection.subscriber.resume()
+    return Opened(written, is_present, expiry_s)
 
 
 def _client_id(packet: p.Connect) -> str:
