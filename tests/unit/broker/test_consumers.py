@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.unit.broker.rig import BrokenStore, FakePublisher, FakeSink, publish, run, settlement, turns, until
 
@@ -326,9 +328,12 @@ def test_acknowledgements_of_many_consumers_are_one_operation_per_lease(monkeypa
         assert len(leases) < 50
         calls: list[int] = []
         ack = vhost.plane.ack
-        monkeypatch.setattr(
-            vhost.plane, "ack", lambda name, token, ids: (calls.append(token), ack(name, token, ids))[1]
-        )
+
+        def counted(name: str, token: int, ids: Sequence[bytes]) -> None:
+            calls.append(token)
+            ack(name, token, ids)
+
+        monkeypatch.setattr(vhost.plane, "ack", counted)
         stale = settlement("q", sink.got[0])
         vhost.settle([settlement("q", each) for each in sink.got])
         await until(lambda: vhost.plane.stats("q")["messages"] == 0)

@@ -7,11 +7,12 @@ A filter is a substring, not a regular expression, because a malicious expressio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Call
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.turns import Turns, in_turns
 
 PAGE_ITEMS: Final = 100
 PAGE_ITEMS_MAX: Final = 500
@@ -25,8 +26,8 @@ async def listing(
 ) -> Any:
     """Answer a list request. `names` has (name, key) of all items, and `make` builds an item from its key.
 
-    Sorted by name, only the items of the page are built. Sorted by another field, all items are built. `make` returns
-    None for an item that no longer exists.
+    Sorted by name, only the items of the page are built. Sorted by another field, all items are built, but only the
+    values of the field are kept. `make` returns None for an item that no longer exists.
     """
     wanted = call.query.get("name", "")
     if wanted and call.flag("use_regex"):
@@ -34,19 +35,19 @@ async def listing(
     everything = list(names)
     chosen = [each for each in everything if wanted in each[0]] if wanted else everything
     field = call.query.get("sort") or sort
-    by_name = field == sort
-    if by_name:
+    if field == sort:
         chosen.sort(key=lambda each: each[0], reverse=call.flag("sort_reverse"))
+    else:
+        chosen = await _sorted(call, field, chosen, make)
     if "page" not in call.query:
-        items = await _made(chosen, make)
-        return items if by_name else _sorted(call, field, items)
+        return await _made(chosen, make)
     page = call.number("page", 1, low=1)
     size = call.number("page_size", PAGE_ITEMS, low=1, high=PAGE_ITEMS_MAX)
     pages = max(1, -(-len(chosen) // size))
     if page > pages:
         raise HttpError(400, f"there is no page {page}; the last is {pages}", code="page_out_of_range")
     here = slice((page - 1) * size, page * size)
-    items = await _made(chosen[here], make) if by_name else _sorted(call, field, await _made(chosen, make))[here]
+    items = await _made(chosen[here], make)
     return {
         "filtered_count": len(chosen),
         "item_count": len(items),
@@ -69,14 +70,23 @@ async def _made(chosen: list[tuple[str, Key]], make: Callable[[Key], dict[str, A
     return items
 
 
-def _sorted(call: Call, field: str, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    def key(item: dict[str, Any]) -> tuple[int, Any]:
+async def _sorted(
+    call: Call, field: str, chosen: list[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None]
+) -> list[tuple[str, Key]]:
+    """Return the items that exist, sorted by a field."""
+
+    def ranked(each: tuple[str, Key]) -> tuple[tuple[int, Any], tuple[str, Key]] | None:
+        item = make(each[1])
+        if item is None:
+            return None
         value = _value(item, field)
         if isinstance(value, int | float):
-            return (1, value)
-        return (0, "") if value is None else (2, str(value))
+            return (1, value), each
+        return ((0, "") if value is None else (2, str(value))), each
 
-    return sorted(items, key=key, reverse=call.flag("sort_reverse"))
+    found = [each for each in await in_turns(chosen, ranked) if each is not None]
+    found.sort(key=itemgetter(0), reverse=call.flag("sort_reverse"))
+    return [each for _, each in found]
 
 
 def only_columns(call: Call, answer: Any) -> Any:

@@ -145,12 +145,14 @@ class Queues:
         return None if queue is None else shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
 
     async def everywhere(self, call: Call) -> Any:
-        names = [(name, (vhost, name)) for vhost in self._scope.running(call) for name in vhost.queues.by_name]
+        names = []
+        for vhost in self._scope.running(call):
+            names += await _named(vhost)
         return await listing(call, names, self._shown)
 
     async def here(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
-        return await listing(call, [(name, (vhost, name)) for name in vhost.queues.by_name], self._shown)
+        return await listing(call, await _named(vhost), self._shown)
 
     def one(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
@@ -278,6 +280,10 @@ class Queues:
 def _fitting(average_bytes: int, room_bytes: int, most: int) -> int:
     """Return how many messages of this size fit, at least one."""
     return max(1, min(most, room_bytes // max(1, average_bytes)))
+
+
+async def _named(vhost: VHost) -> list[tuple[str, tuple[VHost, str]]]:
+    return await in_turns(list(vhost.queues.by_name), lambda name: (name, (vhost, name)))
 
 
 def _queue(vhost: VHost, name: str) -> BrokerQueue:
