@@ -426,8 +426,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._task is not None:
             self._task.cancel()
-        self.session.phase = Phase.CLOSED
-        self._transport = None
+        self.session.phase, self._transport = Phase.CLOSED, None
         self._input.drop()
         self.server.shares.do(self._clean_up)
 
