@@ -57,7 +57,7 @@ class AdminApi:
         authenticator = Authenticator(node.users)
         started_s = time.time()
         principals = Principals(scope, node.users, node.permissions)
-        self.definitions = DefinitionTransfer(scope, principals)
+        self.definitions = DefinitionTransfer(scope, principals, mqtt)
 
         def counters() -> dict[str, int]:
             state = mqtt()

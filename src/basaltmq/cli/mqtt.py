@@ -1,4 +1,4 @@
-"""`basalt mqtt`: sessions, subscriptions and retained messages of a running broker."""
+"""`basalt mqtt`: sessions, subscriptions, retained messages and rules of a running broker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from basaltmq.http_client import HttpClient, path
 
 @click.group()
 def mqtt() -> None:
-    """Manage MQTT sessions and retained messages of a broker."""
+    """Manage MQTT sessions, retained messages and rules of a broker."""
 
 
 def _sessions(api: HttpClient, vhost: str) -> Iterator[dict[str, Any]]:
@@ -99,3 +99,47 @@ def disconnect(api: HttpClient, client_id: str, end_session: bool, reason: str, 
     ending = {"end_session": "true"} if end_session else {}
     api.delete(path("mqtt", "sessions", vhost, client_id), reason=reason, **ending)
     click.echo(f"client {client_id} disconnected" + (", session deleted" if end_session else ""))
+
+
+@mqtt.group()
+def rule() -> None:
+    """Manage rules that copy the messages of a topic filter to a stream."""
+
+
+@rule.command("list")
+@vhost_option
+@as_json
+@with_api
+def list_rules(api: HttpClient, vhost: str, as_json: bool) -> None:
+    """List rules, with the messages that wait and those that were appended since the start."""
+    found = api.get(path("mqtt", "rules", vhost))
+    columns = ("name", "filter", "topic", "key", "waiting", "appended")
+    rows = found if as_json else [{column: each[column] for column in columns} for each in found]
+    show(rows, as_json=as_json, empty="no rules")
+
+
+@rule.command("set")
+@click.argument("name")
+@click.argument("topic_filter", metavar="FILTER")
+@click.argument("topic")
+@click.option("--key", default="none", show_default=True, help="Key of the records: none, topic, or 'level N'.")
+@vhost_option
+@with_api
+def set_rule(api: HttpClient, name: str, topic_filter: str, topic: str, key: str, vhost: str) -> None:
+    """Copy messages that match FILTER to the stream TOPIC, which must exist.
+
+    Records with the same key go to the same partition. With --key 'level 2', messages of sensors/7/temp have the key 7.
+    Without a key, records are spread over the partitions.
+    """
+    api.put(path("mqtt", "rules", vhost, name), {"filter": topic_filter, "topic": topic, "key": key})
+    click.echo(f"rule {name}: {topic_filter} is copied to topic {topic}")
+
+
+@rule.command("delete")
+@click.argument("name")
+@vhost_option
+@with_api
+def delete_rule(api: HttpClient, name: str, vhost: str) -> None:
+    """Delete a rule, and the messages that wait for it."""
+    api.delete(path("mqtt", "rules", vhost, name))
+    click.echo(f"rule {name} deleted")

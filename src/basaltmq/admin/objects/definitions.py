@@ -1,6 +1,7 @@
 """Export and import of definitions: all configured objects of a broker, without messages.
 
-An import follows the order of dependencies: virtual hosts, users, permissions, exchanges, queues, bindings, policies.
+An import follows the order of dependencies: virtual hosts, users, permissions, exchanges, queues, bindings, policies,
+rules of MQTT. Queues of MQTT sessions and rules are not exported, because they follow from these.
 Entries that exist with the same settings stay as they are. Entries that exist with other settings also stay as they
 are, and the answer lists them. An invalid entry does not prevent the others: the answer lists it too.
 """
@@ -30,6 +31,7 @@ from basaltmq.admin.objects.definitions_file import (
 )
 from basaltmq.admin.objects.exchanges import shown_exchange
 from basaltmq.admin.objects.json_tables import shown_table, table_of
+from basaltmq.admin.objects.mqtt import MqttState
 from basaltmq.admin.objects.policies import shown_policy
 from basaltmq.admin.objects.principals import Principals
 from basaltmq.broker.consumers.queue import BrokerQueue
@@ -43,6 +45,9 @@ SKIPPED_MAX: Final = 1_000
 """Limit for the list of skipped entries."""
 
 FIXED: Final = {"", *(name for name, _ in PREDECLARED)}
+DERIVED: Final = ("mqtt.session.", "mqtt.share.", "mqtt.rule.")
+"""Prefixes of queues that MQTT creates for its sessions, shared subscriptions and rules."""
+
 OPERATOR_POLICY: Final = "operator_policy"
 
 Entry = TypeVar("Entry")
@@ -51,8 +56,9 @@ Entry = TypeVar("Entry")
 class DefinitionTransfer:
     """Handlers of /api/definitions."""
 
-    def __init__(self, scope: Scope, principals: Principals) -> None:
+    def __init__(self, scope: Scope, principals: Principals, mqtt: Callable[[], MqttState | None]) -> None:
         self._scope = scope
+        self._mqtt = mqtt
         self._principals = principals
 
     def routes(self) -> list[Route]:
@@ -80,16 +86,23 @@ class DefinitionTransfer:
             "topic_permissions": self._principals.exported_topic_permissions(),
         }
         for vhost in self._scope.running(call):
-            for kind, entries in (await _exported(vhost)).items():
+            for kind, entries in (await self._exported(vhost)).items():
                 found.setdefault(kind, []).extend(entries)
         return found
 
     async def export_vhost(self, call: Call) -> Any:
-        found = await _exported(self._scope.vhost(call))
+        found = await self._exported(self._scope.vhost(call))
         for entries in found.values():
             for entry in entries:
                 entry.pop("vhost", None)
         return {**_head(), **found}
+
+    async def _exported(self, vhost: VHost) -> dict[str, list[dict[str, Any]]]:
+        found, mqtt = await _exported(vhost), self._mqtt()
+        if mqtt is not None:
+            wanted = ("name", "vhost", "filter", "topic", "key")
+            found["mqtt_rules"] = [{name: each[name] for name in wanted} for each in mqtt.rules(vhost.name)]
+        return found
 
     async def take(self, call: Call) -> Any:
         return await self.take_all(call.body)
@@ -162,6 +175,12 @@ class DefinitionTransfer:
         def set_operator_policy(entry: Any) -> None:
             at(entry).policies.set(_policy(entry), operators=True)
 
+        async def set_rule(entry: Any) -> None:
+            mqtt = self._mqtt()
+            if mqtt is None:
+                raise HttpError(404, "there is no MQTT listener; set mqtt.enabled = true")
+            await mqtt.set_rule(at(entry).name, entry.name, entry.filter, entry.topic, entry.key)
+
         await importing.all(
             "exchanges", definitions.exchanges, lambda each: f"exchange {each.name!r}", declare_exchange
         )
@@ -182,6 +201,7 @@ class DefinitionTransfer:
         await importing.all(
             "operator_policies", limits, lambda each: f"operator policy {each.name!r}", set_operator_policy
         )
+        await importing.all("mqtt_rules", definitions.mqtt_rules, lambda each: f"MQTT rule {each.name!r}", set_rule)
         return {"imported": importing.taken, "skipped": importing.skipped}
 
 
@@ -237,10 +257,15 @@ def _without(entry: dict[str, Any], field: str) -> dict[str, Any]:
 
 async def _exported(vhost: VHost) -> dict[str, list[dict[str, Any]]]:
     """Return the durable objects of a virtual host. Clients declare the others again after a restart."""
-    queues = await in_turns([each for each in vhost.queues if each.declared.survives], partial(_queue_entry, vhost))
+    queues = await in_turns(
+        [each for each in vhost.queues if each.declared.survives and not each.name.startswith(DERIVED)],
+        partial(_queue_entry, vhost),
+    )
     kept = [each for each in vhost.topology.exchanges.values() if each.durable and each.name not in FIXED]
     exchanges = await in_turns(kept, lambda each: _without(shown_exchange(vhost, each), "policy"))
-    durable = [each for each in vhost.topology.bindings() if each.durable]
+    durable = [
+        each for each in vhost.topology.bindings() if each.durable and not each.destination.name.startswith(DERIVED)
+    ]
     bindings = await in_turns(durable, lambda each: _without(shown_binding(vhost.name, each), "properties_key"))
     parameters = [
         {

@@ -104,6 +104,16 @@ class ParameterEntry(msgspec.Struct):
     vhost: str | None = None
 
 
+class MqttRuleEntry(msgspec.Struct):
+    """A rule that copies MQTT messages to a stream."""
+
+    name: str
+    filter: str
+    topic: str
+    key: str = "none"
+    vhost: str | None = None
+
+
 class Definitions(msgspec.Struct):
     """A definitions file."""
 
@@ -116,6 +126,7 @@ class Definitions(msgspec.Struct):
     exchanges: list[ExchangeEntry] = []
     bindings: list[BindingEntry] = []
     parameters: list[ParameterEntry] = []
+    mqtt_rules: list[MqttRuleEntry] = []
 
 
 _decode: Final = json_decoder(Definitions)

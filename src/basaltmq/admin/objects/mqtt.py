@@ -1,11 +1,13 @@
-"""Routes for MQTT: sessions, subscriptions and retained messages."""
+"""Routes for MQTT: sessions, subscriptions, retained messages, and rules that copy messages to streams."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from basaltmq.admin.http.message import HttpError
+import msgspec
+
+from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.admin.http.routes import Access, Call, Route
 from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.objects.connections import REASON_CHARS_MAX
@@ -19,6 +21,18 @@ _PAGE: Final = {
 }
 
 
+RULE_QUEUE: Final = "mqtt.rule."
+"""Prefix of the queue of a rule."""
+
+
+class RuleSpec(msgspec.Struct):
+    """Body of a request to set a rule. `key` is none, topic, or level N of the topic."""
+
+    filter: str
+    topic: str
+    key: str = "none"
+
+
 class MqttState(Protocol):
     """The MQTT listeners, as the admin API uses them."""
 
@@ -29,6 +43,18 @@ class MqttState(Protocol):
     def subscriptions(self, vhost: str, client_id: str) -> list[dict[str, Any]]: ...
 
     def retained(self, vhost: str, topic_filter: str, after: str, count: int) -> tuple[list[dict[str, Any]], str]: ...
+
+    def rules(self, vhost: str) -> list[dict[str, Any]]: ...
+
+    def rule(self, vhost: str, name: str) -> dict[str, Any]: ...
+
+    def check_rule(self, name: str, topic_filter: str, topic: str, key: str) -> None: ...
+
+    def source_of(self, topic_filter: str) -> tuple[str, str]: ...
+
+    async def set_rule(self, vhost: str, name: str, topic_filter: str, topic: str, key: str) -> bool: ...
+
+    async def delete_rule(self, vhost: str, name: str) -> None: ...
 
     def totals(self) -> dict[str, int]: ...
 
@@ -48,7 +74,8 @@ class Mqtt:
     def routes(self) -> list[Route]:
         session = "/api/mqtt/sessions/{vhost}/{client_id}"
         retained = "/api/mqtt/retained/{vhost}"
-        seen, only = Access.MONITORING, Access.ADMINISTRATOR
+        seen, only, change = Access.MONITORING, Access.ADMINISTRATOR, Access.POLICYMAKER
+        rule = "/api/mqtt/rules/{vhost}/{name}"
         return [
             Route("GET", "/api/mqtt/sessions/{vhost}", self.sessions, "MQTT sessions, connected or not.", seen,
                   query=_PAGE),
@@ -61,6 +88,11 @@ class Mqtt:
                   query={"filter": "Topic filter (default #).", **_PAGE},
                   answers="items, and next: the value of `after` for the next page, or an empty text."),
             Route("DELETE", retained + "/{topic}", self.delete_retained, "Delete a retained MQTT message.", only),
+            Route("GET", "/api/mqtt/rules/{vhost}", self.rules, "Rules that copy MQTT messages to streams.", seen),
+            Route("GET", rule, self.rule, "A rule.", seen),
+            Route("PUT", rule, self.set_rule, "Create or replace a rule. Its topic must exist.", change,
+                  takes=RuleSpec),
+            Route("DELETE", rule, self.delete_rule, "Delete a rule and the messages that wait for it.", change),
         ]  # fmt: skip
 
     def _mqtt(self) -> MqttState:
@@ -97,6 +129,29 @@ class Mqtt:
 
     async def delete_retained(self, call: Call) -> None:
         await self._mqtt().delete_retained(self._scope.vhost_name(call), call.names["topic"])
+
+    def rules(self, call: Call) -> Any:
+        return self._mqtt().rules(self._scope.vhost_name(call))
+
+    def rule(self, call: Call) -> Any:
+        return self._mqtt().rule(self._scope.vhost_name(call), call.names["name"])
+
+    async def set_rule(self, call: Call) -> Response:
+        vhost, spec, name = self._scope.vhost_to_change(call), call.body, call.names["name"]
+        state = self._mqtt()
+        self._scope.check(call, vhost, "configure", RULE_QUEUE + name)
+        self._scope.check(call, vhost, "write", spec.topic)
+        state.check_rule(name, spec.filter, spec.topic, spec.key)
+        exchange, key = state.source_of(spec.filter)
+        self._scope.check(call, vhost, "read", exchange)
+        self._scope.check_topic(call, vhost, exchange, "read", key)
+        is_new = await state.set_rule(vhost.name, name, spec.filter, spec.topic, spec.key)
+        return Response(201 if is_new else 204)
+
+    async def delete_rule(self, call: Call) -> None:
+        vhost, name = self._scope.vhost_to_change(call), call.names["name"]
+        self._scope.check(call, vhost, "configure", RULE_QUEUE + name)
+        await self._mqtt().delete_rule(vhost.name, name)
 
     @staticmethod
     def _count(call: Call) -> int:

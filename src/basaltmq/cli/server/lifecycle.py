@@ -122,6 +122,11 @@ class Serving:
     async def _listen(self, node: Node, sockets: dict[str, socket.socket]) -> None:
         config = self._config
         api = self._api = AdminApi(node, lambda: self._config, self.ports, lambda: self._mqtt)
+        mqtt: MqttListener | None = None
+        if any(section in sockets for section in MQTT_SECTIONS):
+            # Before the definitions, which may have rules of MQTT.
+            mqtt = MqttListener(node, config, sockets, self._tls)
+            self._mqtt = Administration(mqtt.server)
         if config.load_definitions is not None:
             await _load(api, config.load_definitions)
         if "amqp" in sockets or "amqps" in sockets:
@@ -130,9 +135,7 @@ class Serving:
             self._listeners.append(FilaListener(node, config, sockets["fila"]))
         if "kafka" in sockets:
             self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
-        if any(section in sockets for section in MQTT_SECTIONS):
-            mqtt = MqttListener(node, config, sockets, self._tls)
-            self._mqtt = Administration(mqtt.server)
+        if mqtt is not None:
             self._listeners.append(mqtt)
         if "admin" in sockets:
             self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))

@@ -1,4 +1,4 @@
-"""What operators see and do: sessions, subscriptions and retained messages of a virtual host.
+"""What operators see and do: sessions, subscriptions, retained messages and rules of a virtual host.
 
 Lists are pages in the order of client ids or topics, because a broker may have millions of each.
 """
@@ -13,6 +13,7 @@ from basaltmq.errors import BasaltError, NotFoundError
 from basaltmq.protocols.mqtt import rows
 from basaltmq.protocols.mqtt.host import NEVER_S, MqttHost
 from basaltmq.protocols.mqtt.rows import RetainedRow, SessionRow, Subscription
+from basaltmq.protocols.mqtt.rules import Rule
 from basaltmq.protocols.mqtt.session import QUEUE_PREFIX
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.store.families import Family
@@ -128,6 +129,38 @@ class Administration:
         found, after = host.retained.page(topic_filter, after, count)
         return [_retained(topic, row) for topic, row in found], after
 
+    def rules(self, vhost: str) -> list[dict[str, Any]]:
+        """Return the rules that copy messages to streams."""
+        host = self._server.host(vhost)
+        host.vhost.tick.flush()
+        return [_rule(host, each) for each in host.rules.list()]
+
+    def rule(self, vhost: str, name: str) -> dict[str, Any]:
+        host = self._server.host(vhost)
+        return _rule(host, host.rules.get(name))
+
+    def check_rule(self, name: str, topic_filter: str, topic: str, key: str) -> None:
+        Rule(name, topic_filter, topic, key).check()
+
+    def source_of(self, topic_filter: str) -> tuple[str, str]:
+        """Return the exchange and the binding key of a filter."""
+        return self._server.settings.exchange, topics.binding_key(topic_filter)
+
+    async def set_rule(self, vhost: str, name: str, topic_filter: str, topic: str, key: str) -> bool:
+        """Create or replace a rule. Return whether it is new."""
+        host = self._server.host(vhost)
+        is_new = all(each.name != name for each in host.rules.list())
+        host.rules.set(Rule(name, topic_filter, topic, key))
+        host.vhost.tick.flush()
+        await host.vhost.commit.durable()
+        return is_new
+
+    async def delete_rule(self, vhost: str, name: str) -> None:
+        host = self._server.host(vhost)
+        host.rules.delete(name)
+        host.vhost.tick.flush()
+        await host.vhost.commit.durable()
+
     def totals(self) -> dict[str, int]:
         """Return counters since the start, by name."""
         found = self._server.totals()
@@ -166,4 +199,17 @@ def _retained(topic: str, row: RetainedRow) -> dict[str, Any]:
         "payload_bytes": len(row.payload),
         "stored_at_ms": row.stored_ns // _MS,
         "expires_at_ms": row.expires_ns // _MS if row.expires_ns else None,
+    }
+
+
+def _rule(host: MqttHost, rule: Rule) -> dict[str, Any]:
+    waiting, appended = host.rules.counts(rule.name)
+    return {
+        "name": rule.name,
+        "vhost": host.vhost.name,
+        "filter": rule.filter,
+        "topic": rule.topic,
+        "key": rule.key,
+        "waiting": waiting,
+        "appended": appended,
     }

@@ -1,4 +1,4 @@
-"""MQTT in one virtual host: sessions, wills, shared subscriptions and retained messages.
+"""MQTT in one virtual host: sessions, wills, shared subscriptions, retained messages and rules.
 
     CONNECT ─> open ─> connected ─┬─> DISCONNECT, or the connection is lost ─┬─ expiry 0: end
                                   │                                          └─ otherwise: due row ─> expired: end
@@ -26,6 +26,7 @@ from basaltmq.protocols.mqtt import message, rows
 from basaltmq.protocols.mqtt.message import Decoded
 from basaltmq.protocols.mqtt.retained import Retained
 from basaltmq.protocols.mqtt.rows import EXPIRES, WILL_DUE, ConnectionRow, SessionRow, WillRow
+from basaltmq.protocols.mqtt.rules import Rules
 from basaltmq.protocols.mqtt.session import QUEUE_PREFIX, Session
 from basaltmq.protocols.mqtt.shares import Shares
 from basaltmq.store.families import Family
@@ -77,6 +78,7 @@ class MqttHost:
         self.decoded = Decoded()
         self.retained = Retained(vhost, clock_ns)
         self.shares = Shares(vhost, exchange)
+        self.rules = Rules(vhost, exchange, self.decoded)
         self.live: dict[str, Connected] = {}
         """Connected clients by client id."""
         self._timer: asyncio.TimerHandle | None = None
@@ -84,8 +86,9 @@ class MqttHost:
         self._is_closed = False
 
     def start(self) -> None:
-        """Handle the connections that a crash ended, and start the timer."""
+        """Start the rules and the timer, and handle the connections that a crash ended."""
         self.shares.load(self._has_session)
+        self.rules.load()
         lost = list(self._scan(keys.CONNECTION))
         if lost:
             _log.info("vhost %r: %d MQTT connections ended with the last run", self.vhost.name, len(lost))
@@ -103,6 +106,7 @@ class MqttHost:
 
     def close(self) -> None:
         self._is_closed = True
+        self.rules.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -13,6 +13,7 @@ A session with an expiry above 0 is durable. Its rows change in the same batches
 - outbound packet: a message that was sent with QoS 1 or 2, until PUBACK or PUBCOMP.
 - due: when a session expires or a pending will is published.
 - group member: a session with a shared subscription.
+- rule: copies messages of a topic filter to a stream (`rules.py`).
 """
 
 from __future__ import annotations
@@ -90,6 +91,14 @@ class OutboundRow(msgspec.Struct, array_like=True, gc=False):
     message_id: bytes
 
 
+class RuleRow(msgspec.Struct, array_like=True, gc=False):
+    """A rule that copies messages to a stream."""
+
+    filter: str
+    topic: str
+    key: str
+
+
 class RetainedRow(msgspec.Struct, array_like=True, gc=False):
     """A retained message, with the broker's properties."""
 
@@ -103,7 +112,8 @@ class RetainedRow(msgspec.Struct, array_like=True, gc=False):
 R = TypeVar("R")
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODERS: Final[dict[type[Any], Any]] = {
-    kind: msgpack_decoder(kind) for kind in (SessionRow, WillRow, ConnectionRow, Subscription, OutboundRow, RetainedRow)
+    kind: msgpack_decoder(kind)
+    for kind in (SessionRow, WillRow, ConnectionRow, Subscription, OutboundRow, RetainedRow, RuleRow)
 }
 _PREFIX: Final = bytes((LAYOUT,))
 

@@ -10,6 +10,7 @@ Layouts of `mqtt_sessions`:
     outbound packet  | 'o' | lp(client id) | packet id u16 |
     due              | 'd' | due ns u64 | kind (1) | client id |
     group member     | 'g' | lp(group and filter) | client id |
+    rule             | 'r' | rule name |
 
 Layout of `mqtt_retained`:
 
@@ -31,12 +32,13 @@ INBOUND: Final = b"i"
 OUTBOUND: Final = b"o"
 DUE: Final = b"d"
 MEMBER: Final = b"g"
+RULE: Final = b"r"
 
 _U16: Final = Struct(">H")
 
 
 def client_key(kind: bytes, client_id: str) -> bytes:
-    """Return the key of a session, a connection or a pending will."""
+    """Return the key of a session, a connection, a pending will or, by its name, a rule."""
     return kind + unprefixed(client_id)
 
 
