@@ -138,6 +138,16 @@ class StreamView:
         """Return the offsets and the size of a partition, as visible to readers."""
         return self._on(lambda plane: plane.drivers.info(name, partition))
 
+    def aborted_records(self, name: str, partition: int) -> int:
+        """Return how many records of aborted transactions a partition still has. `info` counts them, no read returns
+        them."""
+
+        def count(plane: StreamPlane) -> int:
+            engine, shard = plane.drivers.route(plane.topics.get(name), partition)
+            return engine.index.outcomes.aborted_records(shard) if isinstance(engine, SegmentView) else 0
+
+        return self._on(count)
+
     def read(
         self,
         name: str,

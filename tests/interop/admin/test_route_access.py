@@ -27,6 +27,7 @@ NAMES = {
     "name": "thing",
     "topic": "thing",
     "client_id": "thing",
+    "mechanism": "SCRAM-SHA-256",
     "group": "thing",
     "run": "thing",
     "user": "guest",
@@ -45,8 +46,10 @@ NAMES = {
 BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/users/{user}"): {"password": SECRET, "tags": []},
     ("PUT", "/api/users/{user}/tags"): {"tags": []},
+    ("PUT", "/api/users/{user}/scram/{mechanism}"): {"password": SECRET},
+    ("PUT", "/api/mqtt/rules/{vhost}/{name}"): {"filter": "a/#", "topic": "thing"},
     ("PUT", "/api/permissions/{vhost}/{user}"): ALL,
-    ("PUT", "/api/topic-permissions/{vhost}/{user}"): {"exchange": "amq.topic", "write": "", "read": ""},
+    ("PUT", "/api/topic-permissions/{vhost}/{user}"): {"exchange": "amq.topic", "write": ".*", "read": ".*"},
     ("PUT", "/api/vhosts/{vhost}/store/options"): {"options": {"disable_auto_compactions": "false"}},
     ("POST", "/api/vhosts/{vhost}/store/checkpoint"): {"target": "tried"},
     ("POST", "/api/queues/{vhost}/{name}/move"): {"destination": "other"},
@@ -86,6 +89,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         with Device(started.port("mqtt"), "thing", expiry_s=3600, user="b:guest", password="guest") as device:  # noqa: S106
             device.subscribe("kept")
             device.publish("thing", b"kept", retain=True)
+        api.put(path("mqtt", "rules", "b", "thing"), {"filter": "b/#", "topic": "thing"})
         users: tuple[tuple[str, list[str], str | None], ...] = (
             ("plain", [], "b"),
             ("watcher", ["monitoring"], None),
@@ -141,6 +145,7 @@ def state(broker: Broker) -> dict[str, Any]:
         "records": broker.call("GET", path("topics", "b", "thing"))["partitions"][0]["end_offset"],
         "topics": [each["name"] for each in broker.call("GET", path("topics", "b"))["topics"]],
         "group": broker.call("GET", path("groups", "b", "thing"))[0]["committed"],
+        "rules": broker.call("GET", path("mqtt", "rules", "b")),
         "sessions": [each["client_id"] for each in broker.call("GET", path("mqtt", "sessions", "b"))],
         "retained": [each["topic"] for each in broker.call("GET", path("mqtt", "retained", "b"))["items"]],
         "run": broker.call("GET", path("imports", "b", "thing")),

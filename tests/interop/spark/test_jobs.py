@@ -15,10 +15,13 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from pyspark.sql import SparkSession
+from tests.unit.log.strategies import transactional
+from tests.unit.protocols.kafka.test_kafka_transactions import Harness
 
 import basaltmq
 from basaltmq.cli.main import main
 from basaltmq.embedded.database import Basalt, Settings
+from basaltmq.log.batches.kafka import marker_batch
 from basaltmq.log.batches.record import Record
 from basaltmq.pipeline.archive.archive import ArchiveJob, archive
 from basaltmq.pipeline.archive.compact import CompactJob, compact
@@ -73,6 +76,21 @@ def written_to(data: Path) -> Iterator[None]:
         finally:
             over.set()
             writing.result()
+
+
+def test_an_audit_does_not_report_aborted_transactions_as_lost(spark: SparkSession, tmp_path: Path) -> None:
+    """The index counts their records until they are cleaned, and readers skip them."""
+    streams = Harness(tmp_path / "store")
+    shard = streams.topic("t")
+    engine, _ = streams.context.engine(streams.context.topic("t"), 0)
+    engine.append_kafka(shard, transactional(1, 0, b"a", b"b"))
+    engine.append_kafka(shard, marker_batch(1, 0, False, 1_700_000_000_000))
+    engine.append_kafka(shard, transactional(1, 2, b"c"))
+    engine.append_kafka(shard, marker_batch(1, 0, True, 1_700_000_000_000))
+    streams.close()
+    result = audit(spark, AuditJob(path=str(tmp_path / "store")))
+    assert [(each.read, each.indexed) for each in result.partitions if each.topic == "t"] == [(1, 3)]
+    assert result.findings == []
 
 
 def test_an_archive_is_compacted_replayed_and_audited(spark: SparkSession, tmp_path: Path) -> None:

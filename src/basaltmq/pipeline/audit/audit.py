@@ -197,7 +197,8 @@ def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tu
     """Return an upper bound of the records that deletes, retention and compaction removed since they were counted.
 
     It is the previous count plus the new offsets minus the present count. The bound is exact if every new offset became
-    a record. It is 0 if nothing is removed and nobody writes.
+    a record. It is 0 if nothing is removed and nobody writes. Records of aborted transactions, which no reader sees,
+    count as removed.
     """
     removed: dict[tuple[str, int], int] = {}
     with StreamView.open(path) as view:
@@ -208,7 +209,7 @@ def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tu
                 removed[topic, number] = was.records
                 continue
             came = info.high_watermark - was.high_watermark
-            removed[topic, number] = max(0, was.records + came - info.records)
+            removed[topic, number] = max(0, was.records + came - info.records) + view.aborted_records(topic, number)
     return removed
 
 

@@ -66,6 +66,19 @@ class Outcomes:
         marker = self.marker(shard, entry.tag_mask, entry.last_offset)
         return marker is not None and not marker[1]
 
+    def aborted_records(self, shard: int) -> int:
+        """Return how many records of aborted transactions a shard still has."""
+        if not self.is_used:
+            return 0
+        self._written()
+        records = 0
+        prefix = stream_keys.stream_index_key(b"Q", shard, 0, 0)[:_KIND_SHARD_BYTES]
+        for key, _ in self._store.scan(FAMILY, *key_parts.prefix_range(prefix)):
+            entry = next(self._entries(shard, stream_keys.decode_stream_index_key(key)[3]), None)
+            if entry is not None and self.is_aborted(shard, entry):
+                records += entry.records
+        return records
+
     def marker(self, shard: int, producer_id: int, offset: int) -> tuple[int, bool] | None:
         """Return (offset, is committed) of the producer's first marker at or after an offset, or None."""
         self._written()
