@@ -30,12 +30,6 @@ class TimestampRangeError(InvalidArgumentError):
     code = "invalid_timestamp"
 
 
-class RecordWithoutKeyError(InvalidArgumentError):
-    """A record without a key was sent to a compacted topic over Kafka."""
-
-    code = "record_without_key"
-
-
 class UnknownExchangeTypeError(InvalidArgumentError):
     """The exchange type is unknown."""
 

@@ -122,7 +122,7 @@ def test_a_stop_closes_connections_and_keeps_unacknowledged_messages(own_broker:
 
 
 def test_a_client_that_speaks_something_else_gets_our_header_and_is_cut_off(broker: Broker) -> None:
-    for got in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\x00\x01\x00\x00", b"\0" * 8):
+    for got in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\x02\x01\x00\x00", b"AMQP\x01\x01\x00\x0a", b"\0" * 8):
         with raw_client(broker.port()) as client:
             client.sock.sendall(got)
             assert client.rest() == PROTOCOL_HEADER

@@ -23,7 +23,7 @@ def needs(tool: str, installed: str) -> pytest.MarkDecorator:
     """Skip where a tool is missing. In `.ci/run` nothing is missing, so nothing is skipped."""
     missing = shutil.which(tool) is None or not (INSTALLED / installed).exists()
     reason = f"missing: {tool} or {INSTALLED / installed}; run tests/interop/amqp10/clients/install, or .ci/run"
-    return pytest.mark.skipif(missing and not os.environ.get("BASALT_TESTS_COMPLETE"), reason=reason)
+    return pytest.mark.skipif(missing and not os.environ.get("TESTS_COMPLETE"), reason=reason)
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:

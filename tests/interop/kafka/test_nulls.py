@@ -89,7 +89,7 @@ def test_a_time_out_of_range_is_an_invalid_timestamp(kafka: Broker, time_ms: int
     pack_into(">qq", raw, 27, time_ms, time_ms)
     raw[17:21] = pack(">I", google_crc32c.value(bytes(raw[21:])))
     with RawClient(kafka.port("kafka")) as client:
-        client.create(topic)
+        client.create(topic, 1, message_timestamp_after_max_ms=str(TIMESTAMP_MS_MAX))
         found = client.produce(topic, bytes(raw))
         assert (found["error_code"], found["base_offset"]) == (e.INVALID_TIMESTAMP, -1)
         assert str(time_ms) in found["error_message"]

@@ -27,10 +27,21 @@ REFUSALS = frozenset(
         e.UNKNOWN_TOPIC_OR_PARTITION,  # hidden: the victim exists
     }
 )
-OPEN = frozenset({k.API_VERSIONS, k.SASL_HANDSHAKE, k.SASL_AUTHENTICATE, k.DESCRIBE_CLUSTER})
+OPEN = frozenset(
+    {
+        k.API_VERSIONS,
+        k.SASL_HANDSHAKE,
+        k.SASL_AUTHENTICATE,
+        k.DESCRIBE_CLUSTER,
+        k.DESCRIBE_QUORUM,
+        k.LIST_PARTITION_REASSIGNMENTS,
+    }
+)
 """APIs that name no object of the user."""
 
-HIDING = frozenset({k.LIST_GROUPS, k.LIST_TRANSACTIONS})
+HIDING = frozenset(
+    {k.LIST_GROUPS, k.LIST_TRANSACTIONS, k.DESCRIBE_LOG_DIRS, k.LIST_CONFIG_RESOURCES, k.DESCRIBE_TOPIC_PARTITIONS}
+)
 """APIs that list; they leave out what the user may not see."""
 
 TOPIC_RESOURCE, GROUP_RESOURCE = 2, 32
@@ -125,6 +136,16 @@ def bodies(topic_id: UUID) -> Bodies:
         k.OFFSET_DELETE: [
             (0, {"group_id": VICTIM, "topics": [{"name": VICTIM, "partitions": [{"partition_index": 0}]}]})
         ],
+        k.DESCRIBE_LOG_DIRS: [
+            (4, {"topics": None}),
+            (4, {"topics": [{"topic": VICTIM, "partitions": [0]}]}),
+        ],
+        k.ELECT_LEADERS: [(2, {"topic_partitions": [{"topic": VICTIM, "partitions": [0]}]})],
+        k.ALTER_PARTITION_REASSIGNMENTS: [
+            (1, {"topics": [{"name": VICTIM, "partitions": [{"partition_index": 0, "replicas": [1]}]}]})
+        ],
+        k.LIST_CONFIG_RESOURCES: [(1, {"resource_types": []})],
+        k.DESCRIBE_TOPIC_PARTITIONS: [(0, {"topics": []})],
         k.DESCRIBE_USER_SCRAM_CREDENTIALS: [(0, {"users": None}), (0, {"users": [{"name": "guest"}]})],
         k.ALTER_USER_SCRAM_CREDENTIALS: [
             (0, {"deletions": [scram], "upsertions": []}),
@@ -209,7 +230,7 @@ def test_no_api_serves_a_user_without_permission(kafka: Broker, victim: UUID, us
             with _logged_in(kafka, user) as client:
                 answer = client.ask(key, version, body)
             codes = set(_codes(answer))
-            is_told = key in HIDING and (answer.get("groups") or answer.get("transaction_states"))
+            is_told = key in HIDING and VICTIM in repr(answer)
             if is_told or (key not in HIDING and not (codes and codes - {e.NONE} <= REFUSALS and codes & REFUSALS)):
                 served.append((k.APIS[key].name, version, answer))
     assert not served
@@ -221,7 +242,10 @@ def test_metadata_of_all_topics_shows_only_permitted_ones(kafka: Broker, victim:
     with _logged_in(kafka, "neighbour") as client:
         client.create("mine-1")
         found = client.ask(k.METADATA, 12, {"topics": None, "allow_auto_topic_creation": False})
+        named = client.ask(k.DESCRIBE_TOPIC_PARTITIONS, 0, {"topics": [{"name": "mine-1"}, {"name": VICTIM}]})
     assert [each["name"] for each in found["topics"]] == ["mine-1"]
+    shown = [(each["name"], each["error_code"], len(each["partitions"])) for each in named["topics"]]
+    assert shown == [("mine-1", e.NONE, 1), (VICTIM, e.UNKNOWN_TOPIC_OR_PARTITION, 0)]
 
 
 def _fetch_code(client: RawClient) -> int | None:

@@ -40,7 +40,7 @@ def needs(*tools: str, installed: str) -> pytest.MarkDecorator:
     if not (INSTALLED / installed).exists():
         missing.append(str(INSTALLED / installed))
     reason = f"missing: {', '.join(missing)}; run tests/interop/mqtt/clients/install, or .ci/run"
-    return pytest.mark.skipif(bool(missing) and not os.environ.get("BASALT_TESTS_COMPLETE"), reason=reason)
+    return pytest.mark.skipif(bool(missing) and not os.environ.get("TESTS_COMPLETE"), reason=reason)
 
 
 @pytest.fixture(scope="module")

@@ -332,11 +332,10 @@ class Tick:
         self._deliver(batch)
         for publisher, numbers in batch.nacks.items():
             _call(publisher.confirmed, numbers, False)
-        loop = asyncio.get_running_loop()
         if batch.confirms or batch.answers:
             # Confirm one turn later, as after a sync. Publishers confirmed at once would outrun the consumers.
             self.unsynced += 1
-            loop.call_soon(self._answer, batch.confirms, batch.answers, None)
+            asyncio.get_running_loop().call_soon(self._answer, batch.confirms, batch.answers, None)
         waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
         if waits and batch.synced:
             self.unsynced += 1
@@ -349,7 +348,7 @@ class Tick:
             self._syncs += 1
             synced = partial(self._synced, batch.synced, batch.synced_answers)
             try:
-                self._commit.after_sync(loop, [synced])
+                self._commit.after_sync(asyncio.get_running_loop(), [synced])
             except BasaltError as error:
                 synced(error)
 

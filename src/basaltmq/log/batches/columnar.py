@@ -171,11 +171,6 @@ class ColumnBatch:
         return body
 
     @property
-    def has_all_keys(self) -> bool:
-        """Whether every record has a key."""
-        return KEY_OFFSETS in self.extents and KEY_VALIDITY not in self.extents
-
-    @property
     def last_delta(self) -> int:
         """Difference between the last offset and the base offset of the frame."""
         deltas = self.deltas()

@@ -26,6 +26,7 @@ from basaltmq.log.batches.kafka import (
     TRANSACTIONAL,
     KafkaHeader,
     RecordReader,
+    check_batch,
     read_header,
     recompressed,
 )
@@ -211,6 +212,8 @@ def _append(
     header = _checked(raw, request.version, topic.config.record_bytes_max)
     if not topic.config.append_time:
         _check_times(raw, header, topic.config, context.now_ms())
+    if topic.config.compact:
+        _check_keys(raw, topic.config)
     if level is not None and topic.config.level is Durability.MEMORY:
         level = None
     if header.attributes & TRANSACTIONAL:
@@ -252,6 +255,13 @@ def _check_times(raw: bytes, header: KafkaHeader, config: TopicConfig, now_ms: i
                 f"timestamp {record.timestamp_ms} is more than {rules.before_ms} ms behind the broker's clock; "
                 f"{BEFORE_MAX} sets the limit",
             )
+
+
+def _check_keys(raw: bytes, config: TopicConfig) -> None:
+    """Refuse records without a key, which compaction would keep forever."""
+    check_batch(raw)
+    if any(record.key is None for record in RecordReader(raw, config.record_bytes_max)):
+        raise Refused(e.INVALID_RECORD, "records of a compacted topic need keys, and a record has none")
 
 
 def _checked(raw: bytes | Exception | None, version: int, size_bytes_max: int) -> KafkaHeader:

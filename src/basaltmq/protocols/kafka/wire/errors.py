@@ -101,7 +101,6 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (errors.VHostDownError, COORDINATOR_NOT_AVAILABLE),
     (errors.InvalidConfigError, INVALID_CONFIG),
     (errors.TimestampRangeError, INVALID_TIMESTAMP),
-    (errors.RecordWithoutKeyError, INVALID_RECORD),
     (errors.InvalidArgumentError, INVALID_REQUEST),
     (errors.StorageError, KAFKA_STORAGE_ERROR),
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from basaltmq.errors import LimitExceededError, RecordWithoutKeyError
+from basaltmq.errors import LimitExceededError
 from basaltmq.log.batches.columnar import OFFSET_DELTAS, ColumnBatch
-from basaltmq.log.batches.kafka import KafkaBatch, columns
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, UNSTAMPED, StoredRecord, check_time
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, Records, check_batch
-from basaltmq.streams.shards import ShardConfig
 
 DELTA_MAX: Final = (1 << 31) - 1
 """Maximum distance of offsets within a frame: deltas are int32."""
@@ -46,16 +44,6 @@ def as_columns(records: Records, now_ms: int, record_bytes_max: int) -> ColumnBa
         # The shard assigns offsets, so drop the gaps of a batch that was read elsewhere.
         return ColumnBatch.from_records(records.records(0), now_ms)
     return records
-
-
-def with_keys(batch: KafkaBatch, config: ShardConfig) -> ColumnBatch | None:
-    """Decode a Kafka batch if its keys are indexed. A compacted shard refuses records without a key."""
-    if not batch.count or not (config.index_keys or config.compact):
-        return None
-    found = columns(batch.body, config.record_bytes_max)
-    if config.compact and not found.has_all_keys:
-        raise RecordWithoutKeyError("records of a compacted topic need keys, and a record has none")
-    return found if config.index_keys else None
 
 
 def offset_runs(base: int, records: Sequence[StoredRecord]) -> Iterator[Sequence[StoredRecord]]:

@@ -39,7 +39,7 @@ import msgspec
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, ShardNotFoundError
 from basaltmq.log.batches.columnar import EXPIRIES, ColumnBatch
-from basaltmq.log.batches.kafka import KafkaBatch, incoming
+from basaltmq.log.batches.kafka import KafkaBatch, columns, incoming
 from basaltmq.log.batches.record import NEVER, Record, StoredRecord
 from basaltmq.log.frame import (
     AWAITED,
@@ -71,7 +71,7 @@ from basaltmq.streams.adapter import (
     check_placed,
     hash64,
 )
-from basaltmq.streams.engines.segment.batches import DELTA_MAX, as_columns, offset_runs, with_keys
+from basaltmq.streams.engines.segment.batches import DELTA_MAX, as_columns, offset_runs
 from basaltmq.streams.engines.segment.cleaner import SegmentCleaner
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import (
@@ -241,7 +241,7 @@ class SegmentEngine(SegmentReader):
     def append_kafka(self, shard: int, raw: bytes, durability: Durability | None = None) -> Append:
         """Append a Kafka record batch unchanged, except for its offsets, and its timestamps with append time.
 
-        The batch is decoded only if the shard has a key index or is compacted.
+        The batch is decoded only if the shard has a key index.
         """
         self._require_leader(shard)
         state = self._states.get(shard)
@@ -251,7 +251,8 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=config.append_time)
-        terms = kafka_terms(raw, with_keys(batch, config), config)
+        has_keys = config.index_keys and batch.count
+        terms = kafka_terms(raw, columns(batch.body, config.record_bytes_max) if has_keys else None, config)
         with state.lock:
             state.require()
             base = state.next_offset
