@@ -68,10 +68,14 @@ def test_damage_is_named_and_repaired_at_no_other_cost(
         if not chosen:
             pytest.skip("a store that was closed has nothing in its log")
         files = [rng.choice(chosen)]
+    content = {file: file.read_bytes() for file in files}
     done = [damage(file, way, rng) for file in files]
     print(done)
     faults = verify(path)
     for file in files if way != "flip" else ():
+        if file.exists() and file.read_bytes().strip() == content[file].strip():
+            # Only the line end of a text file is gone.
+            continue
         # Without SEALS nothing vouches for the other small files, and RocksDB does without them.
         if kind != "small" or file.name in ("STORE", "CURRENT"):
             assert any(file.name in fault for fault in faults), faults

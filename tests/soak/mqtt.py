@@ -7,6 +7,8 @@ host. PUBACK of a publish means that it is durable in both.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 from tests.interop.mqtt.device import Device
 from tests.interop.server import Broker
@@ -35,9 +37,18 @@ def create_session(broker: Broker) -> None:
     device.disconnect()
 
 
-def subscriber(broker: Broker) -> Device:
-    """The subscriber, connected; its session goes on."""
-    return Device(broker.port("mqtt"), SUBSCRIBER, clean=False, expiry_s=EXPIRY_S)
+def subscriber(broker: Broker, received: Callable[[bytes], None] | None = None) -> Device:
+    """The subscriber, connected; its session goes on. `received` is called before paho acknowledges a message."""
+    device = Device(broker.port("mqtt"), SUBSCRIBER, clean=False, expiry_s=EXPIRY_S, connect=False)
+    note: Any = device.client.on_message
+
+    def on_message(client: Any, data: Any, message: Any) -> None:
+        if received is not None:
+            received(bytes(message.payload))
+        note(client, data, message)
+
+    device.client.on_message = on_message
+    return device.connect()
 
 
 class _Mqtt(Client):
@@ -70,27 +81,22 @@ class Publisher(_Mqtt):
 
 
 class Subscriber(_Mqtt):
-    """Takes what its session holds. paho acknowledges each message."""
+    """Takes what its session holds. The ledger knows a message before paho acknowledges it."""
 
     def session(self) -> None:
-        device = subscriber(self.broker)
-        taken = 0
+        device = subscriber(self.broker, self._received)
         try:
             if device.connack is not None and not device.session_present:
                 self.ledger.problem(f"{self.name}: the session is gone")
             while self.turn.pause(0.05) and device.disconnect_code is None:
-                taken = self._take(device, taken)
+                pass
         finally:
             device.drop()
-            self._take(device, taken)
 
-    def _take(self, device: Device, taken: int) -> int:
-        payloads = [bytes(each.payload) for each in device.messages[taken:]]
-        labels = [Label.of(payload) for payload in payloads]
-        for label in labels:
-            self.ledger.seen(PLACE, label, self.name)
-        self.ledger.mark((PLACE,), labels, SETTLING)
-        return taken + len(labels)
+    def _received(self, payload: bytes) -> None:
+        label = Label.of(payload)
+        self.ledger.seen(PLACE, label, self.name)
+        self.ledger.mark((PLACE,), [label], SETTLING)
 
 
 def drain(broker: Broker, timeout_s: float) -> list[Label]:
