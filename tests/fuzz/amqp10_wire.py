@@ -110,7 +110,7 @@ async def one_round(seed: int) -> None:
 
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool]) -> int:
-    """Run rounds until `stop` says so; their number."""
+    """Run rounds until `stop` returns True. Return their number."""
 
     async def check() -> None: ...
 

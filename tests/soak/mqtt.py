@@ -52,7 +52,7 @@ def subscriber(broker: Broker, received: Callable[[bytes], None] | None = None) 
 
 
 class _Mqtt(Client):
-    # A device fails with AssertionError if it waits in vain.
+    # A device raises AssertionError when a wait times out.
     expected = (OSError, AssertionError, TypeError)
 
 

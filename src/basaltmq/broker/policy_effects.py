@@ -2,7 +2,7 @@
 
 A change applies all policies to all objects, first exchanges, then queues. A later change replaces what is left of an
 earlier one, so an import of many policies applies them to most objects once. A portion is one object: matching its name
-takes 1 us per policy as a rule, but up to 10 ms with a pattern that is made for it.
+usually takes 1 us per policy. A hostile pattern takes up to 10 ms.
 """
 
 from __future__ import annotations

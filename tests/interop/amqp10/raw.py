@@ -1,4 +1,4 @@
-"""A client that does exactly what it is told: frames of AMQP 1.0 over a plain socket."""
+"""A client that sends exactly the frames of AMQP 1.0 that a test names, over a plain socket."""
 
 from __future__ import annotations
 

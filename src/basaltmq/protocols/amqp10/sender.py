@@ -328,7 +328,7 @@ class Sender(Link):
         self.session.deliver(self, deliveries)
 
     def _settle_claimed(self, consumer: Consumer, deliveries: Sequence[Any]) -> list[Any]:
-        """Settle the deliveries whose outcome the client has told when it attached. Return the others."""
+        """Settle the deliveries whose outcome is in the client's attach. Return the others."""
         others = []
         for each in deliveries:
             outcome = self._claimed.pop(each.id, None)

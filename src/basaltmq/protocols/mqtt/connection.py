@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
         self.is_running = False
         """Whether CONNECT was accepted and the connection has not ended."""
         self.has_connack = False
-        """Whether the client was told that it is connected."""
+        """Whether CONNACK was sent."""
         self.keep_alive_s = 0
         self.received_bytes = self.sent_bytes = 0
         self.connected_at_ms = int(time.time() * 1000)
