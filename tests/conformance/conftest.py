@@ -1,4 +1,4 @@
-"""The stores that one suite runs over."""
+"""The stores that the conformance suite tests."""
 
 from __future__ import annotations
 

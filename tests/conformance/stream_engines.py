@@ -1,7 +1,6 @@
-"""The stream engines that one suite runs over.
+"""The stream engines that the conformance suite tests.
 
-An engine joins by one line in `ENGINES`. A `Rig` is an engine with everything around it that a test wants to touch: the
-clock, the store, and a gate that holds syncs back.
+`ENGINES` lists them. A `Rig` is an engine with a manual clock, a store, and a gate that blocks syncs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ START_MS = 1_700_000_000_000
 
 
 class FakeClock:
-    """A clock that stands until it is moved, in either direction."""
+    """A manual clock, which can also be set back."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
@@ -40,7 +39,7 @@ class FakeClock:
 
 
 class RemoteLeaders:
-    """Another node leads the shards named."""
+    """Names another node as the leader of some shards."""
 
     def __init__(self) -> None:
         self.elsewhere: dict[int, str] = {}
@@ -50,7 +49,7 @@ class RemoteLeaders:
 
 
 class GatedStore:
-    """A store whose syncs wait at a gate and whose writes may be made to fail."""
+    """A store whose syncs wait at a gate and whose writes can fail."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -110,14 +109,14 @@ class Rig:
         self.open()
 
     def shard(self, topic_id: UUID | None = None, partition: int = 0, **config: Any) -> int:
-        """A shard with `written` durability (in memory: `memory`) unless the config says otherwise."""
+        """Create a shard, by default with `written` durability (`memory` in the memory engine)."""
         config.setdefault("durability", Durability.WRITTEN if self.is_durable else Durability.MEMORY)
         spec = ShardSpec(topic_id or uuid4(), partition, self.engine_name, ShardConfig(**config))
         return self.engine.create_shard(spec).number
 
     @contextmanager
     def syncs_held(self) -> Iterator[None]:
-        """No sync of the log or the store returns inside."""
+        """Block the syncs of log and store inside the block."""
         hold = getattr(self.engine, "syncs_held", None)
         self.store.gate.clear()
         self.store.arrived.clear()
@@ -132,7 +131,7 @@ class Rig:
 
 
 class _UnclosedStore:
-    """A store in memory that outlives a close, so that a reopen finds it."""
+    """A memory store that keeps its rows after a close."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -156,7 +155,7 @@ def _rocksdb(rig: Rig) -> StorageAdapter:
 
 
 def _gated(sync: Callable[[], None], store: GatedStore) -> Callable[[], None]:
-    """A lane's sync that waits at the store's gate and fails when the store's does."""
+    """A lane's sync that waits at the store's gate and fails like the store's."""
 
     def held() -> None:
         store.arrived.set()
@@ -189,7 +188,7 @@ def fill(rig: Rig, shard: int, count: int, **fields: Any) -> None:
 
 
 def drained(rig: Rig, shard: int, offset: int | None = None) -> list[StoredRecord]:
-    """Every record from an offset on, read to the end."""
+    """Return all records from an offset on."""
     at = rig.engine.shard_info(shard).start_offset if offset is None else offset
     found: list[StoredRecord] = []
     while True:

@@ -1,4 +1,4 @@
-"""One suite for every store: what `store/api.py` says, on RocksDB and in memory."""
+"""Conformance of both stores, RocksDB and memory, with `store/api.py`."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def keys_of(rows: Iterator[tuple[bytes, bytes]]) -> list[bytes]:
     return [key for key, _ in rows]
 
 
-def test_what_is_written_is_read_back(store: Store) -> None:
+def test_written_rows_are_read_back(store: Store) -> None:
     put(store, A, (b"k", b"v"))
     assert store.get(A, b"k") == b"v"
     assert store.get(A, b"other") is None
 
 
-def test_families_do_not_see_each_other(store: Store) -> None:
+def test_families_are_isolated(store: Store) -> None:
     for family in Family:
         put(store, family, (b"k", family.label.encode()))
     for family in Family:
@@ -59,7 +59,7 @@ def test_families_do_not_see_each_other(store: Store) -> None:
 
 @pytest.mark.spec("C6")
 @pytest.mark.promise("P2")
-def test_a_batch_over_families_lands_as_one(store: Store) -> None:
+def test_batch_over_families_is_atomic(store: Store) -> None:
     put(store, A, (b"old", b"1"))
     batch = Batch()
     batch.delete(A, b"old")
@@ -71,7 +71,7 @@ def test_a_batch_over_families_lands_as_one(store: Store) -> None:
     assert store.get(A, b"old") is None
 
 
-def test_a_later_operation_of_a_batch_wins(store: Store) -> None:
+def test_last_operation_of_a_batch_wins(store: Store) -> None:
     put(store, A, (b"k3", b"0"), (b"k4", b"0"))
     batch = Batch()
     batch.put(A, b"k1", b"1")
@@ -88,21 +88,21 @@ def test_a_later_operation_of_a_batch_wins(store: Store) -> None:
     assert list(store.scan(A)) == [(b"k1", b"2"), (b"k3", b"3"), (b"k5", b"5")]
 
 
-def test_an_empty_batch_changes_nothing(store: Store) -> None:
+def test_empty_batch_changes_nothing(store: Store) -> None:
     put(store, A, (b"k", b"v"))
     store.write(Batch())
     store.sync()
     assert list(store.scan(A)) == [(b"k", b"v")]
 
 
-def test_get_many_keeps_order_and_says_none_for_what_is_missing(store: Store) -> None:
+def test_get_many_keeps_order_and_returns_none_for_missing_keys(store: Store) -> None:
     put(store, A, (b"a", b"1"), (b"b", b""), (b"c", b"3"))
     assert store.get_many(A, [b"c", b"x", b"a", b"c", b"b"]) == [b"3", None, b"1", b"3", b""]
     assert store.get_many(A, []) == []
     assert store.get_many(A, (b"a",)) == [b"1"]
 
 
-def test_get_many_takes_large_lists(store: Store) -> None:
+def test_get_many_accepts_large_lists(store: Store) -> None:
     keys = fill(store, A, 5000)
     assert store.get_many(A, [*keys, *keys, b"none"]) == [b"v"] * 10_000 + [None]
 
@@ -127,7 +127,7 @@ BOUNDS: list[tuple[bytes, bytes | None]] = [
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("start", "end"), BOUNDS)
 @pytest.mark.parametrize("through_snapshot", [False, True])
-def test_scans_honour_any_bounds_in_both_directions(
+def test_scans_respect_bounds_in_both_directions(
     store: Store, start: bytes, end: bytes | None, reverse: bool, through_snapshot: bool
 ) -> None:
     keys = fill(store, A, 600)
@@ -163,7 +163,7 @@ def test_prefix_scans_find_exactly_the_keys_of_the_prefix(store: Store) -> None:
             assert found == sorted((key for key in keys if key.startswith(prefix)), reverse=reverse)
 
 
-def test_delete_range_takes_the_start_and_leaves_the_end(store: Store) -> None:
+def test_delete_range_includes_the_start_and_excludes_the_end(store: Store) -> None:
     keys = fill(store, A, 10)
     batch = Batch()
     batch.delete_range(A, keys[3], keys[6])
@@ -173,9 +173,7 @@ def test_delete_range_takes_the_start_and_leaves_the_end(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("start", "end"), [(b"5", b"5"), (b"9", b"1"), (b"", b""), (b"1", b"")])
-def test_a_range_that_ends_before_it_begins_deletes_nothing_and_the_batch_is_whole(
-    store: Store, start: bytes, end: bytes
-) -> None:
+def test_reversed_range_deletes_nothing(store: Store, start: bytes, end: bytes) -> None:
     put(store, A, (b"5", b"v"))
     batch = Batch()
     batch.put(A, b"before", b"1")
@@ -185,7 +183,7 @@ def test_a_range_that_ends_before_it_begins_deletes_nothing_and_the_batch_is_who
     assert keys_of(store.scan(A)) == [b"5", b"after", b"before"]
 
 
-def test_range_deletes_and_puts_interleave_over_batches(store: Store) -> None:
+def test_range_deletes_and_puts_apply_in_order(store: Store) -> None:
     keys = fill(store, A, 10)
     batch = Batch()
     batch.delete_range(A, b"", b"\xff")
@@ -194,7 +192,7 @@ def test_range_deletes_and_puts_interleave_over_batches(store: Store) -> None:
     assert list(store.scan(A)) == [(keys[4], b"again")]
 
 
-def test_a_scan_sees_the_moment_it_was_made(store: Store) -> None:
+def test_scan_is_a_snapshot(store: Store) -> None:
     keys = fill(store, A, 1000)
     forward, backward, untouched = store.scan(A), store.scan(A, reverse=True), store.scan(A)
     first = next(forward)
@@ -210,7 +208,7 @@ def test_a_scan_sees_the_moment_it_was_made(store: Store) -> None:
 
 
 @pytest.mark.promise("P2")
-def test_a_snapshot_sees_one_moment_of_several_families(store: Store) -> None:
+def test_snapshot_is_consistent_over_families(store: Store) -> None:
     keys = fill(store, A, 700)
     put(store, B, *((key, b"b") for key in keys))
     with store.snapshot(A, B) as snapshot:
@@ -250,12 +248,12 @@ def test_scans_and_gets_of_one_snapshot_interleave(store: Store) -> None:
             assert next(ended, None) is None
 
 
-def test_a_snapshot_serves_the_families_it_was_made_for_only(store: Store) -> None:
+def test_snapshot_refuses_other_families(store: Store) -> None:
     with store.snapshot(A) as snapshot, pytest.raises(StorageError, match="does not include family leases"):
         snapshot.get(B, b"k")
 
 
-def test_a_closed_snapshot_refuses_and_closes_twice(store: Store) -> None:
+def test_closed_snapshot_refuses_reads_and_close_is_repeatable(store: Store) -> None:
     fill(store, A, 900)
     snapshot = store.snapshot(A)
     under_way = snapshot.scan(A)
@@ -268,7 +266,7 @@ def test_a_closed_snapshot_refuses_and_closes_twice(store: Store) -> None:
     assert len(list(store.scan(A))) == 900
 
 
-def test_a_dropped_scan_costs_nothing_later(store: Store) -> None:
+def test_dropped_scan_releases_its_resources(store: Store) -> None:
     keys = fill(store, A, 100)
     for _ in range(50):
         next(store.scan(A))
@@ -292,7 +290,7 @@ def test_empty_keys_and_values_are_rows(store: Store) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_long_keys_and_large_values_come_back_whole(store: Store) -> None:
+def test_long_keys_and_large_values_round_trip(store: Store) -> None:
     key = bytes(range(256)) * 256 + b"tail"
     value = bytes(range(251)) * (16 * 1024 * 1024 // 251 + 1)
     put(store, A, (key, b"1"), (key + b"\x00", b"2"))
@@ -308,7 +306,7 @@ def test_long_keys_and_large_values_come_back_whole(store: Store) -> None:
 
 @pytest.mark.spec("C6")
 @pytest.mark.promise("P2", "P8")
-def test_a_batch_over_the_limit_is_refused_whole(store: Store) -> None:
+def test_batch_over_the_size_limit_is_refused(store: Store) -> None:
     chunk = bytes(BATCH_BYTES_MAX // 8)
     batch = Batch()
     batch.put(A, b"first", b"1")
@@ -325,7 +323,7 @@ def test_a_batch_over_the_limit_is_refused_whole(store: Store) -> None:
 @pytest.mark.spec("C6")
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("bad", ["text", bytearray(b"k"), memoryview(b"k"), None, 7])
-def test_a_batch_with_anything_but_bytes_is_refused_whole(store: Store, bad: object) -> None:
+def test_batch_with_other_types_than_bytes_is_refused(store: Store, bad: object) -> None:
     for place in ("key", "value", "delete", "range"):
         batch = Batch()
         batch.put(A, b"first", b"1")
@@ -342,14 +340,14 @@ def test_a_batch_with_anything_but_bytes_is_refused_whole(store: Store, bad: obj
     assert list(store.scan(A)) == []
 
 
-def test_writes_without_the_log_are_read_like_others(store: Store) -> None:
+def test_writes_without_wal_are_readable(store: Store) -> None:
     batch = Batch()
     batch.put(A, b"k", b"v")
     store.write(batch, wal=False, wait_ms=0)
     assert store.get(A, b"k") == b"v"
 
 
-def test_size_grows_with_what_is_written(store: Store) -> None:
+def test_size_grows_with_writes(store: Store) -> None:
     before = store.size_bytes()
     put(store, A, (b"a", bytes(100_000)))
     put(store, C, (b"c", bytes(300_000)))
@@ -371,7 +369,7 @@ CALLS: dict[str, Callable[[Store], object]] = {
 
 
 @pytest.mark.parametrize("call", sorted(CALLS))
-def test_every_call_after_close_says_so(store: Store, call: str) -> None:
+def test_calls_after_close_are_refused(store: Store, call: str) -> None:
     put(store, A, (b"k", b"v"))
     store.close()
     store.close()
@@ -381,7 +379,7 @@ def test_every_call_after_close_says_so(store: Store, call: str) -> None:
 
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("call", sorted(CALLS))
-def test_every_call_on_a_poisoned_store_names_the_first_cause(store: Store, call: str) -> None:
+def test_calls_on_a_poisoned_store_name_the_first_cause(store: Store, call: str) -> None:
     put(store, A, (b"k", b"v"))
     store.poison(OSError("the disk went away"))
     store.poison(OSError("a later one"))
@@ -403,7 +401,7 @@ def test_scans_and_snapshots_end_with_the_store(store: Store) -> None:
             call()
 
 
-def test_scans_and_snapshots_made_before_close_say_closed(store: Store) -> None:
+def test_scans_and_snapshots_are_refused_after_close(store: Store) -> None:
     fill(store, A, 2000)
     scan, snapshot = store.scan(A), store.snapshot(A)
     inner = snapshot.scan(A)
@@ -416,7 +414,7 @@ def test_scans_and_snapshots_made_before_close_say_closed(store: Store) -> None:
     snapshot.close()
 
 
-def test_closing_a_poisoned_store_succeeds_and_it_says_closed(store: Store) -> None:
+def test_poisoned_store_can_be_closed(store: Store) -> None:
     put(store, A, (b"k", b"v"))
     store.poison(OSError("gone"))
     store.close()
@@ -428,8 +426,8 @@ def test_closing_a_poisoned_store_succeeds_and_it_says_closed(store: Store) -> N
 
 
 @pytest.mark.promise("P2")
-def test_threads_see_batches_whole(store: Store) -> None:
-    """A token moves between two keys of two families; at no moment is it in both or in none."""
+def test_batches_are_atomic_for_other_threads(store: Store) -> None:
+    """A token moves between two keys of two families. Readers never see it in both or in none."""
     put(store, A, (b"token", b"0"))
     stop = threading.Event()
 
@@ -463,7 +461,7 @@ def test_threads_see_batches_whole(store: Store) -> None:
         assert all(watcher.result(60) > 0 for watcher in watchers)
 
 
-def test_threads_write_side_by_side_and_nothing_is_lost(store: Store) -> None:
+def test_parallel_writes_lose_nothing(store: Store) -> None:
     def work(worker: int) -> None:
         for number in range(100):
             put(store, A, (b"%d-%03d" % (worker, number), b"a"), (b"shared", b"%d" % worker))
@@ -476,8 +474,8 @@ def test_threads_write_side_by_side_and_nothing_is_lost(store: Store) -> None:
 
 
 @pytest.mark.parametrize("round_number", range(3))
-def test_closing_under_use_ends_every_thread_with_closed(store: Store, round_number: int) -> None:
-    """Whatever a thread is in the middle of, it gets StoreClosedError, and close returns."""
+def test_close_during_use_raises_store_closed_in_every_thread(store: Store, round_number: int) -> None:
+    """Every operation in progress gets StoreClosedError, and close returns."""
     keys = fill(store, A, 2000, bytes(200))
     uses: list[Callable[[int], object]] = [
         lambda n: store.get(A, keys[n % 2000]),

@@ -1,4 +1,4 @@
-"""Every store against a model of plain dicts, through random histories that end with a full comparison."""
+"""Random operations on every store, compared with a model of dicts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 
-FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
+FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS, Family.MESSAGE_CONTENT)
 SNAPSHOTS_MAX = 3
 
-# A small alphabet, so that keys meet; 0x00 and 0xff, because bounds go wrong there.
+# A small alphabet, so that keys collide. 0x00 and 0xff test bounds.
 KEYS = st.binary(max_size=3).map(lambda raw: bytes(b"\x00\x01a\xff"[byte % 4] for byte in raw))
 VALUES = st.binary(max_size=8) | st.just(b"\xff")
-# A value that begins so stands for one so many times as long: those go to blob files.
+# A value with this prefix is repeated this many times, so that it is stored in a blob file or a body file.
 LARGE = b"\xff"
 LARGE_FACTOR = 6000
 PLACES = st.sampled_from(FAMILIES)
@@ -63,7 +63,7 @@ def expected(rows: dict[bytes, bytes], start: bytes, end: bytes | None, reverse:
 
 
 class StoreHistory(RuleBasedStateMachine):
-    """One store, its model, and readers of earlier moments with the model of theirs."""
+    """One store, its model, and snapshots with copies of the model."""
 
     store: Store
 
@@ -181,7 +181,7 @@ class MemoryHistory(StoreHistory):
 
 
 class RocksHistory(StoreHistory):
-    """Adds what only a disk has: flushes, compactions, and opening again."""
+    """Adds flushes, compactions and reopening."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,11 +215,11 @@ class RocksHistory(StoreHistory):
 
 @pytest.mark.spec("A1")
 @pytest.mark.promise("P2")
-def test_the_memory_store_follows_the_model() -> None:
+def test_memory_store_matches_the_model() -> None:
     run_state_machine_as_test(MemoryHistory, settings=settings(max_examples=60, stateful_step_count=40))
 
 
 @pytest.mark.spec("A1")
 @pytest.mark.promise("P2")
-def test_the_rocks_store_follows_the_model() -> None:
+def test_rocks_store_matches_the_model() -> None:
     run_state_machine_as_test(RocksHistory, settings=settings(max_examples=12, stateful_step_count=40))

@@ -1,4 +1,4 @@
-"""Null values, and times at the edge of what readers represent: the same in every stream engine (SPEC B2, B10)."""
+"""Null values and extreme timestamps, for every stream engine (SPEC B2, B10)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 def reopened(rig: Rig) -> Iterator[None]:
-    """Once as it is, and once opened again where records outlive that."""
+    """Yield the engine, and then the reopened engine if its records survive that."""
     yield
     if rig.is_durable:
         rig.reopen()
@@ -30,7 +30,7 @@ def reopened(rig: Rig) -> Iterator[None]:
 
 
 @pytest.mark.spec("B2")
-def test_null_is_kept_apart_from_empty(rig: Rig) -> None:
+def test_null_is_distinguished_from_empty(rig: Rig) -> None:
     shard = rig.shard()
     headers = (("null", None), ("empty", b""), ("full", b"x"))
     written = [Record(None, b"k", headers), Record(b"", b""), Record(None), Record(b"v", headers=(("h", b""),))]
@@ -49,7 +49,7 @@ def test_null_is_kept_apart_from_empty(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B2")
-def test_times_that_readers_cannot_represent_are_refused(rig: Rig) -> None:
+def test_unrepresentable_timestamps_are_refused(rig: Rig) -> None:
     shard = rig.shard()
     rig.engine.write(shard, Record(b"last", timestamp_ms=TIMESTAMP_MS_MAX, expire_at_ms=TIMESTAMP_MS_MAX))
     for wrong in (TIMESTAMP_MS_MAX + 1, 1 << 62, -2):
@@ -62,9 +62,7 @@ def test_times_that_readers_cannot_represent_are_refused(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B2")
-def test_a_time_that_was_stored_before_the_limit_is_shown_as_the_last_one(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stored_timestamp_over_the_limit_is_shown_as_the_maximum(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     shard = rig.shard()
     with monkeypatch.context() as older:
         older.setattr(record_module, "TIMESTAMP_MS_MAX", (1 << 63) - 1)
@@ -80,7 +78,7 @@ def test_a_time_that_was_stored_before_the_limit_is_shown_as_the_last_one(
 
 
 @pytest.mark.spec("B2")
-def test_a_batch_of_columns_is_checked_too(rig: Rig) -> None:
+def test_column_batch_is_checked(rig: Rig) -> None:
     shard = rig.shard()
     for wrong in (TIMESTAMP_MS_MAX + 1, -2):
         columns = ColumnBatch.from_records([Record(b"x", timestamp_ms=wrong), Record(b"y", timestamp_ms=1)], 0)
@@ -89,7 +87,7 @@ def test_a_batch_of_columns_is_checked_too(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_an_empty_value_is_no_tombstone(rig: Rig) -> None:
+def test_empty_value_is_no_tombstone(rig: Rig) -> None:
     shard = rig.shard(compact=True, tombstone_retention_ms=1_000)
     for value in (b"old", b""):
         rig.engine.write(shard, Record(value, b"empty"))

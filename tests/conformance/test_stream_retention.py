@@ -1,4 +1,4 @@
-"""Retention, expiry and compaction, the same for every stream engine (SPEC B10)."""
+"""Retention, expiry and compaction, for every stream engine (SPEC B10)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 
 
 @pytest.mark.spec("B2", "B10")
-def test_expired_records_are_not_returned_and_then_removed(rig: Rig) -> None:
+def test_expired_records_are_hidden_and_then_removed(rig: Rig) -> None:
     shard = rig.shard()
     now = rig.clock.now_ms
     rig.engine.batch_write(
@@ -49,7 +49,7 @@ def test_expired_records_are_not_returned_and_then_removed(rig: Rig) -> None:
 
 
 def retained(rig: Rig) -> int:
-    """Retention until it finds nothing more to do."""
+    """Run retention until nothing is left to do."""
     total = 0
     for _ in range(50):
         gone = rig.engine.retain(rig.clock.now_ms)
@@ -72,7 +72,7 @@ def test_retention_by_count_keeps_the_latest(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_retention_by_time_goes_by_age_from_the_start(rig: Rig) -> None:
+def test_retention_by_time_removes_the_oldest_records(rig: Rig) -> None:
     shard = rig.shard(retention_ms=1_000)
     for step in (0, 100, 200, 5_000):
         rig.clock.now_ms = START_MS + step
@@ -87,7 +87,7 @@ def test_retention_by_time_goes_by_age_from_the_start(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_a_timestamp_from_the_future_does_not_pin_a_shard(rig: Rig) -> None:
+def test_future_timestamp_does_not_block_retention(rig: Rig) -> None:
     shard = rig.shard(retention_ms=1_000)
     rig.engine.write(shard, record("from the future", timestamp_ms=START_MS * 2))
     rig.clock.now_ms += 1_001
@@ -95,7 +95,7 @@ def test_a_timestamp_from_the_future_does_not_pin_a_shard(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_retention_by_size_keeps_within_the_limit(rig: Rig) -> None:
+def test_retention_by_size_respects_the_limit(rig: Rig) -> None:
     shard = rig.shard(retention_bytes=20_000)
     for _ in range(100):
         rig.engine.write(shard, record(b"x" * 1_000))
@@ -126,7 +126,7 @@ def test_compaction_keeps_the_latest_per_key_at_its_offset(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_compaction_needs_the_key_index_but_in_segments(rig: Rig) -> None:
+def test_compaction_requires_the_key_index_except_in_segments(rig: Rig) -> None:
     if not isinstance(rig.engine, SegmentEngine):
         with pytest.raises(InvalidConfigError, match="index_keys"):
             rig.shard(compact=True, index_keys=False)
@@ -140,7 +140,7 @@ def test_compaction_needs_the_key_index_but_in_segments(rig: Rig) -> None:
 
 @pytest.mark.spec("B10")
 @pytest.mark.promise("P1")
-def test_a_record_is_not_superseded_by_one_that_nobody_may_see_yet(rig: Rig) -> None:
+def test_invisible_record_does_not_supersede_a_visible_one(rig: Rig) -> None:
     if not rig.is_durable:
         pytest.skip("everything is seen at once in memory")
     shard = rig.shard(compact=True)

@@ -1,4 +1,4 @@
-"""One behaviour for every stream engine (SPEC B2, B3, B6, B10)."""
+"""Conformance of all stream engines (SPEC B2, B3, B6, B10)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def durable_rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]
 
 @pytest.mark.spec("B2", "B6")
 @pytest.mark.promise("P3")
-def test_offsets_of_a_shard_are_dense_from_zero_and_shards_count_for_themselves(rig: Rig) -> None:
+def test_offsets_are_dense_from_zero_per_shard(rig: Rig) -> None:
     one, two = rig.shard(), rig.shard()
     assert (rig.engine.write(one, record("a")).base_offset, rig.engine.write(one, record("b")).base_offset) == (0, 1)
     batch = rig.engine.batch_write(one, [record("c"), record("d")])
@@ -62,7 +62,7 @@ def test_offsets_of_a_shard_are_dense_from_zero_and_shards_count_for_themselves(
 
 
 @pytest.mark.spec("B2")
-def test_a_record_comes_back_as_it_was_written(rig: Rig) -> None:
+def test_record_round_trips(rig: Rig) -> None:
     shard = rig.shard()
     written = Record(
         value=b"\x00\xffvalue",
@@ -100,7 +100,7 @@ def test_keys_and_tags_of_any_bytes_are_distinguished(rig: Rig, keys: list[bytes
 
 @pytest.mark.spec("B2")
 @pytest.mark.parametrize("indexed", [True, False])
-def test_look_ups_find_the_same_with_and_without_an_index(rig: Rig, indexed: bool) -> None:
+def test_lookups_match_with_and_without_an_index(rig: Rig, indexed: bool) -> None:
     shard = rig.shard(index_keys=indexed, index_tags=indexed, index_times=indexed)
     for number in range(20):
         rig.engine.write(
@@ -119,7 +119,7 @@ def test_look_ups_find_the_same_with_and_without_an_index(rig: Rig, indexed: boo
 
 
 @pytest.mark.spec("B2")
-def test_a_look_up_goes_on_where_it_stopped(rig: Rig) -> None:
+def test_lookup_continues_at_its_next_offset(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 10, key=b"k", tags=(b"t",))
     for read in (rig.engine.read_by_key, rig.engine.read_by_tag):
@@ -134,7 +134,7 @@ def test_a_look_up_goes_on_where_it_stopped(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B6")
-def test_the_first_record_is_returned_even_when_it_is_over_the_limit_of_bytes(rig: Rig) -> None:
+def test_first_record_is_returned_even_over_the_byte_limit(rig: Rig) -> None:
     shard = rig.shard()
     rig.engine.batch_write(shard, [record(b"x" * 1000), record(b"y" * 10), record(b"z" * 10)])
     first = rig.engine.read_by_offset(shard, 0, max_bytes=1)
@@ -148,7 +148,7 @@ def test_the_first_record_is_returned_even_when_it_is_over_the_limit_of_bytes(ri
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P8")
-def test_records_of_no_bytes_and_of_the_largest_size_pass_and_larger_ones_are_refused_whole(rig: Rig) -> None:
+def test_empty_and_maximum_size_records_are_accepted_and_larger_ones_refused(rig: Rig) -> None:
     shard = rig.shard()
     rig.engine.write(shard, record(b""))
     large = b"\xa5" * RECORD_BYTES_MAX
@@ -168,7 +168,7 @@ def test_records_of_no_bytes_and_of_the_largest_size_pass_and_larger_ones_are_re
 
 
 @pytest.mark.spec("B6")
-def test_a_topic_may_set_the_size_of_its_records(rig: Rig) -> None:
+def test_topic_sets_the_maximum_record_size(rig: Rig) -> None:
     shard = rig.shard(record_bytes_max=10)
     rig.engine.write(shard, record(b"x" * 10))
     with pytest.raises(LimitExceededError):
@@ -179,7 +179,7 @@ def test_a_topic_may_set_the_size_of_its_records(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "fields", [{"value": "text"}, {"key": "k"}, {"tags": [b"t"]}, {"timestamp_ms": -2}, {"headers": (("n", "v"),)}]
 )
-def test_a_record_of_the_wrong_types_is_refused_and_nothing_is_written(rig: Rig, fields: dict[str, Any]) -> None:
+def test_record_of_wrong_types_is_refused(rig: Rig, fields: dict[str, Any]) -> None:
     shard = rig.shard()
     wrong = Record(**({"value": b""} | fields))
     with pytest.raises(InvalidArgumentError):
@@ -188,7 +188,7 @@ def test_a_record_of_the_wrong_types_is_refused_and_nothing_is_written(rig: Rig,
 
 
 @pytest.mark.spec("B2", "B6")
-def test_a_time_look_up_gives_the_smallest_offset_that_is_not_older_also_out_of_order(rig: Rig) -> None:
+def test_time_lookup_returns_the_first_offset_not_older(rig: Rig) -> None:
     shard = rig.shard()
     times = [50, 10, 70, 20, 70, 60, 90, 5]
     for time_ms in times:
@@ -203,7 +203,7 @@ def test_a_time_look_up_gives_the_smallest_offset_that_is_not_older_also_out_of_
 
 
 @pytest.mark.spec("B2")
-def test_a_time_look_up_passes_over_what_is_gone(rig: Rig) -> None:
+def test_time_lookup_skips_deleted_records(rig: Rig) -> None:
     shard = rig.shard()
     for time_ms in (100, 50, 60, 200, 150):
         rig.engine.write(shard, record("", timestamp_ms=time_ms))
@@ -219,7 +219,7 @@ def test_a_time_look_up_passes_over_what_is_gone(rig: Rig) -> None:
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P3")
-def test_a_clock_that_goes_back_disturbs_neither_offsets_nor_look_ups(rig: Rig) -> None:
+def test_clock_set_back_affects_neither_offsets_nor_lookups(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 3)
     rig.clock.now_ms -= 1_000_000
@@ -233,7 +233,7 @@ def test_a_clock_that_goes_back_disturbs_neither_offsets_nor_look_ups(rig: Rig) 
 
 @pytest.mark.spec("B2")
 @pytest.mark.promise("P3")
-def test_deleted_records_are_gone_and_their_offsets_are_not_given_again(rig: Rig) -> None:
+def test_offsets_of_deleted_records_are_not_reused(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 6, key=b"k")
     assert rig.engine.delete_by_offset(shard, [1, 5, 5, 99, -1]) == 2
@@ -247,7 +247,7 @@ def test_deleted_records_are_gone_and_their_offsets_are_not_given_again(rig: Rig
 
 
 @pytest.mark.spec("B2")
-def test_reading_where_nothing_is_kept_says_what_is_available(rig: Rig) -> None:
+def test_read_outside_the_range_names_the_available_offsets(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 10)
     assert rig.engine.delete_records_before(shard, 4) == 4
@@ -273,7 +273,7 @@ def test_reading_where_nothing_is_kept_says_what_is_available(rig: Rig) -> None:
 
 @pytest.mark.spec("B6", "B10")
 @pytest.mark.promise("P3")
-def test_an_emptied_shard_goes_on_counting(rig: Rig) -> None:
+def test_emptied_shard_continues_its_offsets(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 5)
     assert rig.engine.delete_records_before(shard, 99) == 5
@@ -287,7 +287,7 @@ def test_an_emptied_shard_goes_on_counting(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B2")
-def test_two_writers_of_one_shard_are_serialised_and_nothing_is_lost(rig: Rig) -> None:
+def test_writers_of_one_shard_are_serialised(rig: Rig) -> None:
     shard = rig.shard()
     rounds, size = 40, 5
     appends: list[tuple[str, int]] = []
@@ -336,7 +336,7 @@ def test_two_writers_of_one_shard_are_serialised_and_nothing_is_lost(rig: Rig) -
 
 
 @pytest.mark.promise("P1", "P3")
-def test_a_synced_record_is_seen_only_after_the_sync_and_hides_those_after_it(durable_rig: Rig) -> None:
+def test_synced_record_is_visible_after_the_sync_and_hides_later_ones(durable_rig: Rig) -> None:
     rig = durable_rig
     shard = rig.shard()
     fill(rig, shard, 2)
@@ -365,7 +365,7 @@ def test_a_synced_record_is_seen_only_after_the_sync_and_hides_those_after_it(du
 
 
 @pytest.mark.promise("P1")
-def test_confirmed_records_can_be_read_at_once(durable_rig: Rig) -> None:
+def test_confirmed_records_are_readable_at_once(durable_rig: Rig) -> None:
     rig = durable_rig
     shard = rig.shard(durability=Durability.SYNCED)
     for number in range(20):
@@ -376,7 +376,7 @@ def test_confirmed_records_can_be_read_at_once(durable_rig: Rig) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_a_loop_callback_runs_when_its_append_is_durable(rig: Rig) -> None:
+def test_loop_callback_runs_when_the_append_is_durable(rig: Rig) -> None:
     shard = rig.shard(durability=Durability.SYNCED if rig.is_durable else Durability.MEMORY)
 
     async def appending() -> list[int]:
@@ -389,7 +389,7 @@ def test_a_loop_callback_runs_when_its_append_is_durable(rig: Rig) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_an_engine_never_promises_more_than_it_keeps(tmp_path: Path) -> None:
+def test_reported_durability_is_never_above_the_actual(tmp_path: Path) -> None:
     rig = Rig("memory", tmp_path)
     with pytest.raises(InvalidConfigError, match="cannot provide durability 'synced'"):
         rig.shard(durability=Durability.SYNCED)
@@ -402,7 +402,7 @@ def test_an_engine_never_promises_more_than_it_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.spec("B3", "B6")
 @pytest.mark.promise("P3")
-def test_everything_is_there_after_a_reopen(durable_rig: Rig) -> None:
+def test_records_survive_reopening_the_engine(durable_rig: Rig) -> None:
     rig = durable_rig
     topic = uuid4()
     shard = rig.shard(topic, 7)
@@ -428,7 +428,7 @@ def test_everything_is_there_after_a_reopen(durable_rig: Rig) -> None:
 
 @pytest.mark.spec("B2")
 @pytest.mark.promise("P10")
-def test_a_shard_made_again_under_its_name_starts_empty(rig: Rig) -> None:
+def test_recreated_shard_is_empty(rig: Rig) -> None:
     topic = uuid4()
     first = rig.shard(topic, 0)
     fill(rig, first, 100, key=b"k", tags=(b"t",))
@@ -474,7 +474,7 @@ def test_shards_are_listed_in_pages(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B9")
-def test_a_write_for_a_shard_led_elsewhere_names_the_leader_and_changes_nothing(rig: Rig) -> None:
+def test_write_to_a_shard_led_elsewhere_is_refused_with_the_leader(rig: Rig) -> None:
     shard = rig.shard()
     fill(rig, shard, 2)
     rig.leaders.elsewhere[shard] = "node-7"
@@ -509,7 +509,7 @@ def test_offsets_of_groups_are_kept_by_shard(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B2")
-def test_columns_are_taken_and_arrow_is_given(rig: Rig) -> None:
+def test_columns_are_appended_and_read_as_arrow(rig: Rig) -> None:
     pytest.importorskip("pyarrow")
     shard = rig.shard()
     records = [record(n, key=b"k" if n % 2 else None, tags=(b"t",), timestamp_ms=n) for n in range(10)]
@@ -527,7 +527,7 @@ def test_columns_are_taken_and_arrow_is_given(rig: Rig) -> None:
 
 @pytest.mark.spec("D5")
 @pytest.mark.promise("P3")
-def test_records_can_be_placed_at_their_offsets_with_holes(rig: Rig) -> None:
+def test_records_can_be_appended_at_given_offsets(rig: Rig) -> None:
     source = rig.shard()
     fill(rig, source, 12, key=b"k")
     rig.engine.delete_by_offset(source, [2, 3, 11])
@@ -551,7 +551,7 @@ def test_records_can_be_placed_at_their_offsets_with_holes(rig: Rig) -> None:
 
 
 @pytest.mark.spec("B2")
-def test_a_shard_of_another_engine_is_refused(rig: Rig) -> None:
+def test_shard_of_another_engine_is_refused(rig: Rig) -> None:
     other = Engine.MEMORY if rig.is_durable else Engine.ROCKSDB
     level = Durability.MEMORY
     with pytest.raises(InvalidArgumentError):
@@ -563,7 +563,7 @@ def test_a_shard_of_another_engine_is_refused(rig: Rig) -> None:
 
 @pytest.mark.spec("B3")
 @pytest.mark.promise("P3")
-def test_a_memory_shard_is_empty_after_a_restart_and_uses_no_offset_twice(tmp_path: Path) -> None:
+def test_memory_shard_is_empty_after_a_restart_and_reuses_no_offset(tmp_path: Path) -> None:
     rig = Rig("memory", tmp_path)
     shard = rig.shard()
     fill(rig, shard, 10)
@@ -583,7 +583,7 @@ def test_a_memory_shard_is_empty_after_a_restart_and_uses_no_offset_twice(tmp_pa
 
 @pytest.mark.spec("B3")
 @pytest.mark.promise("P8")
-def test_the_memory_engine_is_bounded_and_refuses_whole_batches(tmp_path: Path) -> None:
+def test_memory_engine_is_bounded(tmp_path: Path) -> None:
     rig = Rig("memory", tmp_path)
     rig.engine.close()
     rig.engine = MemoryEngine(rig.store, rig.shards, rig.offsets, rig.clock, size_bytes_max=50_000)
@@ -607,7 +607,7 @@ def test_the_memory_engine_is_bounded_and_refuses_whole_batches(tmp_path: Path) 
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P2")
-def test_a_write_that_fails_leaves_no_trace(durable_rig: Rig) -> None:
+def test_failed_write_leaves_nothing(durable_rig: Rig) -> None:
     rig = durable_rig
     if rig.engine_name is not Engine.ROCKSDB:
         pytest.skip("its records are not written through the store")

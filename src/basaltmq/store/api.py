@@ -28,7 +28,7 @@ class Reader(Protocol):
     def get(self, family: Family, key: bytes) -> bytes | None: ...
 
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return the values in key order of the request, with None for each missing key."""
+        """Return a value per key, in the order of `keys`. None for a missing key."""
         ...
 
     def scan(
@@ -46,11 +46,13 @@ class Snapshot(Reader, Protocol):
 
     def close(self) -> None: ...
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    ) -> None:
+        self.close()
 
 
 class Store(Reader, Protocol):
@@ -74,6 +76,10 @@ class Store(Reader, Protocol):
 
     def size_bytes(self) -> int:
         """Return the size of all families in memtables and files."""
+        ...
+
+    def has_unreadable(self, family: Family) -> bool:
+        """Return whether reads have skipped unreadable rows of a family since the last repair."""
         ...
 
     def is_behind(self) -> bool:

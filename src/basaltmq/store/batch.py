@@ -22,7 +22,7 @@ Operation: TypeAlias = tuple[int, Family, bytes, bytes]
 """(kind, family, key, value). The value is empty for DELETE and the exclusive end of the range for DELETE_RANGE."""
 
 BATCH_BYTES_MAX: Final = 256 << 20
-"""Size limit of one batch: four 64 MiB messages with their index rows. RocksDB holds a batch twice in memory."""
+"""Size limit of one batch: two messages of 128 MiB. RocksDB holds rows of a batch twice in memory."""
 
 
 class Columns(NamedTuple):

@@ -44,7 +44,7 @@ from basaltmq.store.directory import (
     sync_file,
     write_durably,
 )
-from basaltmq.store.integrity.seals import Sealer, Sum, file_sum, mismatch
+from basaltmq.store.integrity.seals import Sealer, Sum, file_sum, is_table, mismatch
 from basaltmq.store.rocks_errors import translate
 
 FORMAT: Final = "basalt-checksums"
@@ -60,9 +60,10 @@ def write_checkpoint(
     marker: Marker,
     add_files: Callable[[Path], None] | None = None,
 ) -> None:
-    """Create a checkpoint of the open store at `source`. `create` makes the RocksDB checkpoint at a given path.
+    """Create a checkpoint of the open store at `source`.
 
-    `add_files` then adds the files next to the database: a log that is at least as recent, in the given directory.
+    `create` makes the RocksDB checkpoint at a given path. `add_files` then adds the files next to the database, such as
+    a log that is at least as recent.
     """
     with _building(source, target) as draft:
         database = draft / DATABASE
@@ -189,17 +190,12 @@ def _building(source: Path, target: Path) -> Iterator[Path]:
         os.fsync(fd)
         os.rename(draft, target)
         sync_directory(target.parent)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
-        raise os_error(error, target) from error
-    except BasaltError:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
-    except Exception as error:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise translate(error, target) from error
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise os_error(error, target) from error
+        if isinstance(error, Exception) and not isinstance(error, BasaltError):
+            raise translate(error, target) from error
         raise
     finally:
         if fd >= 0:
@@ -225,7 +221,7 @@ def _remove_abandoned(target: Path) -> None:
 def _require_as_sealed(source: Path, tables: dict[str, Sum], sealer: Sealer) -> None:
     for name, found in tables.items():
         sealed = sealer.of(name)
-        if sealed is not None and name.endswith((".sst", ".blob")) and found != sealed:
+        if sealed is not None and is_table(name) and found != sealed:
             raise CorruptionError(
                 f"{source / DATABASE / name} {mismatch(found, sealed)}; a backup of it would be damaged as well: "
                 "run verify, and restore an earlier backup"
@@ -248,12 +244,11 @@ def _sync_directories(directory: Path) -> None:
 def _copy(source: Path, target: Path) -> Sum:
     """Copy a file durably, never as a hard link, and return the checksum of the copied bytes."""
     crc = size = 0
-    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
+    with open(source, "rb", buffering=0) as reading, open(target, "xb") as writing:
         while chunk := reading.read(_CHUNK_BYTES):
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[writing.write(rest) :]
+            writing.write(chunk)
             crc = google_crc32c.extend(crc, chunk)
             size += len(chunk)
+        writing.flush()
         os.fsync(writing.fileno())
     return size, crc

@@ -62,6 +62,9 @@ count, because a new home directory contains only hidden files."""
 LINE_BYTES_MAX: Final = 256 << 20
 """Size limit of a sealed line. It fits two million files at 100 bytes each, far more than a store has."""
 
+SYNC_MEANINGLESS: Final = (errno.EROFS, errno.EINVAL)
+"""Errors of a sync on a read-only file system, where no data waits to be written."""
+
 NAMES_SHOWN_MAX: Final = 3
 """Number of file names in the error for a refused directory."""
 
@@ -137,8 +140,8 @@ def names_in(path: Path) -> list[str]:
         raise os_error(error, path) from error
 
 
-def some(names: Sequence[str]) -> str:
-    """Join a few names for an error message."""
+def first_names(names: Sequence[str]) -> str:
+    """Join the first names for an error message."""
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
 
 
@@ -158,7 +161,7 @@ def read_marker(path: Path) -> Marker | None:
         raise NotAStoreError(
             f"{path} has lost its {MARKER} file: restore it from a backup, or run `basalt store repair`"
             if is_database(path / DATABASE)
-            else f"{path} is not a Basalt store: it has no {MARKER} file but holds {some(present)}; "
+            else f"{path} is not a Basalt store: it has no {MARKER} file but holds {first_names(present)}; "
             "choose an empty or new directory"
         )
     return None
@@ -222,6 +225,16 @@ class StoreDirectory:
             self._lock = None
 
 
+def unused_name(path: Path) -> Path:
+    """Return `path`, or the first of `{path}.2`, `{path}.3` ... that does not exist."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}.{number}")
+    return free
+
+
 def is_database(path: Path) -> bool:
     """Whether a directory contains RocksDB files."""
     return path.is_dir() and any(each.suffix in (".sst", ".blob", ".log") for each in path.iterdir())
@@ -240,21 +253,21 @@ def lock_directory(path: Path) -> Iterator[None]:
 class _Lock:
     """A held LOCK file. If this process created it and never claimed it, `release` removes it."""
 
-    def __init__(self, path: Path, fd: int, *, made: bool) -> None:
+    def __init__(self, path: Path, fd: int, *, created: bool) -> None:
         self._path = path
         self._fd = fd
-        self._made = made
+        self._created = created
         in_child(self._close)
 
     def claim(self) -> None:
-        self._made = False
+        self._created = False
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
         if self._fd < 0:
             return
-        if self._made:
+        if self._created:
             self._path.unlink(missing_ok=True)
         self._close()
 
@@ -273,7 +286,7 @@ def _take_lock(directory: Path) -> _Lock:
             )
     path = directory / LOCK
     while True:
-        made = not path.exists()
+        created = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -286,7 +299,7 @@ def _take_lock(directory: Path) -> _Lock:
             raise
         # The previous owner may have removed the file before it unlocked it. Then this lock protects nothing.
         if _is_at(fd, path):
-            return _Lock(path, fd, made=made)
+            return _Lock(path, fd, created=created)
         os.close(fd)
 
 
@@ -340,6 +353,21 @@ def sync_file(path: Path) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_data(path: Path) -> None:
+    """Sync the data of a file that another process writes. Ignores a missing file and a read-only file system."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        if error.errno not in SYNC_MEANINGLESS:
+            raise
     finally:
         os.close(fd)
 

@@ -46,6 +46,9 @@ on disk under 1 byte; small blocks with a filter need 5 bytes."""
 CONTENT = Profile(write_buffer_bytes=16 * MIB, deletes=True, blob_bytes_min=4 * 1024, bloom=False)
 """Message bodies: blob files with garbage collection at 50 %."""
 
+PLACES = Profile(write_buffer_bytes=16 * MIB, deletes=True, bloom=False)
+"""Positions of large bodies in body files: small rows that go with their message."""
+
 INDEX = Profile(write_buffer_bytes=16 * MIB)
 """Derived rows, mostly appended, written without WAL."""
 
@@ -72,6 +75,7 @@ class Family(enum.IntEnum):
     OBJECT_NAMES = ("object_names",)
     PREFERENCES = ("preferences",)
     AMQP_1_0_LINKS = ("amqp_1_0_links",)
+    AMQP_1_0_DELIVERIES = ("amqp_1_0_deliveries", CHURN)
     DELETED_OBJECTS = ("deleted_objects",)
 
     MESSAGES = ("messages", BACKLOG)
@@ -103,12 +107,17 @@ class Family(enum.IntEnum):
     PRODUCERS = ("producers",)
     TRANSACTIONS = ("transactions",)
     CONSUMER_GROUPS = ("consumer_groups",)
+    POP_LEASES = ("pop_leases", CHURN)
+    SCHEDULED_RECORDS = ("scheduled_records", CHURN)
 
     TOPOLOGY = ("topology",)
     API_KEYS = ("api_keys",)
 
     MQTT_SESSIONS = ("mqtt_sessions", CHURN)
     MQTT_RETAINED = ("mqtt_retained", BACKLOG)
+
+    BODY_PLACES = ("body_places", PLACES)
+    BODY_FILES = ("body_files",)
 
 
 BODIES: tuple[Family, ...] = (Family.MESSAGES, Family.TRANSIENT, Family.MESSAGE_CONTENT)

@@ -18,12 +18,12 @@ def in_child(action: Callable[[], None]) -> None:
     """Call `action`, a bound method, in every child forked while its object exists. Retains about 300 bytes."""
     reference = weakref.WeakMethod(action)
 
-    def cut_off() -> None:
+    def run() -> None:
         method = reference()
         if method is not None:
             method()
 
-    os.register_at_fork(after_in_child=cut_off)
+    os.register_at_fork(after_in_child=run)
 
 
 def never_free(objects: Iterable[object]) -> None:

@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sortedcontainers import SortedDict
@@ -25,6 +24,7 @@ from basaltmq.errors import (
     StorePoisonedError,
     UnknownOptionError,
 )
+from basaltmq.store.api import Snapshot
 from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch
 from basaltmq.store.families import Family
 
@@ -146,6 +146,9 @@ class MemoryStore:
         with self._lock:
             return self._writes
 
+    def has_unreadable(self, family: Family) -> bool:
+        return False
+
     def is_behind(self) -> bool:
         self.require_open()
         return False
@@ -212,7 +215,7 @@ def checked_size_bytes(batch: Batch) -> int:
     return size_bytes
 
 
-class MemorySnapshot:
+class MemorySnapshot(Snapshot):
     """Some families as of one point in time."""
 
     def __init__(self, store: MemoryStore, rows: dict[Family, _Rows]) -> None:
@@ -247,14 +250,6 @@ class MemorySnapshot:
         self._closed = True
         for rows in self._rows.values():
             rows.readers.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _of(self, family: Family) -> _Rows:
         self._store.require_open()

@@ -16,12 +16,15 @@ from pathlib import Path
 from rocksdict import AccessType, Options, Rdict
 
 from basaltmq.errors import CorruptionError, StoreNotFoundError, UnknownFamilyError
+from basaltmq.store.bodies.store import BodyStore
 from basaltmq.store.checkpoint import end_checkpoint
-from basaltmq.store.directory import StoreDirectory, os_error, read_marker, sync_directory
+from basaltmq.store.directory import CHECKSUMS, StoreDirectory, os_error, read_marker, sync_directory
 from basaltmq.store.families import BY_LABEL
+from basaltmq.store.integrity.body_frames import BODIES, sync_files
 from basaltmq.store.integrity.log_checks import check_logs, cut_tails
 from basaltmq.store.integrity.seals import Sealer
-from basaltmq.store.integrity.synced import SyncedFile
+from basaltmq.store.integrity.synced import SyncedFile, synced_fault
+from basaltmq.store.integrity.wal import wal_files
 from basaltmq.store.options import StoreOptions, database_options, family_options
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.rocks_errors import translate
@@ -37,7 +40,7 @@ def open_store(
     create: bool = True,
     options: StoreOptions | None = None,
     report: Callable[[str], None] | None = None,
-) -> RocksStore:
+) -> BodyStore:
     """Open the store at `path` for writing. Only one process may hold it; a second gets StoreLockedError at once.
 
     `report` receives one line per fault that was found and repaired. By default the lines are logged as warnings.
@@ -51,11 +54,17 @@ def open_store(
             report(f"{path}: completed an interrupted repair")
         sealer = Sealer(path, report)
         sealer.check()
+        was_used = directory.database.exists() and not (path / CHECKSUMS).exists()
+        if was_used and not sealer.was_closed and (fault := synced_fault(path)):
+            report(f"{fault}; if WAL files were lost with it, confirmed writes are missing: compare with a backup")
         torn = check_logs(path, is_new=directory.is_new, was_closed=sealer.was_closed)
         _require_known_families(directory.database, path)
         directory.claim()
         cut_tails(directory, torn, report)
         end_checkpoint(path)
+        if directory.database.exists() and any(log.stat().st_size for log in wal_files(directory.database)):
+            # RocksDB flushes rows that it replays from the WAL, so their bodies must be durable before.
+            sync_files(path / BODIES)
         database = database_options(options)
         unreadable = Unreadable(path)
         try:
@@ -66,7 +75,7 @@ def open_store(
                 sealer.name_damaged_files(translated) if isinstance(translated, CorruptionError) else translated
             ) from error
         synced = SyncedFile(path, report)
-        store = RocksStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=unreadable)
+        store = BodyStore(path, db, options, database, sealer=sealer, synced=synced, unreadable=unreadable)
         # RocksDB syncs the entries of its directory, but not the directory's own entry in its parent.
         sync_directory(path)
     except OSError as error:
@@ -75,8 +84,9 @@ def open_store(
     except BaseException:
         directory.release()
         raise
-    sealer.after_open(str(directory.marker.store_id))
+    # Sync the directory entry of the WAL file before SEALS requires the file.
     synced.note(0, check_directory=True)
+    sealer.after_open(str(directory.marker.store_id))
     store.on_close(synced.close)
     store.on_close(sealer.after_close)
     store.on_close(directory.release)
@@ -92,7 +102,7 @@ def reopen_store(store: RocksStore) -> None:
     store.continue_as(open_store(store.path, create=False, options=store.options))
 
 
-def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = None) -> RocksStore:
+def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = None) -> BodyStore:
     """Open a store or a checkpoint read-only, even while another process writes. `refresh` catches up."""
     path = Path(path)
     options = options or StoreOptions()
@@ -121,7 +131,10 @@ def open_view(path: str | os.PathLike[str], *, options: StoreOptions | None = No
         while len(held) > keep:
             held.pop(0).release()
 
-    store = RocksStore(path, gather(), options, database, reopen=gather)
+    def bodies() -> dict[int, int]:
+        return {number: fd for files in held for number, fd in files.bodies.items()}
+
+    store = BodyStore(path, gather(), options, database, reopen=gather, held=bodies)
     store.on_refresh(lambda: release(1))
     store.on_close(lambda: release(0))
     return store

@@ -20,17 +20,16 @@ from rocksdict import (
 from basaltmq.store.families import MIB, Family, Profile
 
 BLOOM_BITS_PER_KEY: Final = 10
-"""About 1 % false positives. More bits bring little."""
+"""About 1 % false positives. More bits reduce them little."""
 
 DELETION_WINDOW: Final = 1024
 """Window, in entries, of the collector that compacts SST files with many tombstones."""
-
 
 BUFFERS_MAX: Final = 4
 """Memtables per family with message bodies. RocksDB stalls all writes when so many are full."""
 
 UNFLUSHED_MAX: Final = 2
-"""Full memtables from which on large messages wait. The other two are a reserve for small ones."""
+"""Number of full memtables at which large messages wait. The other two memtables are a reserve for small messages."""
 
 FILES_ANY: Final = 1_000_000
 """More level-0 files than can exist, so that missing compaction never stalls writes."""
@@ -76,7 +75,7 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
     db.set_keep_log_file_num(4)
     db.set_max_log_file_size(4 * MIB)
     db.set_paranoid_checks(True)
-    # The statistics thread would write to the log every ten minutes, where nobody reads it.
+    # The statistics thread would write to RocksDB's log every ten minutes, which Basalt does not read.
     db.set_stats_dump_period_sec(0)
     if strict_wal:
         db.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())

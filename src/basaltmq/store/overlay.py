@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from basaltmq.errors import StoreReadOnlyError
 from basaltmq.store.api import Reader, Snapshot, Store
@@ -112,6 +111,9 @@ class OverlayStore(_Layers):
     def is_behind(self) -> bool:
         return self._marks.is_behind()
 
+    def has_unreadable(self, family: Family) -> bool:
+        return self._marks.has_unreadable(family)
+
     def writes(self) -> int:
         return self._marks.writes()
 
@@ -152,7 +154,7 @@ class OverlayStore(_Layers):
         raise _read_only()
 
 
-class OverlaySnapshot(_Layers):
+class OverlaySnapshot(_Layers, Snapshot):
     """Both layers of some families as of one point in time."""
 
     def __init__(self, lower: Snapshot, upper: Snapshot) -> None:
@@ -162,14 +164,6 @@ class OverlaySnapshot(_Layers):
     def close(self) -> None:
         for snapshot in self._snapshots:
             snapshot.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _read_only() -> StoreReadOnlyError:

@@ -18,12 +18,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 from rocksdict import RdictIter
 
 from basaltmq.errors import BasaltError, StorageError, StoreClosedError
+from basaltmq.store.api import Snapshot
 from basaltmq.store.families import Family
 from basaltmq.store.ranges import Piece
 from basaltmq.store.rocks_errors import translate
@@ -33,7 +33,6 @@ CHUNK_ROWS_MAX: Final = 256
 
 CHUNK_BYTES_MAX: Final = 1 << 20
 """Bytes of values that a scan reads ahead."""
-
 
 RUN_ROWS: Final = 50
 """Rows that a run reads between two size checks. A queue row has typically 4 KiB and at most 2 MiB. A piece of the
@@ -282,7 +281,7 @@ class Run:
             self._items = None
 
 
-class RocksSnapshot:
+class RocksSnapshot(Snapshot):
     """Some families as of one point in time."""
 
     def __init__(self, owner: Owner, cursors: dict[Family, Cursor]) -> None:
@@ -309,14 +308,6 @@ class RocksSnapshot:
         self._closed = True
         for cursor in self._cursors.values():
             cursor.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _of(self, family: Family) -> Cursor:
         self._owner.require_open()

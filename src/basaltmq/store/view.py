@@ -5,6 +5,7 @@ documents the limitation. So a view is a read-only RocksDB on its own scratch di
 
     SST and blob files    kept open here; a symlink leads to the open file (/proc/self/fd/N), so that a compaction of
                           the writer cannot remove it. They are immutable once they are named.
+    body files            kept open here, in the store's own directory: the files listed before and after the copy
     CURRENT, MANIFEST     copied
     WAL                   copied, from the oldest one required; an incomplete last record is dropped
 
@@ -31,6 +32,7 @@ from rocksdict import Rdict
 
 from basaltmq.errors import CorruptionError, LimitExceededError
 from basaltmq.store.directory import DATABASE, os_error
+from basaltmq.store.integrity.body_frames import BODIES, files_in
 from basaltmq.store.integrity.manifest import oldest_log
 from basaltmq.store.integrity.seals import is_table
 from basaltmq.store.integrity.wal import current_manifest, is_wal, scan_log, wal_number
@@ -38,8 +40,7 @@ from basaltmq.store.salvage.views import BLOB_LINE
 from basaltmq.store.scratch import Scratch
 
 ATTEMPTS_MAX: Final = 20
-"""A file rarely appears and disappears within the milliseconds of one collection. This many times in a row is a fault.
-"""
+"""A file rarely appears and disappears within the milliseconds of one collection. 20 times in a row is a fault."""
 
 FILES_SPARE: Final = 256
 """File handles reserved for other uses when a view raises the limit."""
@@ -50,13 +51,16 @@ class ViewFiles:
 
     def __init__(self, path: Path) -> None:
         self._source = path / DATABASE
+        self._bodies = path / BODIES
         self._held: dict[str, int] = {}
+        self.bodies: dict[int, int] = {}
+        """Descriptors of the body files, by number."""
         try:
             self._scratch = Scratch("view")
         except OSError as error:
             raise os_error(error, Path(tempfile.gettempdir())) from error
         # A view that is dropped without `release` must not keep files open.
-        self._close_files = weakref.finalize(self, _close_files, self._held)
+        self._close_files = weakref.finalize(self, _close_files, self._held, self.bodies)
         try:
             self._gather()
         except OSError as error:
@@ -91,6 +95,7 @@ class ViewFiles:
         self.database.mkdir()
         current_manifest(self._source)
         self._hold()
+        self._hold_bodies()
         manifest = current_manifest(self._source)
         copy = self.database / manifest.name
         shutil.copyfile(manifest, copy)
@@ -104,6 +109,16 @@ class ViewFiles:
             elif wal_number(Path(name)) >= oldest:
                 shutil.copyfile(f"/proc/self/fd/{self._held[name]}", self.database / name)
                 _cut_unfinished(self.database / name, self._source / name)
+        self._hold_bodies()
+
+    def _hold_bodies(self) -> None:
+        """Open every body file that is not open yet."""
+        found = files_in(self._bodies)
+        _allow_files(2 * len(found) + len(self._held) + len(self.bodies) + FILES_SPARE)
+        for number, path in found.items():
+            if number not in self.bodies:
+                with contextlib.suppress(FileNotFoundError):
+                    self.bodies[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def _hold(self) -> None:
         """Open every SST, blob and WAL file that is not open yet."""
@@ -116,9 +131,10 @@ class ViewFiles:
                     self._held[name] = os.open(self._source / name, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _close_files(held: dict[str, int]) -> None:
-    while held:
-        os.close(held.popitem()[1])
+def _close_files(held: dict[str, int], bodies: dict[int, int]) -> None:
+    for each in (held, bodies):
+        while each:
+            os.close(each.popitem()[1])
 
 
 def _cut_unfinished(copy: Path, original: Path) -> None:

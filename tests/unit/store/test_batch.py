@@ -1,4 +1,4 @@
-"""A batch of single operations and columns: one order, whoever reads it, and the same rows in every store."""
+"""A batch of single operations and columns: every reader sees one order, and every store writes the same rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A, B = Family.MESSAGES, Family.MESSAGE_CONTENT
 
 
 def mixed(chance: random.Random) -> tuple[Batch, Batch]:
-    """The same operations twice: with columns, and one by one."""
+    """Return the same operations twice: as columns, and as single operations."""
     columns, single = Batch(), Batch()
     for _ in range(chance.randrange(1, 30)):
         family = chance.choice([A, B])
@@ -44,7 +44,7 @@ def mixed(chance: random.Random) -> tuple[Batch, Batch]:
 
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("seed", range(20))
-def test_columns_are_operations_at_their_place(seed: int) -> None:
+def test_columns_keep_their_position_among_single_operations(seed: int) -> None:
     columns, single = mixed(random.Random(seed))
     assert len(columns) == len(single)
     assert bool(columns) is bool(single.ops)
@@ -59,7 +59,7 @@ def test_columns_are_operations_at_their_place(seed: int) -> None:
 
 
 @pytest.mark.promise("P2")
-def test_the_stores_apply_columns_in_their_order(tmp_path: Path) -> None:
+def test_stores_apply_columns_in_order(tmp_path: Path) -> None:
     chance = random.Random(1)
     store, memory = open_store(tmp_path / "s"), MemoryStore()
     for _ in range(60):
@@ -71,7 +71,7 @@ def test_the_stores_apply_columns_in_their_order(tmp_path: Path) -> None:
     store.close()
 
 
-def test_operations_added_behind_columns_stay_behind_them() -> None:
+def test_operations_added_after_columns_stay_after_them() -> None:
     batch = Batch()
     batch.put_many(A, [b"k"], [b"v"])
     batch.ops.append((DELETE, A, b"k", b""))
@@ -81,7 +81,7 @@ def test_operations_added_behind_columns_stay_behind_them() -> None:
     assert not batch
 
 
-def test_a_column_with_something_else_than_bytes_is_refused_whole(tmp_path: Path) -> None:
+def test_a_column_with_a_value_that_is_not_bytes_is_refused_completely(tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")
     batch = Batch()
     batch.put_many(A, [b"k", b"l"], [b"v", "text"])  # type: ignore[list-item]

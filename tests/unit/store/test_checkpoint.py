@@ -1,4 +1,4 @@
-"""Checkpoint and restore: whole or not at all, consistent, independent of the store they came from."""
+"""Checkpoint and restore: all or nothing, consistent, and independent of the source store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def put(store: RocksStore, number: int) -> None:
 
 def numbers(store: RocksStore) -> list[int]:
     one, two, three = ([int(key) for key, _ in store.scan(family)] for family in FAMILIES)
-    assert one == two == three, "half-applied"
+    assert one == two == three, "a batch was applied partially"
     return one
 
 
@@ -47,7 +47,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(each.relative_to(path)): each.read_bytes() for each in sorted(path.rglob("*")) if each.is_file()}
 
 
-def test_a_checkpoint_holds_the_moment_it_was_taken_synced_or_not(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_rows_of_its_creation_synced_or_not(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(20):
         put(store, number)
@@ -67,7 +67,17 @@ def test_a_checkpoint_holds_the_moment_it_was_taken_synced_or_not(tmp_path: Path
 
 
 @pytest.mark.promise("P2")
-def test_a_checkpoint_under_load_sees_whole_batches_in_their_order(tmp_path: Path) -> None:
+def test_the_first_open_of_a_checkpoint_reports_nothing(tmp_path: Path) -> None:
+    reports: list[str] = []
+    store = open_store(tmp_path / "store", report=reports.append)
+    put(store, 1)
+    store.checkpoint(tmp_path / "copy")
+    store.close()
+    open_store(tmp_path / "copy", report=reports.append).close()
+    assert reports == []
+
+
+def test_a_checkpoint_under_load_has_complete_batches_in_order(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     stop = threading.Event()
 
@@ -96,7 +106,7 @@ def test_a_checkpoint_under_load_sees_whole_batches_in_their_order(tmp_path: Pat
     store.close()
 
 
-def test_an_existing_target_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_an_existing_target_is_refused_and_unchanged(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     (tmp_path / "copy").mkdir()
     (tmp_path / "file").write_text("mine")
@@ -111,7 +121,7 @@ def test_an_existing_target_is_refused_and_left_alone(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_a_dead_checkpoint_left_is_removed_and_one_under_way_is_not(tmp_path: Path) -> None:
+def test_abandoned_drafts_are_removed_but_not_those_in_progress(tmp_path: Path) -> None:
     import fcntl
 
     store = open_store(tmp_path / "store")
@@ -138,7 +148,7 @@ def test_a_view_cannot_take_a_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_a_table_damaged_since_it_was_sealed_is_not_backed_up(tmp_path: Path) -> None:
+def test_an_sst_file_damaged_after_sealing_is_not_backed_up(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, 1)
     store.close()
@@ -153,7 +163,7 @@ def test_a_table_damaged_since_it_was_sealed_is_not_backed_up(tmp_path: Path) ->
     store.close()
 
 
-def test_restore_copies_every_byte_and_shares_none(tmp_path: Path) -> None:
+def test_restore_copies_all_bytes_and_shares_no_file(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(50):
         put(store, number)
@@ -173,7 +183,7 @@ def test_restore_copies_every_byte_and_shares_none(tmp_path: Path) -> None:
     assert verify(back) == []
 
 
-def test_a_checkpoint_opened_for_writing_becomes_a_store_and_leaves_its_origin_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_opened_for_writing_becomes_a_store_and_does_not_change_its_source(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(10):
         put(store, number)
@@ -195,7 +205,7 @@ def test_a_checkpoint_opened_for_writing_becomes_a_store_and_leaves_its_origin_a
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("damage", ["missing", "extra", "longer", "checksums", "outside", "form", "marker"])
-def test_restore_refuses_a_checkpoint_that_is_not_whole_by_name(tmp_path: Path, damage: str) -> None:
+def test_restore_refuses_an_incomplete_checkpoint_and_names_the_file(tmp_path: Path, damage: str) -> None:
     store = open_store(tmp_path / "store")
     put(store, 1)
     store.checkpoint(tmp_path / "copy")
@@ -232,7 +242,7 @@ def test_restore_refuses_a_checkpoint_that_is_not_whole_by_name(tmp_path: Path, 
     assert any(name in line for line in verify(copy))
 
 
-def test_restore_refuses_what_is_no_checkpoint_and_a_target_that_exists(tmp_path: Path) -> None:
+def test_restore_refuses_other_directories_and_an_existing_target(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     with pytest.raises(NotAStoreError, match="no checkpoint"):
         restore(tmp_path / "nothing", tmp_path / "back")
@@ -245,7 +255,7 @@ def test_restore_refuses_what_is_no_checkpoint_and_a_target_that_exists(tmp_path
         restore(tmp_path / "copy", tmp_path / "back")
 
 
-def test_what_only_begins_like_a_draft_is_not_touched(tmp_path: Path) -> None:
+def test_files_with_names_similar_to_a_draft_are_kept(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     (tmp_path / "copy.partial-results").mkdir()
     (tmp_path / "copy.partial-results" / "mine").write_text("kept")
@@ -256,7 +266,7 @@ def test_what_only_begins_like_a_draft_is_not_touched(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_second_checkpoint_to_the_same_target_leaves_the_first_whole(tmp_path: Path) -> None:
+def test_a_second_checkpoint_to_the_same_target_does_not_damage_the_first(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, 1)
 
@@ -270,7 +280,7 @@ def test_a_second_checkpoint_to_the_same_target_leaves_the_first_whole(tmp_path:
     assert verify(tmp_path / "copy") == []
 
 
-def test_restore_into_the_checkpoint_itself_is_refused_by_any_path(tmp_path: Path) -> None:
+def test_restore_into_the_checkpoint_itself_is_refused_for_every_spelling_of_the_path(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     store.checkpoint(tmp_path / "copy")
     store.close()
@@ -281,7 +291,7 @@ def test_restore_into_the_checkpoint_itself_is_refused_by_any_path(tmp_path: Pat
     assert tree(tmp_path / "copy") == before
 
 
-def test_checksums_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_unreadable_checksums_are_named(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     store.checkpoint(tmp_path / "copy")
     store.close()

@@ -1,4 +1,4 @@
-"""A group waits for the threads that the sync before it told, within bounds."""
+"""A group waits, within limits, for the threads that the previous sync notified."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from collections.abc import Callable
 import pytest
 
 from basaltmq.store.sync import group_commit as commit_module
-from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.store.sync.group_commit import GroupCommit
 
 WAIT_S = 30
 
 
 class Disk:
-    """A sync begins, says so, and returns when the test lets it."""
+    """A sync signals its start, and returns when the test permits it."""
 
     def __init__(self) -> None:
         self.syncs = 0
-        self.begun = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self.allowed = threading.Semaphore(0)
 
     def sync(self) -> None:
         self.syncs += 1
-        self.begun.release()
+        self.started.release()
         assert self.allowed.acquire(timeout=WAIT_S)
 
     def poison(self, error: BaseException) -> None: ...
 
     def await_sync(self) -> None:
-        assert self.begun.acquire(timeout=WAIT_S), "no sync began"
+        assert self.started.acquire(timeout=WAIT_S), "no sync started"
 
 
 class SlowTime:
-    """Every sync takes as long as the test waits at most, so that the group may wait as long."""
+    """A clock by which every sync takes `WAIT_S`, so that the group may wait as long."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -56,7 +56,7 @@ def test_threads_notified_together_share_the_next_sync(monkeypatch: pytest.Monke
     monkeypatch.setattr(commit_module, "RETURN_WAIT_S_MAX", WAIT_S)
     monkeypatch.setattr(commit_module, "time", SlowTime())
     disk = Disk()
-    group = GroupSync(disk)
+    group = GroupCommit(disk)
     again = threading.Semaphore(0)
 
     def work() -> None:
@@ -70,14 +70,14 @@ def test_threads_notified_together_share_the_next_sync(monkeypatch: pytest.Monke
     for _ in range(3):
         threads.append(threading.Thread(target=work))
         threads[-1].start()
-    until(lambda: group._group.threads == 3)
+    until(lambda: len(group._group.threads) == 3)
     disk.allowed.release()
     disk.await_sync()
     disk.allowed.release()
     for back in range(1, 3):
         again.release()
-        until(lambda back=back: group._group.threads == back)  # type: ignore[misc]
-        assert disk.syncs == 2, "a sync began before all who were told had come back"
+        until(lambda back=back: len(group._group.threads) == back)  # type: ignore[misc]
+        assert disk.syncs == 2, "a sync started before all notified threads had returned"
     again.release()
     disk.await_sync()
     disk.allowed.release()
@@ -88,11 +88,11 @@ def test_threads_notified_together_share_the_next_sync(monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("P1")
-def test_a_thread_that_comes_back_alone_is_served_once_the_others_had_their_time() -> None:
+def test_a_thread_that_returns_alone_is_served_after_the_wait_for_the_others() -> None:
     disk = Disk()
     for _ in range(1000):
         disk.allowed.release()
-    group = GroupSync(disk)
+    group = GroupCommit(disk)
     group._returning.notified(5, commit_module.RETURN_WAIT_S_MAX)
     group.wait_durable()
     group.wait_durable()
@@ -100,11 +100,11 @@ def test_a_thread_that_comes_back_alone_is_served_once_the_others_had_their_time
     group.close()
 
 
-def test_threads_that_do_not_come_back_are_not_waited_for_again_and_again() -> None:
+def test_groups_skip_the_wait_after_threads_did_not_return() -> None:
     returning = commit_module._Returning()
     lock = threading.Lock()
     group = commit_module.Group()
-    group.threads = 1
+    group.threads.append(commit_module._Thread())
     for missed in range(1, 9):
         returning._skips = 0
         returning.notified(5, 0.0)

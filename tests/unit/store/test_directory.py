@@ -34,14 +34,14 @@ PATH = Path("STORE")
 
 
 @given(st.dictionaries(st.text(), st.one_of(st.integers(), st.text(), st.none(), st.lists(st.integers())), max_size=5))
-def test_a_sealed_line_says_what_was_put_in(said: dict[str, object]) -> None:
+def test_a_sealed_line_decodes_to_its_content(said: dict[str, object]) -> None:
     assert decode_line(encode_line(said), PATH, "") == said
 
 
 @pytest.mark.promise("P7")
-def test_any_flipped_bit_in_a_sealed_line_is_found() -> None:
+def test_any_flipped_bit_in_a_sealed_line_is_detected() -> None:
     raw = Marker(uuid4()).encode()
-    # The end of the line is outside of what it says.
+    # The newline is not part of the content.
     for bit in range((len(raw) - 1) * 8):
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
@@ -50,7 +50,7 @@ def test_any_flipped_bit_in_a_sealed_line_is_found() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_make_the_marker_reader_fail_in_another_way(raw: bytes) -> None:
+def test_arbitrary_marker_bytes_raise_only_the_documented_errors(raw: bytes) -> None:
     with pytest.raises(BasaltError):
         Marker.decode(raw, PATH)
 
@@ -67,7 +67,7 @@ def test_a_marker_is_written_once_and_read_back(tmp_path: Path) -> None:
     again.release()
 
 
-def test_a_lock_that_was_not_claimed_leaves_no_trace(tmp_path: Path) -> None:
+def test_an_unclaimed_lock_leaves_no_file(tmp_path: Path) -> None:
     write_durably(tmp_path / "STORE", Marker(uuid4()).encode())
     directory = StoreDirectory.hold(tmp_path, create=False)
     with pytest.raises(StoreLockedError):
@@ -105,7 +105,7 @@ def test_one_of_many_concurrent_openers_locks_the_directory(tmp_path: Path) -> N
     assert set(most) == {1}
 
 
-def test_a_durable_write_that_fails_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_durable_write_keeps_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_durably(tmp_path / "file", b"old")
 
     def full(fd: int) -> None:
@@ -128,7 +128,7 @@ def test_a_durable_write_that_fails_leaves_the_old_state(tmp_path: Path, monkeyp
         (errno.EIO, StorageError),
     ],
 )
-def test_operating_system_errors_have_a_meaning_each(code: int, kind: type[StorageError]) -> None:
+def test_operating_system_errors_map_to_basalt_errors(code: int, kind: type[StorageError]) -> None:
     import os
 
     error = os_error(OSError(code, os.strerror(code)), Path("/data/store"))
@@ -138,7 +138,7 @@ def test_operating_system_errors_have_a_meaning_each(code: int, kind: type[Stora
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_a_line_that_matches_its_checksum_and_says_nothing_is_corrupt(body: bytes) -> None:
+def test_a_line_with_a_matching_checksum_and_no_content_is_corrupt(body: bytes) -> None:
     raw = b"%08x %b\n" % (google_crc32c.value(body), body)
     with pytest.raises(CorruptionError, match="is not JSON; restore it"):
         Marker.decode(raw, PATH)

@@ -1,4 +1,4 @@
-"""The list of families: complete, stable on disk, and asked for by label."""
+"""The list of families: complete, stable on disk, and found by label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from basaltmq.store.families import BY_LABEL, Family, family_of
 pytestmark = pytest.mark.spec("A1")
 
 
-def test_the_families_of_the_models_are_there_under_their_labels() -> None:
+def test_all_required_families_exist_under_their_labels() -> None:
     required = {
         *("default", "configured_objects", "configured_object_hierarchy", "preferences"),
         *("message_content", "xids", "version", "amqp_1_0_links"),
@@ -19,19 +19,19 @@ def test_the_families_of_the_models_are_there_under_their_labels() -> None:
     assert required <= {family.label for family in Family}
 
 
-def test_the_default_family_is_the_first_and_numbers_are_places() -> None:
+def test_the_default_family_is_first_and_numbers_are_indexes() -> None:
     assert [int(family) for family in Family] == list(range(len(Family)))
     assert next(iter(Family)) is Family.DEFAULT
 
 
-def test_labels_are_unique_and_the_lower_case_of_the_name() -> None:
+def test_labels_are_unique_and_the_lower_case_name() -> None:
     assert len(BY_LABEL) == len(Family)
     for family in Family:
         assert family.label == family.name.lower()
 
 
 @pytest.mark.spec("A10")
-def test_a_label_finds_its_family_and_an_unknown_one_is_answered_with_the_list() -> None:
+def test_a_label_finds_its_family_and_an_unknown_label_lists_the_known_ones() -> None:
     assert family_of("content_refs") is Family.CONTENT_REFS
     for label in ("", "Messages", "content_refs ", "no_such"):
         with pytest.raises(UnknownFamilyError, match=r"unknown family .*; known families: .*content_refs"):

@@ -1,4 +1,4 @@
-"""Free space, the reserve for a full disk, and reclaiming what deleted rows hold."""
+"""Free space, the reserve for a full disk, and reclaiming the space of deleted rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spec("A11")
 
 
 class Disk:
-    """A disk as large as the test says, on which only the reserve takes space."""
+    """A disk of the size that the test sets, on which only the reserve uses space."""
 
     def __init__(self, path: Path, free: int, reserve: int = 0, least: int = 100) -> None:
         self.free = free
@@ -31,7 +31,7 @@ class Disk:
         return self.free - held
 
 
-def test_the_reserve_holds_blocks_and_is_given_up_once(tmp_path: Path) -> None:
+def test_the_reserve_allocates_blocks_and_is_released_once(tmp_path: Path) -> None:
     reserve = Reserve(tmp_path, MIB)
     assert reserve.missing_bytes == MIB
     reserve.keep()
@@ -53,39 +53,39 @@ def test_a_reserve_that_does_not_fit_leaves_no_file(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     disk = Disk(tmp_path, 100 * MIB, reserve=MIB)
-    assert disk.space.look() is None
+    assert disk.space.check() is None
     assert not disk.reserve.path.exists()
 
 
-def test_after_a_full_disk_producers_wait_until_the_reserve_fits_again(tmp_path: Path) -> None:
+def test_after_a_full_disk_publishers_are_blocked_until_the_reserve_fits_again(tmp_path: Path) -> None:
     disk = Disk(tmp_path, 100 * MIB, reserve=MIB)
-    assert disk.space.look() is None
+    assert disk.space.check() is None
     assert disk.reserve.missing_bytes == 0
     disk.free = MIB
-    disk.space.met_full()
+    disk.space.on_disk_full()
     assert not disk.reserve.path.exists()
     wanted = int(ROOM_MIN_BYTES * CLEAR) + MIB
     for free in (MIB, ROOM_MIN_BYTES, wanted - 1):
         disk.free = free
-        reason = disk.space.look()
+        reason = disk.space.check()
         assert reason is not None
         assert f"publishing resumes at {wanted} free bytes" in reason
         assert not disk.space.has_room()
     disk.free = wanted
     assert disk.space.has_room()
-    assert disk.space.look() is None
+    assert disk.space.check() is None
     assert disk.reserve.missing_bytes == 0
 
 
-def test_a_small_disk_without_room_for_the_reserve_serves_without_it(tmp_path: Path) -> None:
+def test_a_disk_without_room_for_the_reserve_works_without_it(tmp_path: Path) -> None:
     disk = Disk(tmp_path, MIB, reserve=MIB)
-    assert disk.space.look() is None
+    assert disk.space.check() is None
     assert not disk.reserve.path.exists()
     disk.free = 90
-    assert disk.space.look() == f"low on disk: 90 bytes are free at {tmp_path}, the minimum is 100"
+    assert disk.space.check() == f"low on disk: 90 bytes are free at {tmp_path}, the minimum is 100"
 
 
-def test_a_full_disk_is_seen_through_everything_it_is_wrapped_in() -> None:
+def test_a_full_disk_is_detected_in_wrapped_errors() -> None:
     wrapped = VHostDownError("down")
     wrapped.__cause__ = StorePoisonedError("poisoned", True)
     assert is_disk_full(wrapped)
@@ -96,7 +96,7 @@ def test_a_full_disk_is_seen_through_everything_it_is_wrapped_in() -> None:
     assert str(again) == "text"
 
 
-def test_the_space_of_deleted_rows_comes_back_only_where_there_is_room_to_work(tmp_path: Path) -> None:
+def test_space_is_reclaimed_only_with_room_for_a_compaction(tmp_path: Path) -> None:
     with_rows = open_store(tmp_path / "store")
     row_keys = [b"%08d" % number for number in range(64)]
     batch = Batch()
@@ -118,7 +118,7 @@ def test_the_space_of_deleted_rows_comes_back_only_where_there_is_room_to_work(t
     with_rows.close()
 
 
-def test_a_store_is_reclaimed_after_writes_only_and_rests_in_between(tmp_path: Path) -> None:
+def test_a_store_is_reclaimed_only_after_writes_and_with_pauses(tmp_path: Path) -> None:
     now_s = [10.0]
     store = open_store(tmp_path / "store")
     reclaimer = Reclaimer(store, clock_s=lambda: now_s[0])

@@ -1,4 +1,4 @@
-"""Every pair of key functions in `store/keys/`, found by name: a pair added there is tested here."""
+"""Tests every pair of key functions in `store/keys/`. Pairs are found by name, so new ones are tested too."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ I64 = st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]) | st.integers(-(2**63), 2
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "message_id:bytes": st.binary(min_size=16, max_size=16),
+    "record_id:bytes": st.binary(min_size=16, max_size=16),
     "body_id:bytes": st.binary(min_size=16, max_size=16),
     "kind:bytes": st.binary(min_size=1, max_size=1),
     "role:int": st.integers(0, 255),
@@ -89,14 +90,14 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def test_every_key_function_has_its_decoder_except_those_of_rows_that_are_only_looked_up() -> None:
-    assert {"producers_key", "transient_counts_key"} == ENCODERS - DECODERS
+def test_every_key_function_has_a_decoder_except_for_rows_that_are_only_looked_up() -> None:
+    assert {"half_record_key", "link_delivery_key", "producers_key", "transient_counts_key"} == ENCODERS - DECODERS
     assert DECODERS <= ENCODERS
 
 
 @pytest.mark.spec("A1", "C2")
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_key_decodes_to_what_it_was_made_of(name: str) -> None:
+def test_a_key_decodes_to_its_parts(name: str) -> None:
     strategies = parameters(name)
 
     @settings(max_examples=60)
@@ -137,18 +138,22 @@ def test_messages_of_a_fairness_key_sort_by_time_then_id(
 
 @pytest.mark.spec("C2")
 @given(U64, U64, TEXTS, U64)
-def test_the_expiry_bound_parts_due_leases_from_the_rest(at_ns: int, now_ns: int, queue: str, token: int) -> None:
+def test_the_lease_expiry_bound_separates_due_leases_from_later_ones(
+    at_ns: int, now_ns: int, queue: str, token: int
+) -> None:
     assert (keys.lease_expiry_key(at_ns, queue, token) < keys.lease_expiry_bound(now_ns)) == (at_ns < now_ns)
 
 
 @given(I64, I64, U64, U64)
-def test_the_expiry_bound_parts_due_records_from_the_rest(at_ms: int, now_ms: int, shard: int, offset: int) -> None:
+def test_the_record_expiry_bound_separates_due_records_from_later_ones(
+    at_ms: int, now_ms: int, shard: int, offset: int
+) -> None:
     assert (keys.stream_expiry_key(at_ms, shard, offset) < keys.stream_expiry_bound(now_ms)) == (at_ms < now_ms)
 
 
 @pytest.mark.spec("A1", "C2")
 @pytest.mark.parametrize("name", PREFIXES)
-def test_a_prefix_holds_its_own_keys_and_no_others(name: str) -> None:
+def test_a_prefix_covers_exactly_its_own_keys(name: str) -> None:
     encode = name.removesuffix("_prefix") + "_key"
     fixed = parameters(name)
     optional = [
@@ -178,16 +183,14 @@ def test_a_prefix_holds_its_own_keys_and_no_others(name: str) -> None:
 @given(st.tuples(TEXTS, TEXTS), st.tuples(TEXTS, TEXTS), st.binary(min_size=16, max_size=16))
 @example(("a", "b"), ("", "ab"), bytes(16))
 @example(("a\x00", "b"), ("a", "\x00b"), bytes(16))
-def test_different_names_never_make_the_same_key(
-    one: tuple[str, str], other: tuple[str, str], message_id: bytes
-) -> None:
+def test_different_names_have_different_keys(one: tuple[str, str], other: tuple[str, str], message_id: bytes) -> None:
     same = keys.message_key(*one, 1, message_id) == keys.message_key(*other, 1, message_id)
     assert same == (one == other)
     assert (keys.link_key(*one, 0) == keys.link_key(*other, 0)) == (one == other)
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_damaged_key_is_corruption_or_another_key_but_never_a_crash(name: str) -> None:
+def test_a_damaged_key_raises_corruption_or_decodes_to_another_key(name: str) -> None:
     decode = function(f"decode_{name}")
 
     @settings(max_examples=80)
@@ -209,7 +212,7 @@ def test_a_damaged_key_is_corruption_or_another_key_but_never_a_crash(name: str)
     check()
 
 
-def test_an_error_over_a_long_damaged_key_stays_short() -> None:
+def test_the_error_for_a_long_damaged_key_is_short() -> None:
     with pytest.raises(CorruptionError) as caught:
         keys.decode_lease_key(b"\xff" * 100_000)
     assert len(str(caught.value)) < 200
@@ -242,13 +245,13 @@ def test_names_of_64_kib_fit_and_longer_ones_are_refused(encode: Callable[[str],
 
 
 @pytest.mark.parametrize("encode", NAMED)
-def test_half_a_surrogate_pair_is_refused_with_its_place(encode: Callable[[str], bytes]) -> None:
+def test_half_a_surrogate_pair_is_refused_with_its_position(encode: Callable[[str], bytes]) -> None:
     with pytest.raises(InvalidArgumentError, match="not Unicode text: character 2"):
         encode("ab\ud83c")
 
 
 @pytest.mark.spec("A6")
-def test_transaction_ids_of_users_are_checked() -> None:
+def test_transaction_ids_from_clients_are_checked() -> None:
     for format_id in (2**63, -(2**63) - 1):
         with pytest.raises(InvalidArgumentError, match="does not fit 64 bits"):
             keys.xid_key(format_id, b"g", b"b")
@@ -268,13 +271,13 @@ def test_transaction_ids_of_users_are_checked() -> None:
         lambda: keys.consumer_offset_key("g", UUID(int=1), 2**32),
     ],
 )
-def test_a_number_or_id_of_ours_that_does_not_fit_is_a_bug(encode: Callable[[], bytes]) -> None:
+def test_an_internal_number_or_id_that_does_not_fit_fails_an_assertion(encode: Callable[[], bytes]) -> None:
     with pytest.raises((struct.error, AssertionError)):
         encode()
 
 
 @given(st.binary(max_size=5).map(lambda raw: bytes(b"\x00a\xfe\xff"[b % 4] for b in raw)), st.binary(max_size=6))
-def test_prefix_range_holds_exactly_the_prefixed(prefix: bytes, key: bytes) -> None:
+def test_prefix_range_covers_exactly_the_keys_with_the_prefix(prefix: bytes, key: bytes) -> None:
     start, end = keys.prefix_range(prefix)
     for each in (key, prefix + key, prefix):
         assert (start <= each and (end is None or each < end)) == each.startswith(prefix)

@@ -1,4 +1,4 @@
-"""What is particular to the store in memory; the rest is in the conformance suite."""
+"""Properties of the memory store only. The conformance suite tests the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def put(store: MemoryStore, key: bytes, value: bytes) -> None:
     store.write(batch)
 
 
-def test_size_follows_puts_overwrites_and_deletes_exactly() -> None:
+def test_the_size_is_exact_after_puts_overwrites_and_deletes() -> None:
     store = MemoryStore()
     put(store, b"abc", b"12345")
     assert store.size_bytes() == 8
@@ -53,7 +53,7 @@ def test_a_write_copies_a_family_once_per_reader_not_once_per_row() -> None:
 
 
 @pytest.mark.spec("A10")
-def test_the_operators_tools_answer_for_memory(tmp_path: Path) -> None:
+def test_operator_functions_work_on_the_memory_store(tmp_path: Path) -> None:
     store = MemoryStore()
     store.flush()
     store.compact(F)

@@ -1,4 +1,4 @@
-"""What open refuses, each with an error of its own, and that it leaves what it refuses as it found it."""
+"""Directories that open refuses: each with its own error, and none is changed."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ def home(tmp_path: Path) -> Path:
     batch.put(Family.STREAM_RECORDS, b"key", b"v" * 10_000)
     store.write(batch)
     store.close()
-    # As another process left it, so that a name put there too early is seen.
+    # LOCK as another process left it, so that a premature claim is detected.
     (path / "LOCK").write_text("1\n")
     return path
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
-    """Every name below `path`, with what is in it."""
+    """Return the content of every file below `path`, by name."""
     return {str(each.relative_to(path)): each.read_bytes() if each.is_file() else None for each in path.rglob("*")}
 
 
 def refused(path: Path, kind: type[BasaltError], match: str, *, create: bool = True) -> None:
-    """Both ways to open say the same, and nothing has changed."""
+    """Assert that both ways to open raise the same error and change nothing."""
     before = tree(path.parent)
     with pytest.raises(kind, match=match):
         open_store(path, create=create)
@@ -71,7 +71,7 @@ def rewrite_marker(home: Path, **changes: object) -> None:
     (home / "STORE").write_bytes(encode_line(said))
 
 
-def test_nothing_there_and_nothing_to_be_created(tmp_path: Path) -> None:
+def test_a_missing_store_is_refused_without_create(tmp_path: Path) -> None:
     refused(tmp_path / "missing", StoreNotFoundError, "missing", create=False)
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", StoreNotFoundError, "empty", create=False)
@@ -89,7 +89,7 @@ def test_a_foreign_directory_is_not_a_store(tmp_path: Path) -> None:
     refused(tmp_path / "photos", NotAStoreError, r"cat\.jpg")
 
 
-def test_leftovers_of_file_systems_and_tools_are_not_foreign_files(tmp_path: Path) -> None:
+def test_files_of_file_systems_and_tools_do_not_prevent_creation(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".DS_Store").touch()
     open_store(tmp_path).close()
@@ -125,7 +125,7 @@ def test_a_damaged_marker_is_named(home: Path, raw: bytes) -> None:
 @pytest.mark.parametrize(
     "changes", [{"version": 0}, {"version": "1"}, {"version": None}, {"store_id": "x"}, {"store_id": 5}]
 )
-def test_a_marker_that_says_nonsense_is_refused(home: Path, changes: dict[str, object]) -> None:
+def test_a_marker_with_invalid_content_is_refused(home: Path, changes: dict[str, object]) -> None:
     rewrite_marker(home, **changes)
     refused(home, CorruptionError, "STORE")
 
@@ -148,7 +148,7 @@ def test_a_second_open_in_one_process_is_refused_at_once(home: Path) -> None:
     open_store(home).close()
 
 
-def test_an_open_beside_another_process_is_refused_at_once_and_goes_when_it_is_gone(home: Path, forge: Forge) -> None:
+def test_a_second_process_is_refused_at_once_and_can_open_after_the_first_ends(home: Path, forge: Forge) -> None:
     child = forge.start("tests.crash.faults:hold", str(home))
     assert next(child.lines(30)) == "open"
     refused(home, StoreLockedError, f"by process {child.pid}; stop it, or open the store read-only")
@@ -161,7 +161,7 @@ def test_an_open_beside_another_process_is_refused_at_once_and_goes_when_it_is_g
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
-def test_a_file_system_that_takes_no_writes_is_named_and_left_alone(home: Path, forge: Forge, code: int) -> None:
+def test_a_read_only_file_system_is_named_and_unchanged(home: Path, forge: Forge, code: int) -> None:
     shim = Shim.beside(home)
     before = tree(home)
     said = forge.run("tests.crash.faults:open_on", str(home), str(shim.control), code, shim=shim)
@@ -171,7 +171,7 @@ def test_a_file_system_that_takes_no_writes_is_named_and_left_alone(home: Path, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not write")
-def test_a_directory_of_another_user_is_named_and_left_alone(home: Path, forge: Forge) -> None:
+def test_a_directory_of_another_user_is_named_and_unchanged(home: Path, forge: Forge) -> None:
     with tempfile.TemporaryDirectory() as public:
         os.chmod(public, 0o755)  # noqa: S103
         path = Path(shutil.copytree(home, Path(public) / "store"))
@@ -182,7 +182,7 @@ def test_a_directory_of_another_user_is_named_and_left_alone(home: Path, forge: 
 
 
 @pytest.mark.promise("P1", "P7")
-def test_a_missing_current_does_not_begin_an_empty_store_over_the_rows(home: Path) -> None:
+def test_a_missing_current_file_does_not_create_an_empty_store(home: Path) -> None:
     (home / "kv" / "CURRENT").unlink()
     refused(home, CorruptionError, "CURRENT is missing")
 
@@ -198,7 +198,7 @@ def read_all(home: Path) -> None:
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("kind", ["MANIFEST-*", "*.sst", "*.blob"])
-def test_a_missing_file_is_named_at_open_or_at_the_first_read(home: Path, kind: str) -> None:
+def test_a_missing_file_is_named_at_open_or_at_the_first_read_of_it(home: Path, kind: str) -> None:
     (path,) = list((home / "kv").glob(kind))[:1]
     path.unlink()
     with pytest.raises(CorruptionError, match=path.name):
@@ -206,7 +206,7 @@ def test_a_missing_file_is_named_at_open_or_at_the_first_read(home: Path, kind: 
 
 
 @pytest.mark.parametrize("text", ['{"raw_mode":false,"prefix_extractors":{}}', "", "nonsense", None])
-def test_a_wrong_rocksdict_config_does_not_open_the_rows_in_another_mode(home: Path, text: str | None) -> None:
+def test_a_wrong_rocksdict_config_does_not_change_how_rows_are_read(home: Path, text: str | None) -> None:
     config = home / "kv" / "rocksdict-config.json"
     if text is None:
         config.unlink()
@@ -224,7 +224,7 @@ def test_a_wrong_rocksdict_config_does_not_open_the_rows_in_another_mode(home: P
     assert len(reports) == 1
 
 
-def test_a_crash_while_a_store_is_made_leaves_one_that_opens(tmp_path: Path) -> None:
+def test_a_crash_during_creation_leaves_a_store_that_opens(tmp_path: Path) -> None:
     path = tmp_path / "store"
     open_store(path).close()
     (path / "SEALS").unlink()
@@ -240,12 +240,12 @@ def test_a_crash_while_a_store_is_made_leaves_one_that_opens(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("P1", "P7")
-def test_a_database_that_is_gone_is_not_begun_anew(home: Path) -> None:
+def test_a_missing_database_is_not_created_again(home: Path) -> None:
     shutil.rmtree(home / "kv")
     refused(home, CorruptionError, "CURRENT is missing")
 
 
-def test_a_damaged_seals_file_is_reported_and_written_anew(home: Path) -> None:
+def test_a_damaged_seals_file_is_reported_and_written_again(home: Path) -> None:
     (home / "SEALS").write_bytes(b"junk")
     reports: list[str] = []
     open_store(home, report=reports.append).close()

@@ -1,4 +1,4 @@
-"""Settings reach RocksDB: what the options file of an open database says is what the profiles ask for."""
+"""The options file of an open database matches the profiles and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from basaltmq.store.rocks_properties import UNFLUSHED, families_of
 
 
 def written_options(path: Path) -> dict[str, dict[str, str]]:
-    """Section -> option -> value, from RocksDB's own record of what it runs with."""
+    """Return section -> option -> value from RocksDB's options file."""
     newest = max((path / "kv").glob("OPTIONS-*"), key=lambda each: int(each.name.partition("-")[2]))
     sections: dict[str, dict[str, str]] = {}
     section: dict[str, str] = {}
@@ -31,7 +31,7 @@ def written_options(path: Path) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.spec("A1")
-def test_every_family_runs_with_its_profile(tmp_path: Path) -> None:
+def test_every_family_has_the_options_of_its_profile(tmp_path: Path) -> None:
     open_store(tmp_path / "store").close()
     sections = written_options(tmp_path / "store")
     for family in Family:
@@ -46,12 +46,12 @@ def test_every_family_runs_with_its_profile(tmp_path: Path) -> None:
             assert found["enable_blob_garbage_collection"] == "true"
             assert float(found["blob_garbage_collection_force_threshold"]) == 0.5
         table = sections[f'TableOptions/BlockBasedTable "{family.label}"']
-        assert table["cache_index_and_filter_blocks"] == "true", "index blocks count against the one memory limit"
+        assert table["cache_index_and_filter_blocks"] == "true", "index blocks count towards the shared memory limit"
         assert ("bloomfilter" in table["filter_policy"].lower()) == profile.bloom, family
 
 
 @pytest.mark.promise("P8")
-def test_settings_of_the_database_reach_it(tmp_path: Path) -> None:
+def test_database_options_take_effect(tmp_path: Path) -> None:
     options = StoreOptions(open_files_max=77, wal_bytes_max=9 * MIB, background_jobs=3)
     open_store(tmp_path / "store", options=options).close()
     database = written_options(tmp_path / "store")["DBOptions"]
@@ -62,8 +62,8 @@ def test_settings_of_the_database_reach_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P8", "P9")
-def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
-    """A family with one old row must not keep all later logs alive."""
+def test_the_wal_size_is_bounded(tmp_path: Path) -> None:
+    """A family with one old row must not retain all later WAL files."""
     store = open_store(tmp_path / "store", options=StoreOptions(wal_bytes_max=2 * MIB))
     batch = Batch()
     batch.put(Family.STATE, b"old", b"row")
@@ -75,7 +75,7 @@ def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
     store.flush(Family.MESSAGES)
     deadline = time.monotonic() + 30
     while log_bytes(tmp_path / "store") > 4 * MIB and time.monotonic() < deadline:
-        # The flush that frees old logs is asked for by a write and done in the background.
+        # A write triggers the flush that frees old WAL files. It runs in the background.
         store.write(batch)
         time.sleep(0.01)
     assert log_bytes(tmp_path / "store") <= 4 * MIB
@@ -85,7 +85,7 @@ def test_the_log_to_replay_stays_bounded(tmp_path: Path) -> None:
 def log_bytes(path: Path) -> int:
     total = 0
     for each in (path / "kv").glob("*.log"):
-        # RocksDB may delete a log between the listing and the look at it.
+        # RocksDB may delete a WAL file between the listing and the stat.
         with contextlib.suppress(FileNotFoundError):
             total += each.stat().st_size
     return total
@@ -102,10 +102,10 @@ def test_stores_of_a_process_share_one_memory_budget(tmp_path: Path) -> None:
         for store in stores:
             store.write(batch)
     assert memory.write_buffers.get_buffer_size() == 16 * MIB
-    # No family has filled its own buffer of 16 MiB; it is the shared budget that sends them to disk.
+    # No family has filled its own buffer of 16 MiB, so the shared budget triggers the flushes.
     deadline = time.monotonic() + 30
     while memory.write_buffers.get_usage() > 16 * MIB and time.monotonic() < deadline:
-        # A memory table is sent to disk by the next write that finds the budget passed.
+        # The next write over the budget triggers a flush.
         for store in stores:
             store.write(batch)
         time.sleep(0.01)
@@ -135,7 +135,7 @@ def test_a_store_is_behind_while_full_memtables_of_bodies_wait_for_their_flush(t
 
 
 class _Waiting:
-    """A family with memtables whose flush does not come."""
+    """A family whose full memtables are never flushed."""
 
     def __init__(self, waiting: dict[Family, int], family: Family) -> None:
         self._waiting = waiting

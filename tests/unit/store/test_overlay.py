@@ -1,4 +1,4 @@
-"""Writes laid over a store that has rows of its own: they hide, replace and add, and never reach it."""
+"""Writes in an overlay hide, replace and add rows of the base store, and never reach it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def base() -> Iterator[MemoryStore]:
     store.close()
 
 
-def test_a_deleted_row_of_the_store_below_is_gone_from_every_kind_of_read(base: MemoryStore) -> None:
+def test_a_deleted_base_row_is_absent_from_every_kind_of_read(base: MemoryStore) -> None:
     over = OverlayStore(base)
     batch = Batch()
     batch.delete(A, b"b")
@@ -48,7 +48,7 @@ def test_a_deleted_row_of_the_store_below_is_gone_from_every_kind_of_read(base: 
         assert [key for key, _ in snapshot.scan(A)] == [b"a", b"c", b"d"]
 
 
-def test_the_store_below_never_changes_and_shows_again_once_the_writes_are_discarded(base: MemoryStore) -> None:
+def test_the_base_store_never_changes_and_reappears_after_discard(base: MemoryStore) -> None:
     over = OverlayStore(base)
     batch = Batch()
     batch.put(A, b"a", b"other")
@@ -73,9 +73,7 @@ def test_the_store_below_never_changes_and_shows_again_once_the_writes_are_disca
     KEYS,
     st.none() | KEYS,
 )
-def test_two_layers_read_like_one_store(
-    writes: list[tuple[str, bytes, bytes]], start: bytes, end: bytes | None
-) -> None:
+def test_two_layers_read_as_one_store(writes: list[tuple[str, bytes, bytes]], start: bytes, end: bytes | None) -> None:
     one, over = filled(), OverlayStore(filled())
     for kind, key, value in writes:
         batch = Batch()

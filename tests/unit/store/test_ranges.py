@@ -1,4 +1,4 @@
-"""Many small ranges read in one pass say the same as a scan of each."""
+"""Many small ranges read in one pass have the same rows as a scan of each."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from basaltmq.store.rocks_cursor import RUN_ROWS, Run
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("most", [6, 60])
 @pytest.mark.parametrize("seed", range(4))
-def test_one_pass_finds_what_a_scan_of_each_range_finds(tmp_path: Path, seed: int, most: int) -> None:
+def test_one_pass_returns_the_same_rows_as_a_scan_per_range(tmp_path: Path, seed: int, most: int) -> None:
     chance = random.Random(seed)
     batch = Batch()
     for number in chance.sample(range(1000), 400):
         batch.put(Family.MESSAGES, b"%03d" % number, b"v%d" % number)
     points = sorted(chance.sample(range(1000), 60))
-    # Of some that are neighbours all rows are wanted, for which there is a faster way; it is left for good in between.
+    # Adjacent ranges that are read completely use a faster path, which a gap between ranges ends.
     pairs = [*pairwise(points[:30]), *zip(points[30::2], points[31::2], strict=True)]
     ranges = [(b"%03d" % a, b"%03d" % b, chance.randrange(1, most)) for a, b in pairs]
     store, memory = open_store(tmp_path / "s"), MemoryStore()
@@ -44,7 +44,7 @@ def test_one_pass_finds_what_a_scan_of_each_range_finds(tmp_path: Path, seed: in
 
 
 @pytest.mark.promise("P8")
-def test_a_range_among_many_deleted_rows_is_left_out_and_those_behind_it_are_read(
+def test_a_range_among_many_tombstones_is_skipped_and_later_ranges_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rocks, "SKIPPED_MAX", 20)
@@ -75,7 +75,7 @@ def rows_of(pieces: list[Piece]) -> list[Row]:
 
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_in_bulk_are_those_of_a_scan(tmp_path: Path, seed: int) -> None:
+def test_a_bulk_read_returns_the_rows_of_a_scan(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     batch = Batch()
     for number in chance.sample(range(1000), 400):
@@ -107,7 +107,7 @@ def test_rows_in_bulk_are_those_of_a_scan(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.promise("P10")
-def test_rows_in_bulk_go_on_behind_a_damaged_block_and_say_so(tmp_path: Path) -> None:
+def test_a_bulk_read_continues_after_a_damaged_block_and_records_it(tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")
     batch = Batch()
     chance = random.Random(0)
@@ -123,13 +123,13 @@ def test_rows_in_bulk_go_on_behind_a_damaged_block_and_say_so(tmp_path: Path) ->
     pieces, more = read_pieces(store, Family.MESSAGES, b"", b"\xff", 5000, 1 << 30, 100)
     found = [key for key, _ in rows_of(pieces)]
     assert not more
-    assert 1500 < len(found) < 2000, "one block is lost, not the rest"
+    assert 1500 < len(found) < 2000, "only the damaged block is lost"
     assert (found[0], found[-1]) == (b"0000", b"1999")
     assert store.unreadable() == 1
     store.close()
 
 
-def test_a_run_that_is_closed_under_its_reader_says_so() -> None:
+def test_a_read_of_a_closed_run_raises() -> None:
     class Open:
         path = Path("store")
 

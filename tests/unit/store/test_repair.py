@@ -1,4 +1,4 @@
-"""Repair: what is copied, what is said, and what a crash in the middle leaves."""
+"""Repair: copied rows, reported losses, and the state after a crash in the middle."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from basaltmq.store.families import Family
 from basaltmq.store.integrity.synced import SYNCED, Synced, read_synced
 from basaltmq.store.integrity.wal import current_manifest, scan_log
 from basaltmq.store.open import open_store
+from basaltmq.store.repair import repair
 from basaltmq.store.salvage import swap
-from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.verify import verify
 
 ROWS = 900
@@ -27,7 +27,7 @@ ROWS = 900
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A store that was closed, and one that was killed; a third of the rows of the second are in its log only."""
+    """Return a closed store and a killed one. A third of the second's rows are only in the WAL."""
     home = tmp_path_factory.mktemp("stores")
     rng = random.Random(7)
     store = open_store(home / "closed")
@@ -82,7 +82,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.parametrize("way", ["removed", "shortened"])
-def test_a_log_that_lost_confirmed_writes_is_refused_and_repair_says_so(killed: Path, way: str) -> None:
+def test_a_wal_that_lost_confirmed_writes_is_refused_and_repair_reports_the_loss(killed: Path, way: str) -> None:
     log = log_of(killed)
     if way == "removed":
         log.unlink()
@@ -100,7 +100,7 @@ def test_a_log_that_lost_confirmed_writes_is_refused_and_repair_says_so(killed: 
 
 
 @pytest.mark.promise("P1")
-def test_a_torn_tail_of_writes_that_were_not_confirmed_is_no_loss(stores: dict[str, Path], tmp_path: Path) -> None:
+def test_a_torn_tail_of_unconfirmed_writes_is_not_a_loss(stores: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(stores["killed"], tmp_path / "store"))
     store = open_store(path)
     batch = Batch()
@@ -137,7 +137,7 @@ def test_a_manifest_that_ends_before_durable_records_is_named_and_repaired(kille
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("names", ["MANIFEST", "CURRENT", "MANIFEST CURRENT", "MANIFEST CURRENT OPTIONS SEALS SYNCED"])
-def test_a_store_without_its_manifest_is_refused_and_built_from_its_tables(killed: Path, names: str) -> None:
+def test_a_store_without_manifest_is_refused_and_rebuilt_from_its_sst_files(killed: Path, names: str) -> None:
     for name in names.split():
         for file in [*killed.glob(name), *(killed / "kv").glob(f"{name}*")]:
             file.unlink()
@@ -151,7 +151,7 @@ def test_a_store_without_its_manifest_is_refused_and_built_from_its_tables(kille
 
 
 @pytest.mark.promise("P7")
-def test_a_missing_blob_file_costs_its_values_also_without_a_manifest(closed: Path) -> None:
+def test_a_missing_blob_file_loses_only_its_values_with_or_without_manifest(closed: Path) -> None:
     blob = max((closed / "kv").glob("*.blob"))
     blob.unlink()
     for manifest in (closed / "kv").glob("MANIFEST-*"):
@@ -166,7 +166,7 @@ def test_a_missing_blob_file_costs_its_values_also_without_a_manifest(closed: Pa
 
 
 @pytest.mark.promise("P7")
-def test_two_damaged_tables_and_a_damaged_log_cost_only_what_is_in_the_damage(killed: Path) -> None:
+def test_two_damaged_sst_files_and_a_damaged_wal_lose_only_the_damaged_rows(killed: Path) -> None:
     tables = [each for each in sorted((killed / "kv").glob("*.sst")) if each.stat().st_size > 50_000]
     assert len(tables) == 2
     flip(tables[0], 20_000)
@@ -185,7 +185,7 @@ def test_two_damaged_tables_and_a_damaged_log_cost_only_what_is_in_the_damage(ki
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("way", ["removed", "damaged"])
-def test_a_lost_store_file_is_named_and_written_anew_with_the_same_id(closed: Path, way: str) -> None:
+def test_a_lost_store_file_is_named_and_written_again_with_the_same_id(closed: Path, way: str) -> None:
     marker = read_marker(closed)
     assert marker is not None
     if way == "removed":
@@ -201,7 +201,7 @@ def test_a_lost_store_file_is_named_and_written_anew_with_the_same_id(closed: Pa
     assert len(keys_of(closed)) == ROWS
 
 
-def test_what_is_no_store_is_not_made_one(tmp_path: Path) -> None:
+def test_repair_does_not_turn_another_directory_into_a_store(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(NotAStoreError):
         repair(tmp_path)
@@ -220,7 +220,7 @@ def test_without_accept_loss_nothing_changes_and_the_loss_is_reported(closed: Pa
     assert not (closed / swap.SCRATCH).exists()
 
 
-def test_a_repair_without_room_for_a_copy_is_refused(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repair_without_disk_space_for_the_copy_is_refused(closed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flip(max((closed / "kv").glob("*.sst")), 20)
     before = tree(closed)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1000, f_frsize=4096))
@@ -230,12 +230,12 @@ def test_a_repair_without_room_for_a_copy_is_refused(closed: Path, monkeypatch: 
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing but `finally` runs, and what that would clean is put back."""
+    """Simulates SIGKILL. The `finally` blocks run, and the test restores the files that they remove."""
 
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("renames", range(1, 9))
-def test_a_swap_that_is_interrupted_anywhere_is_finished_by_the_next_open(
+def test_the_next_open_completes_a_swap_interrupted_at_any_step(
     closed: Path, renames: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flip(max((closed / "kv").glob("*.sst"), key=lambda each: each.stat().st_size), 20_000)
@@ -279,8 +279,41 @@ def test_synced_survives_a_torn_slot(closed: Path) -> None:
     assert len(keys_of(closed)) == ROWS
 
 
-def test_a_slot_of_synced_is_read_as_it_was_written() -> None:
+def test_a_slot_of_synced_decodes_to_its_content() -> None:
     said = Synced(7, 1 << 40, 12, 4096, (3, 9, 1 << 33))
     assert Synced.decode(said.encode()) == said
     assert Synced.decode(b"") is None
     assert Synced.decode(bytes(2048)) is None
+
+
+@pytest.mark.promise("P7")
+def test_a_flipped_bit_anywhere_in_a_table_costs_at_most_that_table(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "open")
+    for table in range(2):
+        batch = Batch()
+        for number in range(table, 40, 2):
+            batch.put(Family.QUEUES, b"%04d" % number, b"value")
+        store.write(batch)
+        store.flush()
+    killed = Path(shutil.copytree(tmp_path / "open", tmp_path / "killed"))
+    store.close()
+    name = max((killed / "kv").glob("*.sst"), key=lambda each: each.stat().st_size).name
+    content = (killed / "kv" / name).read_bytes()
+    unhurt = 0
+    for place in range(0, len(content), 19):
+        path = Path(shutil.copytree(killed, tmp_path / f"flip-{place}"))
+        damaged = bytearray(content)
+        damaged[place] ^= 8
+        (path / "kv" / name).write_bytes(damaged)
+        faults = verify(path)
+        outcome = repair(path)
+        assert outcome.remaining == [], place
+        kept = keys_of(path, Family.QUEUES)
+        assert len(kept) >= 20, (place, faults)
+        if len(kept) == 40 and faults:
+            assert any("filter" in fault for fault in faults)
+            unhurt += 1
+        else:
+            assert (len(kept) < 40) == bool(outcome.losses), (place, faults)
+        shutil.rmtree(path)
+    assert unhurt, "no place was in the bloom filter"

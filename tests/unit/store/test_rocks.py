@@ -1,4 +1,4 @@
-"""What is particular to the store on RocksDB: the operator's tools, stalls, closing, and the ways of `rocksdict`."""
+"""Properties of the RocksDB store only: operator functions, stalls, closing, and workarounds for `rocksdict`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def numbered(count: int) -> list[bytes]:
 
 
 @pytest.mark.spec("A10")
-def test_options_change_on_the_open_store_for_one_family_or_all(store: RocksStore) -> None:
+def test_options_can_change_on_an_open_store_for_one_family_or_all(store: RocksStore) -> None:
     store.set_options({"level0_slowdown_writes_trigger": "31", "disable_auto_compactions": "true"}, F)
     store.set_options({"write_buffer_size": str(2 * MIB)})
     put(store, F, *numbered(10))
@@ -65,9 +65,7 @@ def test_options_change_on_the_open_store_for_one_family_or_all(store: RocksStor
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("family", [F, None])
 @pytest.mark.parametrize("name", ["no_such_option", "num_levels", "max_open_files", ""])
-def test_an_option_that_is_unknown_or_fixed_is_refused_by_name(
-    store: RocksStore, name: str, family: Family | None
-) -> None:
+def test_an_unknown_or_immutable_option_is_refused_by_name(store: RocksStore, name: str, family: Family | None) -> None:
     with pytest.raises(UnknownOptionError, match=f"{name!r} is not an option"):
         store.set_options({name: "7"}, family)
     put(store, F, b"k")
@@ -78,7 +76,7 @@ def test_an_option_that_is_unknown_or_fixed_is_refused_by_name(
     ("name", "value"),
     [("write_buffer_size", "many"), ("write_buffer_size", ""), ("disable_auto_compactions", "perhaps")],
 )
-def test_a_value_that_cannot_be_read_is_refused_by_name(store: RocksStore, name: str, value: str) -> None:
+def test_an_invalid_option_value_is_refused_by_name(store: RocksStore, name: str, value: str) -> None:
     with pytest.raises(InvalidConfigError, match=f"option '{name}' is not valid"):
         store.set_options({name: value}, F)
     put(store, F, b"k")
@@ -86,13 +84,13 @@ def test_a_value_that_cannot_be_read_is_refused_by_name(store: RocksStore, name:
 
 @pytest.mark.spec("A10")
 @pytest.mark.promise("P8")
-def test_a_negative_value_is_refused_before_rocksdb_takes_it_for_a_huge_one(store: RocksStore) -> None:
+def test_a_negative_option_value_is_refused_before_rocksdb_parses_it_as_unsigned(store: RocksStore) -> None:
     with pytest.raises(InvalidConfigError, match="'write_buffer_size' cannot be negative: -5"):
         store.set_options({"write_buffer_size": "-5"})
 
 
 @pytest.mark.spec("A10")
-def test_flush_moves_one_family_or_all_from_memory_to_files(store: RocksStore) -> None:
+def test_flush_writes_one_family_or_all_to_files(store: RocksStore) -> None:
     put(store, F, *numbered(100))
     put(store, G, *numbered(100))
     store.flush(F)
@@ -105,7 +103,7 @@ def test_flush_moves_one_family_or_all_from_memory_to_files(store: RocksStore) -
 
 
 @pytest.mark.spec("A10")
-def test_compact_gives_back_the_space_of_one_family_or_all(store: RocksStore) -> None:
+def test_compact_frees_the_space_of_one_family_or_all(store: RocksStore) -> None:
     for family in (F, G):
         put(store, family, *numbered(3000), value=os.urandom(200))
         store.flush(family)
@@ -136,7 +134,7 @@ def test_properties_are_per_family_and_summed_over_all(store: RocksStore) -> Non
 
 
 @pytest.mark.spec("A10")
-def test_figures_of_the_database_are_counted_once(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_figures_are_counted_once(store: RocksStore, monkeypatch: pytest.MonkeyPatch) -> None:
     class Compacting:
         """A family of a database that runs one compaction."""
 
@@ -149,11 +147,11 @@ def test_figures_of_the_database_are_counted_once(store: RocksStore, monkeypatch
         summed, single = store.properties(), store.properties(F)
     assert summed["running-compactions"] == summed["background-errors"] == 1
     assert summed["level-0-files"] == len(Family)
-    assert set(single) == set(PROPERTIES), "a family has none of its own"
+    assert set(single) == set(PROPERTIES), "a single family has no database figures"
 
 
 @pytest.mark.spec("A10", "A11")
-def test_the_size_covers_memory_tables_files_and_blob_files(store: RocksStore) -> None:
+def test_the_size_includes_memtables_sst_files_and_blob_files(store: RocksStore) -> None:
     put(store, Family.STREAM_RECORDS, *numbered(100), value=os.urandom(10_000))
     assert store.size_bytes() >= MIB * 100 // 110
     store.flush()
@@ -163,7 +161,7 @@ def test_the_size_covers_memory_tables_files_and_blob_files(store: RocksStore) -
 
 
 @pytest.mark.spec("A10")
-def test_statistics_are_there_only_when_asked_for(store: RocksStore, tmp_path: Path) -> None:
+def test_statistics_exist_only_when_enabled(store: RocksStore, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="open the store with statistics=True"):
         store.statistics()
     counted = open_store(tmp_path / "counted", options=StoreOptions(statistics=True))
@@ -176,7 +174,7 @@ def test_statistics_are_there_only_when_asked_for(store: RocksStore, tmp_path: P
 
 
 @pytest.mark.spec("A10")
-def test_a_view_takes_no_writes_and_no_changes(store: RocksStore) -> None:
+def test_a_view_refuses_writes_and_changes(store: RocksStore) -> None:
     put(store, F, b"k")
     store.sync()
     view = open_view(store.path)
@@ -201,7 +199,7 @@ def test_a_view_takes_no_writes_and_no_changes(store: RocksStore) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_stalled_store_refuses_after_the_wait_applies_nothing_and_recovers(tmp_path: Path) -> None:
+def test_a_stalled_write_raises_after_the_wait_and_applies_nothing(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store", options=StoreOptions(stall_wait_ms_max=20))
     store.set_options({"level0_file_num_compaction_trigger": "100"}, F)
     for number in range(3):
@@ -226,7 +224,7 @@ def test_a_stalled_store_refuses_after_the_wait_applies_nothing_and_recovers(tmp
 
 
 @pytest.mark.promise("P1")
-def test_what_was_written_is_there_when_opened_again_logged_or_not(tmp_path: Path) -> None:
+def test_rows_survive_a_reopen_with_or_without_wal(tmp_path: Path) -> None:
     for round_number in range(3):
         store = open_store(tmp_path / "store")
         assert [key for key, _ in store.scan(F)] == numbered(2 * round_number)
@@ -238,8 +236,8 @@ def test_what_was_written_is_there_when_opened_again_logged_or_not(tmp_path: Pat
 
 
 @pytest.mark.promise("P2")
-def test_an_inverted_range_does_not_reach_the_log(tmp_path: Path) -> None:
-    """RocksDB would log it, apply half of the batch and refuse to open the database ever after."""
+def test_an_inverted_range_is_not_logged(tmp_path: Path) -> None:
+    """RocksDB would log it, apply half of the batch, and refuse to open the database afterwards."""
     store = open_store(tmp_path / "store")
     batch = Batch()
     batch.put(F, b"before", b"v")
@@ -253,7 +251,7 @@ def test_an_inverted_range_does_not_reach_the_log(tmp_path: Path) -> None:
     store.close()
 
 
-def test_closing_a_poisoned_store_does_not_flush_and_recovery_finds_the_log(tmp_path: Path) -> None:
+def test_closing_a_poisoned_store_does_not_flush_and_recovery_replays_the_wal(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, F, b"k")
     store.poison(OSError("gone"))
@@ -266,7 +264,7 @@ def test_closing_a_poisoned_store_does_not_flush_and_recovery_finds_the_log(tmp_
     store.close()
 
 
-def test_a_closed_store_can_be_opened_at_once_whatever_is_still_held(tmp_path: Path) -> None:
+def test_a_closed_store_can_be_opened_at_once_despite_open_scans_and_snapshots(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, F, *numbered(1000))
     scan, snapshot = store.scan(F), store.snapshot(F, G)
@@ -283,7 +281,7 @@ def test_a_closed_store_can_be_opened_at_once_whatever_is_still_held(tmp_path: P
 
 
 @pytest.mark.parametrize("round_number", range(3))
-def test_a_store_closed_under_use_can_be_opened_at_once(tmp_path: Path, round_number: int) -> None:
+def test_a_store_closed_during_use_can_be_opened_at_once(tmp_path: Path, round_number: int) -> None:
     store = open_store(tmp_path / "store")
     put(store, F, *numbered(3000), value=bytes(100))
     begun = threading.Barrier(5)
@@ -309,7 +307,7 @@ def test_a_store_closed_under_use_can_be_opened_at_once(tmp_path: Path, round_nu
         again.close()
 
 
-def test_a_compaction_under_way_does_not_hold_up_close(tmp_path: Path) -> None:
+def test_a_running_compaction_does_not_delay_close(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for _ in range(10):
         put(store, Family.STREAM_RECORDS, *(os.urandom(8) for _ in range(100)), value=os.urandom(8000))
@@ -334,12 +332,12 @@ def test_a_compaction_under_way_does_not_hold_up_close(tmp_path: Path) -> None:
     store.close()
 
 
-KEPT = Family.LEASES
+KEPT = Family.QUEUES
 """A family whose unreadable rows are not skipped."""
 
 
 @pytest.mark.promise("P7")
-def test_a_scan_that_meets_damage_names_the_file_and_lets_the_store_go(tmp_path: Path) -> None:
+def test_a_scan_over_damage_names_the_file_and_does_not_keep_the_store_locked(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, KEPT, *numbered(20_000), value=os.urandom(100))
     store.flush()
@@ -362,12 +360,12 @@ def test_a_scan_that_meets_damage_names_the_file_and_lets_the_store_go(tmp_path:
 
 
 def assert_not_held(path: Path) -> None:
-    """RocksDB's own lock is free, though errors of the scans are still at hand."""
+    """Assert that RocksDB's lock is free although the errors of the scans still exist."""
     Rdict.destroy(str(path / "kv"), Options(raw_mode=True))
 
 
 @pytest.mark.promise("P8")
-def test_errors_of_a_dead_store_do_not_pile_up(store: RocksStore) -> None:
+def test_errors_of_a_closed_store_do_not_collect_tracebacks(store: RocksStore) -> None:
     store.poison(OSError("gone"))
     seen = set()
     for _ in range(5):
@@ -380,8 +378,8 @@ def test_errors_of_a_dead_store_do_not_pile_up(store: RocksStore) -> None:
     assert len(seen) == 1
 
 
-def test_ways_of_rocksdict_that_shape_the_store(store: RocksStore) -> None:
-    """When one of these fails, a workaround can go."""
+def test_the_properties_of_rocksdict_that_the_store_works_around(store: RocksStore) -> None:
+    """If one of these fails, a workaround can be removed."""
     put(store, F, *numbered(10))
     native = store._families[F]
 

@@ -1,4 +1,4 @@
-"""How far a cursor reads ahead of its reader, on an iterator that counts."""
+"""How far a cursor reads ahead of its reader, measured with a counting iterator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from basaltmq.store.rocks_cursor import CHUNK_BYTES_MAX, CHUNK_ROWS_MAX, Cursor
 
 
 class CountingIterator:
-    """Rows 0, 1, 2 ... of one size, without end; `read` is how many values were fetched."""
+    """Endless rows 0, 1, 2 ... of one size. `read` is the number of values fetched."""
 
     def __init__(self, value_bytes: int) -> None:
         self._value = bytes(value_bytes)
@@ -51,7 +51,7 @@ class Owner:
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("value_bytes", [0, 100, CHUNK_BYTES_MAX // 10, CHUNK_BYTES_MAX, 4 * CHUNK_BYTES_MAX])
-def test_a_scan_reads_ahead_within_its_bounds_in_rows_and_bytes(value_bytes: int, shared: bool) -> None:
+def test_a_scan_reads_ahead_within_its_limits_in_rows_and_bytes(value_bytes: int, shared: bool) -> None:
     native = CountingIterator(value_bytes)
     cursor = Cursor(Owner(), cast(RdictIter, native))
     scan = (cursor.scan if shared else cursor.scan_once)(b"", None, reverse=False)
@@ -67,7 +67,7 @@ def test_a_scan_reads_ahead_within_its_bounds_in_rows_and_bytes(value_bytes: int
 
 
 @pytest.mark.promise("P8")
-def test_the_first_row_costs_one_row() -> None:
+def test_a_scan_reads_one_row_for_its_first_row() -> None:
     native = CountingIterator(100)
     scan = Cursor(Owner(), cast(RdictIter, native)).scan_once(b"", None, reverse=False)
     next(scan)

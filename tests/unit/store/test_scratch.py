@@ -1,4 +1,4 @@
-"""Scratch folders: gone with whoever made them, whichever way that ended."""
+"""Scratch directories are removed with the process that created them, however it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_gone_when_it_is_removed_left_or_dropped(temp: Path) -> None:
+def test_a_directory_is_removed_by_call_context_exit_or_garbage_collection(temp: Path) -> None:
     with Scratch("verify") as left:
         assert [each.name for each in left.path.iterdir()] == [LIVE]
     kept, dropped = Scratch("index"), Scratch("view")
@@ -45,9 +45,7 @@ def test_it_is_gone_when_it_is_removed_left_or_dropped(temp: Path) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_view_that_is_dropped_without_being_closed_leaves_neither_folder_nor_open_files(
-    temp: Path, tmp_path: Path
-) -> None:
+def test_a_garbage_collected_view_leaves_neither_directory_nor_open_files(temp: Path, tmp_path: Path) -> None:
     open_store(tmp_path / "store").close()
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -60,7 +58,7 @@ def test_a_view_that_is_dropped_without_being_closed_leaves_neither_folder_nor_o
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, None])
-def test_what_a_killed_process_left_is_removed_by_the_next_one_and_what_lives_is_not(
+def test_the_directory_of_a_killed_process_is_swept_but_not_that_of_a_live_one(
     temp: Path, tmp_path: Path, ending: signal.Signals | None
 ) -> None:
     open_store(tmp_path / "store").close()
@@ -76,7 +74,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_what_lives_is
             assert set(temp.iterdir()) == {theirs, ours.path}
         if ending is None:
             process.communicate(timeout=60)
-            assert not list(temp.iterdir()), "a program that ends without closing its view"
+            assert not list(temp.iterdir()), "a program that exits without closing its view"
         else:
             process.send_signal(ending)
             process.communicate(timeout=60)
@@ -85,7 +83,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one_and_what_lives_is
         assert list(temp.iterdir()) == [after.path]
 
 
-def test_only_folders_of_the_dead_that_are_ours_are_swept(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_own_directories_of_ended_processes_are_swept(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("basalt-view-making", "basalt-view-abandoned", "basalt-other-thing"):
         (temp / name).mkdir()
     (temp / "basalt-view-file").write_text("not a folder")
@@ -99,16 +97,14 @@ def test_only_folders_of_the_dead_that_are_ours_are_swept(temp: Path, monkeypatc
     (temp / "basalt-view-making" / LIVE).touch()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     sweep()
-    assert (temp / "basalt-view-making").exists(), "somebody else's"
+    assert (temp / "basalt-view-making").exists(), "a directory of another user"
     monkeypatch.undo()
     monkeypatch.setattr(tempfile, "tempdir", str(temp))
     sweep()
     assert not (temp / "basalt-view-making").exists()
 
 
-def test_a_removal_that_is_cut_short_is_finished_by_the_next_process(
-    temp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_removal_is_completed_by_the_next_process(temp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = Scratch("view")
     for name in ("a", "b"):
         (ours.path / name).write_text("something")
@@ -143,7 +139,7 @@ def _leads_to(descriptor: str, path: Path) -> bool:
         return False
 
 
-def test_a_forked_child_leaves_its_parents_folder_alone(temp: Path) -> None:
+def test_a_forked_child_does_not_remove_its_parents_directory(temp: Path) -> None:
     with Scratch("view") as ours:
         child = os.fork()
         if child == 0:

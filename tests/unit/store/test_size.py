@@ -1,4 +1,4 @@
-"""Overfull and underfull: the marks on a store of the test's own size, the space on a real one."""
+"""Overfull and underfull: the limits on a store with a simulated size, the freed space on a real store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from basaltmq.store.keys.queues import body_key
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.open import open_store
 from basaltmq.store.space.size import STEP_BYTES_MAX, STEP_BYTES_MIN, SizeGuard
-from basaltmq.store.sync.group_commit import GroupCommit
 
 WAIT_S = 60
 OVER = 16 * MIB
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.spec("A11")
 
 
 class Scale(MemoryStore):
-    """A store that weighs what the test says."""
+    """A store whose size the test sets."""
 
     def __init__(self, weight: int = 0) -> None:
         super().__init__()
@@ -48,7 +47,7 @@ class Scale(MemoryStore):
 
 
 def underfull_of(guard: SizeGuard) -> threading.Event:
-    """An event that is set when the guard reports that the store is underfull again."""
+    """Return an event that is set when the guard reports that the store is underfull again."""
     found = threading.Event()
 
     def heard(overfull: bool, size_bytes: int) -> None:
@@ -63,7 +62,7 @@ def guard_of(scale: Scale) -> SizeGuard:
     return SizeGuard(scale, overfull_bytes=OVER, underfull_bytes=UNDER)
 
 
-def test_the_state_changes_at_the_marks_and_stays_between_them() -> None:
+def test_the_state_changes_at_the_limits_and_not_between_them() -> None:
     scale = Scale()
     guard = guard_of(scale)
     seen: list[tuple[bool, int]] = []
@@ -88,12 +87,12 @@ def test_the_state_changes_at_the_marks_and_stays_between_them() -> None:
 
 
 @pytest.mark.parametrize(("over", "under"), [(10, 10), (10, 11), (10, 0), (10, -1), (0, 0)])
-def test_marks_that_make_no_sense_are_refused(over: int, under: int) -> None:
+def test_invalid_limits_are_refused(over: int, under: int) -> None:
     with pytest.raises(InvalidConfigError, match="underfull_bytes"):
         SizeGuard(Scale(), overfull_bytes=over, underfull_bytes=under)
 
 
-def test_a_store_opened_overfull_holds_producers_from_the_start() -> None:
+def test_a_store_opened_overfull_blocks_publishers_from_the_start() -> None:
     guard = guard_of(Scale(OVER))
     heard: list[bool] = []
     guard.listen(lambda overfull, size_bytes: heard.append(overfull))
@@ -116,7 +115,7 @@ def test_writes_are_measured_once_per_step() -> None:
     guard.close()
 
 
-def test_the_step_follows_the_marks_within_bounds() -> None:
+def test_the_measuring_step_depends_on_the_limits_within_bounds() -> None:
     for gap, step in [(MIB, STEP_BYTES_MIN), (32 * MIB, 2 * MIB), (100_000 * MIB, STEP_BYTES_MAX)]:
         guard = SizeGuard(Scale(), overfull_bytes=MIB + gap, underfull_bytes=MIB)
         assert guard.step_bytes == step
@@ -124,7 +123,7 @@ def test_the_step_follows_the_marks_within_bounds() -> None:
 
 
 @pytest.mark.promise("P8")
-def test_producers_are_refused_between_the_marks_with_figures_and_remedy() -> None:
+def test_publishers_are_refused_with_figures_and_remedy() -> None:
     scale = Scale()
     guard = guard_of(scale)
     guard.admit()
@@ -143,7 +142,7 @@ def test_producers_are_refused_between_the_marks_with_figures_and_remedy() -> No
     guard.close()
 
 
-def test_each_write_of_a_consumer_is_followed_by_another_attempt_to_reclaim() -> None:
+def test_each_write_while_overfull_triggers_another_reclaim() -> None:
     scale = Scale(OVER)
     guard = guard_of(scale)
     underfull = underfull_of(guard)
@@ -158,8 +157,8 @@ def test_each_write_of_a_consumer_is_followed_by_another_attempt_to_reclaim() ->
 
 
 @pytest.mark.promise("P8")
-def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) -> None:
-    """Producers fill the store to its mark; consumers, never held, delete; the space comes back from the disk."""
+def test_deletes_by_consumers_bring_a_real_store_below_its_limit(tmp_path: Path) -> None:
+    """Publishers fill the store to its limit. Consumers delete without being blocked, and the disk space is freed."""
     store = open_store(tmp_path / "store")
     guard = SizeGuard(store, overfull_bytes=24 * MIB, underfull_bytes=6 * MIB)
     underfull = underfull_of(guard)
@@ -200,7 +199,7 @@ def test_consumers_alone_bring_a_real_store_back_below_its_mark(tmp_path: Path) 
     store.close()
 
 
-def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> None:
+def test_the_store_can_be_closed_during_a_reclaim(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     batch = Batch()
     for number in range(200):
@@ -213,7 +212,7 @@ def test_closing_the_store_under_a_reclaiming_guard_is_clean(tmp_path: Path) -> 
     open_store(tmp_path / "store").close()
 
 
-def test_a_listener_that_fails_costs_neither_the_write_nor_the_other_listeners(
+def test_a_failing_listener_affects_neither_the_write_nor_other_listeners(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scale = Scale()
@@ -221,23 +220,21 @@ def test_a_listener_that_fails_costs_neither_the_write_nor_the_other_listeners(
     heard: list[bool] = []
 
     def fail(overfull: bool, size_bytes: int) -> None:
-        raise ValueError("a bug of the listener's")
+        raise ValueError("a bug of the listener")
 
     guard.listen(fail)
     guard.listen(lambda overfull, size_bytes: heard.append(overfull))
-    group = GroupCommit(scale)
     scale.weight = OVER
     batch = Batch()
     batch.put(Family.STATE, b"key", bytes(guard.step_bytes))
-    group.commit(batch)
+    scale.write(batch)
     assert scale.get(Family.STATE, b"key") is not None
     assert heard == [True]
-    assert "a bug of the listener's" in caplog.text
-    group.close()
+    assert "a bug of the listener" in caplog.text
     guard.close()
 
 
-def test_a_write_stands_when_the_size_cannot_be_measured() -> None:
+def test_a_write_is_applied_although_the_size_cannot_be_measured() -> None:
     class Unmeasurable(Scale):
         def size_bytes(self) -> int:
             if self.measured:

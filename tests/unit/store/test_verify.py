@@ -1,4 +1,4 @@
-"""Verify: goes on past a bad file, names each with what it costs, keeps out of the way, and tells how far it is."""
+"""Verify: continues after a damaged file, names each fault and its cost, changes nothing, and reports progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Four tables of one family, each with keys of its own, and one of another."""
+    """Return a store with four SST files of one family, with separate keys, and one of another family."""
     store = open_store(tmp_path / "store")
     store.set_options({"disable_auto_compactions": "true"}, Family.QUEUES)
     for letter in (b"a", b"b", b"c", b"d"):
@@ -31,7 +31,7 @@ def home(tmp_path: Path) -> Path:
         store.write(batch)
         store.flush()
     store.close()
-    # Without seals, so that it is the readers that find the faults.
+    # Without seals, so that the readers must detect the faults.
     (tmp_path / "store" / "SEALS").unlink()
     return tmp_path / "store"
 
@@ -46,7 +46,7 @@ def queue_tables(home: Path) -> list[Path]:
     return [path for path in sorted((home / "kv").glob("*.sst")) if path.stat().st_size > 15_000]
 
 
-def test_two_bad_tables_are_both_named_with_their_family_and_keys(home: Path) -> None:
+def test_two_damaged_sst_files_are_both_named_with_family_and_keys(home: Path) -> None:
     first, second = queue_tables(home)[0], queue_tables(home)[2]
     damage(first)
     damage(second)
@@ -60,7 +60,7 @@ def test_two_bad_tables_are_both_named_with_their_family_and_keys(home: Path) ->
         assert f"{letter}30303030 and {letter}30313939" in line
 
 
-def test_a_bad_value_in_a_blob_file_is_named_with_its_key_and_hides_no_bad_table(home: Path) -> None:
+def test_a_damaged_blob_value_is_named_with_its_key_and_hides_no_other_fault(home: Path) -> None:
     blob = sorted((home / "kv").glob("*.blob"))[1]
     damage(blob, 1000)
     damage(queue_tables(home)[3])
@@ -71,7 +71,7 @@ def test_a_bad_value_in_a_blob_file_is_named_with_its_key_and_hides_no_bad_table
     assert "family stream_records" in line
 
 
-def test_missing_tables_and_blob_files_are_named(home: Path) -> None:
+def test_missing_sst_and_blob_files_are_named(home: Path) -> None:
     table, blob = queue_tables(home)[1], sorted((home / "kv").glob("*.blob"))[0]
     table.unlink()
     blob.unlink()
@@ -80,7 +80,7 @@ def test_missing_tables_and_blob_files_are_named(home: Path) -> None:
     assert any(line.startswith(f"{blob}: ") for line in found), found
 
 
-def test_a_bad_wal_does_not_keep_the_tables_from_being_read(home: Path) -> None:
+def test_sst_files_are_read_despite_a_damaged_wal(home: Path) -> None:
     log = home / "kv" / "999999.log"
     log.write_bytes(b"\x01" * 300)
     damage(queue_tables(home)[0])
@@ -89,11 +89,11 @@ def test_a_bad_wal_does_not_keep_the_tables_from_being_read(home: Path) -> None:
     assert any(line.startswith(f"{log}: ") for line in found)
 
 
-def test_a_table_found_sound_while_the_store_is_open_is_sealed_whole(home: Path) -> None:
+def test_an_intact_sst_file_of_an_open_store_is_sealed(home: Path) -> None:
     store = open_store(home)
     assert store.verify() == []
     table = queue_tables(home)[0]
-    # In the filter or the properties, which RocksDB reads over.
+    # In the filter or the property block, which RocksDB ignores if damaged.
     damage(table, table.stat().st_size - 1200)
     found = store.verify()
     store.close()
@@ -107,7 +107,7 @@ def test_progress_rises_to_the_total(home: Path) -> None:
     assert steps[-1][0] == steps[-1][1] == steps[0][1] > 100_000
 
 
-def test_a_store_in_use_is_verified_by_the_one_who_has_it_open(home: Path) -> None:
+def test_an_open_store_is_verified_by_its_own_process(home: Path) -> None:
     store = open_store(home)
     with pytest.raises(StoreLockedError, match="verify it in that process"):
         verify(home)
@@ -128,13 +128,13 @@ def test_verify_changes_nothing_in_a_closed_store(home: Path) -> None:
     assert tree() == before
 
 
-def test_a_database_that_is_gone_is_a_fault(home: Path) -> None:
+def test_a_missing_database_is_a_fault(home: Path) -> None:
     shutil.rmtree(home / "kv")
     (line,) = verify(home)
     assert line.startswith(f"{home / 'kv'}: is missing")
 
 
-def test_verify_of_nothing_and_of_something_else(tmp_path: Path) -> None:
+def test_verify_refuses_missing_and_foreign_directories(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         verify(tmp_path / "nothing")
     (tmp_path / "file").write_text("x")
@@ -142,7 +142,7 @@ def test_verify_of_nothing_and_of_something_else(tmp_path: Path) -> None:
         verify(tmp_path)
 
 
-def test_a_blob_file_that_an_interrupted_flush_left_behind_is_no_fault(home: Path) -> None:
+def test_a_blob_file_of_an_interrupted_flush_is_not_a_fault(home: Path) -> None:
     (home / "kv" / "900000.blob").touch()
     assert verify(home) == []
     known = next(iter(sorted((home / "kv").glob("*.blob"))))

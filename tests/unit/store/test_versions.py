@@ -1,4 +1,4 @@
-"""Versions of content: new, current, older step by step, newer refused; and a crash at every batch of an upgrade."""
+"""Versions of content: new, current, older, newer, and a crash at every batch of an upgrade."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.spec("A9")
 
 
 class Crash(Exception):
-    """The process is gone."""
+    """Simulates the end of the process."""
 
 
 class CrashingStore(MemoryStore):
-    """Ends with a crash before a given write."""
+    """Crashes before a given write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def rows_v1(store: Store, count: int) -> None:
 
 
 def one_to_two(store: Store) -> Iterator[Batch]:
-    """Rewrites every row that is still of version 1, a few per batch."""
+    """Rewrites every row of version 1, a few per batch."""
     batch = Batch()
     for key, value in store.scan(F):
         if value == b"one":
@@ -69,7 +69,7 @@ def two_to_three(store: Store) -> Iterator[Batch]:
     """Moves everything to another family as one batch."""
     batch = Batch()
     for key, value in store.scan(F):
-        assert value == b"two", "a step sees what the step before it left"
+        assert value == b"two", "a step sees the result of the previous step"
         batch.put(Family.QUEUES, key, b"three")
         batch.delete(F, key)
     yield batch
@@ -82,7 +82,7 @@ def nothing_to_do(store: Store) -> Iterator[Batch]:
 STEPS = {1: one_to_two, 2: two_to_three, 3: nothing_to_do}
 
 
-def test_content_that_is_empty_begins_at_the_current_version() -> None:
+def test_empty_content_starts_at_the_current_version() -> None:
     store = CrashingStore()
     assert bring_up_to_date(store, NAME, 3, STEPS, FAMILIES) is True
     assert read_version(store, NAME) == 3
@@ -90,7 +90,7 @@ def test_content_that_is_empty_begins_at_the_current_version() -> None:
     assert bring_up_to_date(store, NAME, 3, STEPS, FAMILIES) is False
 
 
-def test_content_at_the_current_version_is_left_alone() -> None:
+def test_content_at_the_current_version_is_not_changed() -> None:
     store = CrashingStore()
     bring_up_to_date(store, NAME, 2, STEPS, FAMILIES)
     rows_v1(store, 3)
@@ -98,7 +98,7 @@ def test_content_at_the_current_version_is_left_alone() -> None:
     assert bring_up_to_date(store, NAME, 2, STEPS, FAMILIES) is False
 
 
-def test_rows_without_a_version_are_of_the_first() -> None:
+def test_rows_without_a_version_row_are_version_1() -> None:
     store = MemoryStore()
     rows_v1(store, 5)
     assert bring_up_to_date(store, NAME, 2, STEPS, FAMILIES) is False
@@ -107,7 +107,7 @@ def test_rows_without_a_version_are_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2, 3])
-def test_every_older_version_is_brought_up_step_by_step(first: int) -> None:
+def test_every_older_version_is_upgraded_step_by_step(first: int) -> None:
     store = CrashingStore()
     rows_v1(store, 5)
     for version in range(1, first):
@@ -118,7 +118,7 @@ def test_every_older_version_is_brought_up_step_by_step(first: int) -> None:
     assert [value for _, value in store.scan(Family.QUEUES)] == [b"three"] * 5
 
 
-def test_a_newer_version_is_refused_by_name_of_both_and_nothing_is_touched() -> None:
+def test_a_newer_version_is_refused_with_both_versions_and_nothing_changes() -> None:
     store = CrashingStore()
     rows_v1(store, 2)
     batch = Batch()
@@ -131,7 +131,7 @@ def test_a_newer_version_is_refused_by_name_of_both_and_nothing_is_touched() -> 
 
 
 @pytest.mark.promise("P2")
-def test_a_crash_before_any_write_of_an_upgrade_loses_and_repeats_nothing() -> None:
+def test_a_crash_before_any_write_of_an_upgrade_loses_and_duplicates_nothing() -> None:
     total_writes = 0
     while True:
         store = CrashingStore()
@@ -155,7 +155,7 @@ def test_a_crash_before_any_write_of_an_upgrade_loses_and_repeats_nothing() -> N
 
 
 @pytest.mark.spec("A9")
-def test_an_older_version_without_an_upgrade_is_refused_by_both_versions() -> None:
+def test_an_older_version_without_an_upgrade_is_refused_with_both_versions() -> None:
     store = MemoryStore()
     bring_up_to_date(store, NAME, 2, {}, FAMILIES)
     with pytest.raises(StoreTooOldError, match="is at version 2; this Basalt reads version 3 and cannot upgrade"):
@@ -163,7 +163,7 @@ def test_an_older_version_without_an_upgrade_is_refused_by_both_versions() -> No
     assert read_version(store, NAME) == 2
 
 
-def test_kinds_of_content_have_versions_of_their_own() -> None:
+def test_each_kind_of_content_has_a_separate_version() -> None:
     store = MemoryStore()
     bring_up_to_date(store, "one kind", 3, {}, (F,))
     bring_up_to_date(store, "another", 9, {}, (Family.XIDS,))
@@ -182,7 +182,7 @@ def test_a_damaged_version_row_is_named(raw: bytes) -> None:
         bring_up_to_date(store, NAME, 3, STEPS, FAMILIES)
 
 
-def test_an_upgrade_on_disk_is_there_when_opened_again(tmp_path: Path) -> None:
+def test_an_upgrade_on_disk_survives_a_reopen(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     rows_v1(store, 300)
     bring_up_to_date(store, NAME, 4, STEPS, FAMILIES)

@@ -1,4 +1,4 @@
-"""Views: one moment of a store in use, blob files included, that the writer cannot take away."""
+"""Views: one point in time of a store in use, including blob files, unaffected by its writer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from basaltmq.store.options import StoreOptions, database_options, family_option
 from basaltmq.store.rocks import RocksStore
 
 ROWS_MAX = 3000
-"""Enough for hundreds of flushes while views are made."""
+"""Enough for hundreds of flushes during the creation of views."""
 
 FAMILIES = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 
@@ -33,18 +33,18 @@ def put(store: RocksStore, number: int) -> None:
 
 def numbers(store: RocksStore) -> list[int]:
     one, two, three = ({int(key): value for key, value in store.scan(family)} for family in FAMILIES)
-    assert one == two == three, "half-applied"
+    assert one == two == three, "a batch was applied partially"
     assert all(value == b"%06d" % number * 1000 for number, value in one.items())
     return sorted(one)
 
 
 def open_files(below: Path) -> int:
-    """Files of a store this process holds open."""
+    """Return the store's files that this process has open."""
     fds = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return sum(os.readlink(fd).startswith(str(below)) for fd in fds if os.path.lexists(fd))
 
 
-def test_a_view_reads_blob_values_in_tables_and_in_the_wal(tmp_path: Path) -> None:
+def test_a_view_reads_blob_values_of_sst_files_and_of_the_wal(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(10):
         put(store, number)
@@ -61,7 +61,7 @@ def test_a_view_reads_blob_values_in_tables_and_in_the_wal(tmp_path: Path) -> No
     store.close()
 
 
-def test_a_view_keeps_its_moment_when_the_writer_deletes_and_compacts_all_of_it_away(tmp_path: Path) -> None:
+def test_a_view_keeps_its_rows_after_the_writer_deletes_and_compacts_them(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(50):
         put(store, number)
@@ -82,7 +82,7 @@ def test_a_view_keeps_its_moment_when_the_writer_deletes_and_compacts_all_of_it_
 
 
 @pytest.mark.promise("P2")
-def test_views_beside_a_busy_writer_see_whole_batches_in_their_order(tmp_path: Path) -> None:
+def test_views_next_to_a_busy_writer_see_complete_batches_in_order(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for family in FAMILIES:
         store.set_options({"write_buffer_size": "65536", "level0_file_num_compaction_trigger": "2"}, family)
@@ -113,7 +113,7 @@ def test_views_beside_a_busy_writer_see_whole_batches_in_their_order(tmp_path: P
     assert seen > 0
 
 
-def test_a_refresh_ends_scans_and_snapshots_and_lets_the_files_go(tmp_path: Path) -> None:
+def test_a_refresh_closes_scans_and_snapshots_and_releases_files(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(100):
         put(store, number)
@@ -141,7 +141,7 @@ def test_a_refresh_ends_scans_and_snapshots_and_lets_the_files_go(tmp_path: Path
 
 
 @pytest.mark.promise("P7")
-def test_a_view_refuses_a_damaged_log_by_name_instead_of_reading_for_ever(tmp_path: Path) -> None:
+def test_a_view_refuses_a_damaged_wal_and_names_it(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     for number in range(10):
         put(store, number)
@@ -156,7 +156,7 @@ def test_a_view_refuses_a_damaged_log_by_name_instead_of_reading_for_ever(tmp_pa
 
 
 @pytest.mark.spec("A9")
-def test_a_view_of_a_store_that_lacks_a_family_finds_it_empty(tmp_path: Path) -> None:
+def test_a_view_shows_a_family_that_the_store_lacks_as_empty(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     put(store, 1)
     store.close()

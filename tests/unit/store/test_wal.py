@@ -1,4 +1,4 @@
-"""Our reader of RocksDB's log format: on real logs, on every kind of damage, and what opening does with it."""
+"""Basalt's reader of RocksDB's log format: real logs, every kind of damage, and what open does in each case."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from basaltmq.store.integrity.manifest import oldest_log
 from basaltmq.store.integrity.synced import SYNCED
 from basaltmq.store.integrity.wal import BLOCK_BYTES, current_manifest, masked, read_records, scan_log, wal_files
 from basaltmq.store.open import open_store
-from basaltmq.store.salvage.repair import Repaired, repair
+from basaltmq.store.repair import Repaired, repair
 
 
 def encode(records: list[bytes]) -> bytes:
-    """A log written by the letter of the format, as a second opinion."""
+    """Write a log to the format's description, independently of the code under test."""
     out = bytearray()
     for record in records:
         rest, first = record, True
@@ -43,7 +43,7 @@ def encode(records: list[bytes]) -> bytes:
 
 
 @given(st.lists(st.integers(1, 90_000), max_size=6), st.randoms(use_true_random=False))
-def test_what_is_written_by_the_format_is_read(sizes: list[int], rng: random.Random) -> None:
+def test_records_written_to_the_format_are_read(sizes: list[int], rng: random.Random) -> None:
     import tempfile
 
     records = [rng.randbytes(size) for size in sizes]
@@ -58,7 +58,7 @@ def test_what_is_written_by_the_format_is_read(sizes: list[int], rng: random.Ran
 
 @pytest.fixture(scope="module")
 def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store as a crash leaves it: 200 synced batches of two rows in the WAL, records within and across blocks."""
+    """Return a store after a crash: 200 synced batches of two rows in the WAL, in and across blocks."""
     base = tmp_path_factory.mktemp("wal")
     store = open_store(base / "live")
     for number in range(200):
@@ -74,8 +74,10 @@ def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(cut_off: Path, tmp_path: Path) -> Path:
-    """What a test cuts here stands for writes that were not confirmed, so nothing may say that they were."""
-    return Path(shutil.copytree(cut_off, tmp_path / "store", ignore=shutil.ignore_patterns(SYNCED)))
+    """Return a store with an empty SYNCED: tests cut off writes, and no file may record that they were confirmed."""
+    copy = Path(shutil.copytree(cut_off, tmp_path / "store"))
+    (copy / SYNCED).write_bytes(bytes((copy / SYNCED).stat().st_size))
+    return copy
 
 
 def log_of(home: Path) -> Path:
@@ -84,7 +86,7 @@ def log_of(home: Path) -> Path:
 
 
 def ends(log: Path) -> list[int]:
-    """Where each record begins, and where the last one ends."""
+    """Return the start of each record, and the end of the last one."""
     starts, offset, data = [0], 0, log.read_bytes()
     while offset < len(data):
         if BLOCK_BYTES - offset % BLOCK_BYTES < 7:
@@ -126,7 +128,7 @@ def test_a_real_wal_and_manifest_are_read_to_the_end(home: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_every_flipped_bit_is_seen_and_only_the_last_record_can_pass_for_torn(home: Path, tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected_and_only_the_last_record_can_look_torn(home: Path, tmp_path: Path) -> None:
     body = log_of(home).read_bytes()
     last = ends(log_of(home))[-2]
     copy = tmp_path / "000001.log"
@@ -146,7 +148,7 @@ def test_every_flipped_bit_is_seen_and_only_the_last_record_can_pass_for_torn(ho
 
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.parametrize("cut", [1, 3, 6, 7, 8, 100])
-def test_a_cut_off_tail_is_quarantined_reported_and_the_rest_opens(home: Path, cut: int) -> None:
+def test_a_torn_tail_is_quarantined_and_reported_and_the_rest_opens(home: Path, cut: int) -> None:
     log = log_of(home)
     body, last = log.read_bytes(), ends(log)[-2]
     log.write_bytes(body[: last + cut])
@@ -161,7 +163,7 @@ def test_a_cut_off_tail_is_quarantined_reported_and_the_rest_opens(home: Path, c
 
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.parametrize("seed", range(8))
-def test_noise_after_the_last_record_is_quarantined_and_every_record_stays(home: Path, seed: int) -> None:
+def test_random_bytes_after_the_last_record_are_quarantined_and_no_record_is_lost(home: Path, seed: int) -> None:
     log = log_of(home)
     size = log.stat().st_size
     noise = random.Random(seed).randbytes(random.Random(seed).randint(1, 100_000))
@@ -171,7 +173,7 @@ def test_noise_after_the_last_record_is_quarantined_and_every_record_stays(home:
     assert (home / "quarantine" / f"{log.name}.tail-at-{size}").read_bytes() == noise
 
 
-def test_zeros_after_the_last_record_are_space_laid_out_ahead(home: Path) -> None:
+def test_zeros_after_the_last_record_are_preallocated_space(home: Path) -> None:
     log = log_of(home)
     log.write_bytes(log.read_bytes() + bytes(100_000))
     assert rows(home) == (200, 200, [])
@@ -188,7 +190,7 @@ def test_zeros_after_the_last_record_are_space_laid_out_ahead(home: Path) -> Non
         ("checksum", (0, b"\x00")),
     ],
 )
-def test_damage_in_the_middle_is_refused_by_name_and_offset_and_nothing_is_touched(
+def test_damage_in_the_middle_is_refused_with_file_and_offset_and_nothing_changes(
     home: Path, what: str, new: tuple[int, bytes]
 ) -> None:
     log = log_of(home)
@@ -201,7 +203,7 @@ def test_damage_in_the_middle_is_refused_by_name_and_offset_and_nothing_is_touch
 
 
 @pytest.mark.promise("P7")
-def test_a_length_flipped_in_the_last_record_is_damage_and_not_a_torn_tail(home: Path) -> None:
+def test_a_damaged_length_in_the_last_record_is_damage_and_not_a_torn_tail(home: Path) -> None:
     log = log_of(home)
     start = ends(log)[-2]
     edit(log, start + 5, b"\x40")
@@ -210,7 +212,7 @@ def test_a_length_flipped_in_the_last_record_is_damage_and_not_a_torn_tail(home:
 
 
 @pytest.mark.promise("P7")
-def test_a_torn_log_with_records_in_a_later_one_is_damage(home: Path) -> None:
+def test_a_torn_wal_followed_by_a_wal_with_records_is_damage(home: Path) -> None:
     log = log_of(home)
     whole = log.read_bytes()
     log.with_name(f"{int(log.stem) + 40:06}.log").write_bytes(whole[: ends(log)[3]])
@@ -221,7 +223,7 @@ def test_a_torn_log_with_records_in_a_later_one_is_damage(home: Path) -> None:
     assert tree(home) == before
 
 
-def test_a_torn_log_that_was_flushed_before_does_not_matter(home: Path) -> None:
+def test_a_torn_wal_whose_rows_were_flushed_is_ignored(home: Path) -> None:
     rows(home)
     (home / "kv" / "000001.log").write_bytes(random.Random(1).randbytes(5000))
     assert oldest_log(current_manifest(home / "kv")) > 1
@@ -229,7 +231,7 @@ def test_a_torn_log_that_was_flushed_before_does_not_matter(home: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_repair_keeps_the_records_behind_the_damage_and_the_file_as_it_was(home: Path) -> None:
+def test_repair_keeps_the_records_after_the_damage_and_the_original_file(home: Path) -> None:
     log = log_of(home)
     start = ends(log)[150]
     edit(log, start + 20, b"\xff\xff")
@@ -242,7 +244,7 @@ def test_repair_keeps_the_records_behind_the_damage_and_the_file_as_it_was(home:
     assert repair(home) == Repaired()
 
 
-def test_repair_of_a_sound_store_changes_nothing(home: Path) -> None:
+def test_repair_of_an_intact_store_changes_nothing(home: Path) -> None:
     before = tree(home)
     assert repair(home) == Repaired()
     after = tree(home)
@@ -252,7 +254,7 @@ def test_repair_of_a_sound_store_changes_nothing(home: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_repair_writes_current_anew_when_the_manifest_is_sound(home: Path) -> None:
+def test_repair_writes_current_again_if_the_manifest_is_intact(home: Path) -> None:
     (home / "kv" / "CURRENT").write_bytes(b"MANIFEST-junk\n")
     with pytest.raises(CorruptionError, match="CURRENT"):
         open_store(home)
@@ -263,7 +265,7 @@ def test_repair_writes_current_anew_when_the_manifest_is_sound(home: Path) -> No
 
 
 @pytest.mark.promise("P7")
-def test_a_manifest_damaged_in_the_middle_is_refused_and_made_again_by_repair(home: Path) -> None:
+def test_a_manifest_damaged_in_the_middle_is_refused_and_rebuilt_by_repair(home: Path) -> None:
     manifest = current_manifest(home / "kv")
     edit(manifest, 60, bytes(7))
     before = tree(home)

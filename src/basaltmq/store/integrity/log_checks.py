@@ -6,7 +6,7 @@ a crash in between, the tail is still torn and the next open repeats both steps.
 
 A torn tail holds only unconfirmed writes. SYNCED records the confirmed ones: a WAL file that ends before them, or that
 is missing, is damage. In the MANIFEST only a file that ends inside a record counts as torn. Its records are synced one
-by one, so a complete but invalid last record is damage.
+by one, so a complete but invalid last record is damage. A write whose large body is not on disk counts as torn, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Final
 
 from basaltmq.errors import CorruptionError
-from basaltmq.store.directory import DATABASE, StoreDirectory, make_directory, os_error, sync_directory, sync_file
+from basaltmq.store.directory import (
+    DATABASE,
+    StoreDirectory,
+    make_directory,
+    os_error,
+    sync_directory,
+    sync_file,
+    unused_name,
+)
+from basaltmq.store.integrity.body_tails import without_bodies_cut
 from basaltmq.store.integrity.manifest import live_tables, oldest_log
 from basaltmq.store.integrity.seals import is_table
 from basaltmq.store.integrity.synced import missing_writes, read_synced, short_manifest
@@ -38,22 +47,25 @@ def check_logs(directory: Path, *, is_new: bool, was_closed: bool) -> list[LogSc
         if synced is not None and synced.sequence:
             raise CorruptionError(
                 f"{database / 'CURRENT'} is missing, although rows were written: opening would create an empty store; "
-                "nothing was changed; restore a backup, or run repair"
+                f"{REMEDY}"
             )
         if database.exists():
             _require_nothing_to_lose(database)
         return []
     manifest = scan_log(current_manifest(database))
     if not was_closed and (wrong := short_manifest(directory)):
-        raise CorruptionError(f"{manifest.path} {wrong}; nothing was changed; restore a backup, or run repair")
+        raise CorruptionError(f"{manifest.path} {wrong}; {REMEDY}")
     if manifest.fault is not None and not manifest.is_cut_short:
-        raise CorruptionError(f"{manifest.describe()}; nothing was changed; restore a backup, or run repair")
+        raise CorruptionError(f"{manifest.describe()}; {REMEDY}")
     _require_tables(database, manifest.path)
     logs = _needed_logs(database)
     _require_torn_only_at_the_end(logs)
     if not was_closed and (missing := missing_writes(directory, manifest.path, logs)):
         raise CorruptionError(f"{database}: {missing}; {REMEDY}")
-    return [scan for scan in (manifest, *logs) if scan.fault is not None]
+    # Also after a close, because a store that failed before has its last rows in the WAL.
+    logs = without_bodies_cut(directory, manifest.path, logs)
+    # The newest first: a crash between two truncations must not leave a gap.
+    return [scan for scan in (*reversed(logs), manifest) if scan.fault is not None]
 
 
 def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[str], None]) -> None:
@@ -63,7 +75,8 @@ def cut_tails(directory: StoreDirectory, torn: list[LogScan], report: Callable[[
             assert scan.fault is not None
             cut_at = scan.fault.cut_at
             kept = _keep_tail(directory.quarantine, scan.path, cut_at)
-            _truncate(scan.path, cut_at)
+            os.truncate(scan.path, cut_at)
+            sync_file(scan.path)
             report(
                 f"{scan.describe()}: moved a torn tail of {scan.size_bytes - cut_at} bytes of unconfirmed writes "
                 f"to {kept}"
@@ -78,7 +91,7 @@ def _require_nothing_to_lose(database: Path) -> None:
         if is_table(path.name) or path.suffix == ".log":
             raise CorruptionError(
                 f"{database / 'CURRENT'} is missing, but {path.name} exists: opening would create an empty store over "
-                "it; nothing was changed; restore a backup, or run repair"
+                f"it; {REMEDY}"
             )
 
 
@@ -112,17 +125,9 @@ def _require_torn_only_at_the_end(logs: list[LogScan]) -> None:
 
 
 def _keep_tail(quarantine: Path, path: Path, offset: int) -> Path:
-    return _keep(quarantine, path, f"{path.name}.tail-at-{offset}", offset)
-
-
-def _keep(quarantine: Path, path: Path, name: str, offset: int) -> Path:
     """Copy a file from `offset` into quarantine durably, under an unused name."""
     make_directory(quarantine)
-    kept = quarantine / name
-    number = 1
-    while kept.exists():
-        number += 1
-        kept = quarantine / f"{name}.{number}"
+    kept = unused_name(quarantine / f"{path.name}.tail-at-{offset}")
     draft = kept.with_name(kept.name + ".new")
     try:
         with open(path, "rb") as source, open(draft, "wb") as copy:
@@ -135,8 +140,3 @@ def _keep(quarantine: Path, path: Path, name: str, offset: int) -> Path:
         raise
     sync_directory(quarantine)
     return kept
-
-
-def _truncate(path: Path, size_bytes: int) -> None:
-    os.truncate(path, size_bytes)
-    sync_file(path)

@@ -29,20 +29,23 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from basaltmq.store.integrity.wal import read_records, write_record
+from basaltmq.varints import read_varint, varint
 
-_OLDEST_LOG: Final = 10
-_DELETED_FILE: Final = 6
-_FAMILY: Final = 200
-_FAMILY_ADD: Final = 201
+_COMPARATOR: Final = 1
+_LOG: Final = 2
 _NEXT_FILE: Final = 3
 _LAST_SEQUENCE: Final = 4
-_LOG: Final = 2
-_COMPARATOR: Final = 1
-_LAST_FAMILY: Final = 203
 _COMPACT_CURSOR: Final = 5
-_FAMILY_DROP: Final = 202
+_DELETED_FILE: Final = 6
+_PREVIOUS_LOG: Final = 9
+_OLDEST_LOG: Final = 10
 _NEW_FILE: Final = 103
+_FAMILY: Final = 200
+_FAMILY_ADD: Final = 201
+_FAMILY_DROP: Final = 202
+_LAST_FAMILY: Final = 203
 _BLOB_FILE, _BLOB_GARBAGE = 400, 401
+_DATABASE_ID: Final = 8193
 _IGNORABLE: Final = 1 << 13
 """Tag bit: readers that do not know the tag may skip it."""
 _NUMBER_MASK: Final = (1 << 62) - 1
@@ -58,8 +61,8 @@ _KEY_LAST: Final = b"\xff" * 1024 + _KEY_END.pack(0)
 """Keys in a MANIFEST end with sequence number and kind. No Basalt key starts with 1,024 bytes 0xff: keys start with
 lengths, ids or names."""
 
-_TEXTS: Final = frozenset((1, _FAMILY_ADD, 8193))
-_NUMBERS: Final = frozenset((2, 3, 4, 9, _OLDEST_LOG, _FAMILY, 203))
+_TEXTS: Final = frozenset((_COMPARATOR, _FAMILY_ADD, _DATABASE_ID))
+_NUMBERS: Final = frozenset((_LOG, _NEXT_FILE, _LAST_SEQUENCE, _PREVIOUS_LOG, _OLDEST_LOG, _FAMILY, _LAST_FAMILY))
 
 
 def oldest_log(manifest: Path) -> int:
@@ -82,6 +85,14 @@ def sequence_reached(manifest: Path) -> int:
     return max((_head(edit)[0].get(_LAST_SEQUENCE, 0) for edit in read_records(manifest)), default=0)
 
 
+def is_openable(manifest: Path) -> bool:
+    """Whether a MANIFEST has the numbers without which RocksDB refuses it. One cut after its first records has not."""
+    found: set[int] = set()
+    for edit in read_records(manifest):
+        found.update(_head(edit)[0])
+    return {_NEXT_FILE, _LAST_SEQUENCE} <= found
+
+
 class ListedTable(NamedTuple):
     """An SST file to list in a MANIFEST."""
 
@@ -99,9 +110,9 @@ def write_manifest(
     numbers = [each.number for found in tables.values() for each in found] + [
         n for found in blobs.values() for n in found
     ]
-    head = _numbered(_COMPARATOR, _BYTEWISE) + _encoded(_LOG) + _encoded(0)
+    head = _numbered(_COMPARATOR, _BYTEWISE) + varint(_LOG) + varint(0)
     start = head + b"".join(
-        _encoded(tag) + _encoded(value)
+        varint(tag) + varint(value)
         for tag, value in (
             (_NEXT_FILE, max(numbers, default=0) + 1),
             # Rows with a higher sequence number are not visible.
@@ -111,20 +122,20 @@ def write_manifest(
     )
     edits = [start]
     for name, number in families.items():
-        whose = _encoded(_FAMILY) + _encoded(number) if number else b""
+        whose = varint(_FAMILY) + varint(number) if number else b""
         if number:
             edits.append(head + whose + _numbered(_FAMILY_ADD, name.encode()))
         oldest_blob = min(blobs.get(name, ()), default=0)
         # RocksDB drops a blob file without a referring SST file when it reads the MANIFEST.
         for blob in blobs.get(name, ()) if tables.get(name) else ():
             parts = (_BLOB_FILE, blob, 1 << 40, 1 << 50, 0, 0, 0)
-            edits.append(b"".join(map(_encoded, parts)) + whose)
+            edits.append(b"".join(map(varint, parts)) + whose)
         for table in tables.get(name, ()):
-            edit = b"".join(map(_encoded, (_NEW_FILE, 0, table.number, table.size_bytes)))
-            edit += _sized(_KEY_FIRST) + _sized(_KEY_LAST) + _encoded(0) + _encoded(SEQUENCE_MAX >> 1)
+            edit = b"".join(map(varint, (_NEW_FILE, 0, table.number, table.size_bytes)))
+            edit += _sized(_KEY_FIRST) + _sized(_KEY_LAST) + varint(0) + varint(SEQUENCE_MAX >> 1)
             if oldest_blob:
-                edit += _numbered(_OLDEST_BLOB, _encoded(oldest_blob))
-            edits.append(edit + _numbered(_EPOCH, _encoded(table.number)) + _encoded(_END_OF_FIELDS) + whose)
+                edit += _numbered(_OLDEST_BLOB, varint(oldest_blob))
+            edits.append(edit + _numbered(_EPOCH, varint(table.number)) + varint(_END_OF_FIELDS) + whose)
     with open(path, "wb") as file:
         at = 0
         for edit in edits:
@@ -132,11 +143,11 @@ def write_manifest(
 
 
 def _sized(data: bytes) -> bytes:
-    return _encoded(len(data)) + data
+    return varint(len(data)) + data
 
 
 def _numbered(tag: int, data: bytes) -> bytes:
-    return _encoded(tag) + _sized(data)
+    return varint(tag) + _sized(data)
 
 
 def live_tables(manifest: Path) -> dict[int, int] | None:
@@ -161,21 +172,21 @@ def _listed(manifest: Path) -> tuple[dict[int, int], set[int]] | None:
         at = 0
         try:
             while at < len(edit):
-                tag, at = _varint(edit, at)
+                tag, at = read_varint(edit, at)
                 if tag in _NUMBERS:
-                    _, at = _varint(edit, at)
+                    _, at = read_varint(edit, at)
                 elif tag in _TEXTS or tag & _IGNORABLE:
                     at = _skipped(edit, at)
                 elif tag == _COMPACT_CURSOR:
-                    at = _skipped(edit, _varint(edit, at)[1])
+                    at = _skipped(edit, read_varint(edit, at)[1])
                 elif tag == _DELETED_FILE:
-                    number, at = _varint(edit, _varint(edit, at)[1])
+                    number, at = read_varint(edit, read_varint(edit, at)[1])
                     live.pop(number, None)
                 elif tag == _NEW_FILE:
                     number, size_bytes, at = _new_file(edit, at)
                     live[number] = size_bytes
                 elif tag in (_BLOB_FILE, _BLOB_GARBAGE):
-                    blobs.add(_varint(edit, at)[0])
+                    blobs.add(read_varint(edit, at)[0])
                     at = _blob_edit(edit, at, has_checksum=tag == _BLOB_FILE)
                 elif tag != _FAMILY_DROP:
                     return None
@@ -185,14 +196,14 @@ def _listed(manifest: Path) -> tuple[dict[int, int], set[int]] | None:
 
 
 def _new_file(edit: bytes, at: int) -> tuple[int, int, int]:
-    _, at = _varint(edit, at)
-    number, at = _varint(edit, at)
-    size_bytes, at = _varint(edit, at)
+    _, at = read_varint(edit, at)
+    number, at = read_varint(edit, at)
+    size_bytes, at = read_varint(edit, at)
     at = _skipped(edit, _skipped(edit, at))
-    _, at = _varint(edit, at)
-    _, at = _varint(edit, at)
+    _, at = read_varint(edit, at)
+    _, at = read_varint(edit, at)
     while True:
-        field, at = _varint(edit, at)
+        field, at = read_varint(edit, at)
         if field == _END_OF_FIELDS:
             # The upper bits of a number select a directory; Basalt uses only one.
             return number & _NUMBER_MASK, size_bytes, at
@@ -201,11 +212,11 @@ def _new_file(edit: bytes, at: int) -> tuple[int, int, int]:
 
 def _blob_edit(edit: bytes, at: int, *, has_checksum: bool) -> int:
     for _ in range(3):
-        _, at = _varint(edit, at)
+        _, at = read_varint(edit, at)
     if has_checksum:
         at = _skipped(edit, _skipped(edit, at))
     while True:
-        field, at = _varint(edit, at)
+        field, at = read_varint(edit, at)
         if field == 0:
             return at
         at = _skipped(edit, at)
@@ -213,7 +224,7 @@ def _blob_edit(edit: bytes, at: int, *, has_checksum: bool) -> int:
 
 def _skipped(edit: bytes, at: int) -> int:
     """Return the position after a length-prefixed text."""
-    length, at = _varint(edit, at)
+    length, at = read_varint(edit, at)
     if at + length > len(edit):
         raise IndexError
     return at + length
@@ -221,8 +232,8 @@ def _skipped(edit: bytes, at: int) -> int:
 
 def without_table(family: int, level: int, table: int) -> bytes:
     """Return the edit that removes an SST file from a family."""
-    edit = _encoded(_DELETED_FILE) + _encoded(level) + _encoded(table)
-    return edit + _encoded(_FAMILY) + _encoded(family) if family else edit
+    edit = varint(_DELETED_FILE) + varint(level) + varint(table)
+    return edit + varint(_FAMILY) + varint(family) if family else edit
 
 
 def _head(edit: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
@@ -232,36 +243,16 @@ def _head(edit: bytes) -> tuple[dict[int, int], dict[int, bytes]]:
     at = 0
     try:
         while at < len(edit):
-            tag, at = _varint(edit, at)
+            tag, at = read_varint(edit, at)
             if tag in _TEXTS:
-                length, at = _varint(edit, at)
+                length, at = read_varint(edit, at)
                 texts[tag] = edit[at : at + length]
                 at += length
             elif tag in _NUMBERS:
-                numbers[tag], at = _varint(edit, at)
+                numbers[tag], at = read_varint(edit, at)
             else:
                 break
     except IndexError:
         # The checksum matched, so the format is unknown. Return nothing, so that every WAL file counts as required.
         return {}, {}
     return numbers, texts
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    shift = value = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-
-
-def _encoded(number: int) -> bytes:
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

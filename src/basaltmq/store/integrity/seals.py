@@ -31,7 +31,7 @@ import google_crc32c
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE, SEALS, encode_line, read_line, sync_file, write_durably
 from basaltmq.store.integrity.manifest import family_numbers
-from basaltmq.store.integrity.wal import current_manifest, scan_log
+from basaltmq.store.integrity.wal import current_manifest, scan_log, wal_files, wal_number
 
 Sum: TypeAlias = tuple[int, int]
 """Size and CRC32C of a file."""
@@ -52,6 +52,8 @@ class Seals:
     manifest: tuple[str, int, int] | None = None
     families: dict[str, int] = field(default_factory=dict)
     store_id: str | None = None
+    wal: int | None = None
+    """Number of the WAL file that the last open created."""
 
     def encode(self) -> bytes:
         return encode_line(
@@ -60,6 +62,7 @@ class Seals:
                 "manifest": list(self.manifest) if self.manifest else None,
                 "families": self.families,
                 "store_id": self.store_id,
+                "wal": self.wal,
             }
         )
 
@@ -75,11 +78,13 @@ class Seals:
             files = {str(name): (int(size), int(crc)) for name, (size, crc) in content["files"].items()}
             manifest = content["manifest"]
             store_id = content.get("store_id")
+            wal = content.get("wal")
             return cls(
                 files,
                 (str(manifest[0]), int(manifest[1]), int(manifest[2])) if manifest else None,
                 {str(label): int(number) for label, number in content.get("families", {}).items()},
                 None if store_id is None else str(store_id),
+                None if wal is None else int(wal),
             )
         except (KeyError, ValueError, TypeError, AttributeError, IndexError):
             raise CorruptionError(f"{path} has an unknown structure; {_REMEDY}") from None
@@ -190,6 +195,7 @@ class Sealer:
             self._seals.manifest = None
             self._seals.families = family_numbers(current_manifest(self._directory / DATABASE))
             self._seals.store_id = store_id
+            self._seals.wal = max(map(wal_number, wal_files(self._directory / DATABASE)), default=None)
             self._seal_small()
 
     def after_options(self) -> None:

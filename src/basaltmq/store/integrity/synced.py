@@ -35,6 +35,7 @@ import google_crc32c
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE, sync_directory, sync_file
 from basaltmq.store.integrity.manifest import oldest_log, sequence_reached
+from basaltmq.store.integrity.seals import Seals
 from basaltmq.store.integrity.wal import LogScan, current_manifest, is_wal, last_sequence, wal_number
 
 SYNCED: Final = "SYNCED"
@@ -88,15 +89,27 @@ def read_synced(directory: Path) -> Synced | None:
     return max((slot for slot in slots if slot is not None), key=lambda slot: slot.generation, default=None)
 
 
+def synced_fault(directory: Path) -> str:
+    """Describe a missing or damaged SYNCED. Empty if it is valid, or if a power loss left it as it was created."""
+    path = directory / SYNCED
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return f"{path} cannot be read: {error}"
+    if read_synced(directory) is None and raw != bytes(2 * _SLOT_BYTES):
+        return f"{path} is damaged"
+    return ""
+
+
 def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) -> str:
-    """Describe the durable writes that are missing. Empty if none are, or if SYNCED is unreadable.
+    """Describe the durable writes that are missing. Empty if none are known.
 
     `logs` are the required WAL files. `manifest` is None if the MANIFEST cannot be read.
     """
     synced = read_synced(directory)
-    if synced is None:
-        return ""
     present = {wal_number(scan.path) for scan in logs}
+    if synced is None:
+        return _missing_by_seals(directory, manifest, present)
     # Without a MANIFEST, assume that WAL files older than all present ones were flushed and deleted.
     oldest = min(present, default=0) if manifest is None else oldest_log(manifest)
     gone = [f"{number:06}.log" for number in synced.logs if number >= oldest and number not in present]
@@ -108,6 +121,20 @@ def missing_writes(directory: Path, manifest: Path | None, logs: list[LogScan]) 
     if reached < synced.sequence:
         last = logs[-1].path.name if logs else "the WAL"
         return f"{last} lacks the last {synced.sequence - reached} row changes that were durable"
+    return ""
+
+
+def _missing_by_seals(directory: Path, manifest: Path | None, present: set[int]) -> str:
+    """As `missing_writes` if SYNCED is lost: SEALS names the WAL file that the last open created."""
+    with contextlib.suppress(CorruptionError):
+        seals = Seals.read(directory)
+        if seals is None or seals.wal is None:
+            return ""
+        if manifest is not None and seals.wal >= oldest_log(manifest) and seals.wal not in present:
+            return f"{SYNCED} and {seals.wal:06}.log are missing"
+        if not present:
+            # RocksDB deletes a WAL file only when there is a newer one.
+            return f"{SYNCED} and all WAL files are missing"
     return ""
 
 

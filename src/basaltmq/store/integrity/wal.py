@@ -119,11 +119,16 @@ def wal_number(path: Path) -> int:
 
 def read_records(path: Path) -> Iterator[bytes]:
     """Yield the complete records of a log up to its first fault."""
-    scan = scan_log(path)
+    return (record for _, record in read_placed_records(scan_log(path)))
+
+
+def read_placed_records(scan: LogScan) -> Iterator[tuple[int, bytes]]:
+    """Yield the complete records of a scanned log up to its first fault, with the end of the record before each."""
+    path = scan.path
     end = scan.size_bytes if scan.fault is None else scan.fault.cut_at
     data = path.read_bytes()[:end]
     parts: list[bytes] = []
-    offset = 0
+    offset = before = 0
     while offset < end:
         room = BLOCK_BYTES - offset % BLOCK_BYTES
         if room < _HEADER_BYTES:
@@ -136,8 +141,9 @@ def read_records(path: Path) -> Iterator[bytes]:
         offset = start + length
         parts.append(data[start:offset])
         if kind in (_FULL, _LAST):
-            yield b"".join(parts)
+            yield before, b"".join(parts)
             parts.clear()
+            before = offset
 
 
 def append_record(path: Path, record: bytes) -> None:

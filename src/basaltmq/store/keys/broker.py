@@ -15,11 +15,7 @@ from typing import Final
 from basaltmq.store.keys.parts import U64, decode_unprefixed, lp, malformed, take_text, unprefixed
 
 _EXCHANGE: Final = b"e"
-
-
 _BINDING: Final = b"b"
-
-
 _POLICY: Final = b"p"
 
 

@@ -8,6 +8,7 @@ Layouts:
     preference       | uuid (16) |
     deleted object   | uuid (16) |
     link             | lp(remote container) | lp(link name) | role u8 |
+    link delivery    | lp(remote container) | lp(link name) | delivery tag |
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from functools import lru_cache
 from typing import Final
 from uuid import UUID
 
-from basaltmq.store.keys.parts import ID_BYTES, decode_unprefixed, exactly, lp, malformed, take_text, unprefixed
+from basaltmq.ids import ID_BYTES
+from basaltmq.store.keys.parts import decode_unprefixed, exactly, lp, malformed, take_text, unprefixed
 
 _UUID_TEXT_BYTES: Final = 36
 
@@ -90,6 +92,11 @@ def decode_deleted_object_key(key: bytes) -> UUID:
 
 def link_key(remote_container: str, link_name: str, role: int) -> bytes:
     return lp(remote_container) + lp(link_name) + bytes((role,))
+
+
+def link_delivery_key(remote_container: str, link_name: str, tag: bytes) -> bytes:
+    """Return the key of a delivery on a link. The tag follows the names, so the deliveries of a link are one range."""
+    return lp(remote_container) + lp(link_name) + tag
 
 
 def decode_link_key(key: bytes) -> tuple[str, str, int]:

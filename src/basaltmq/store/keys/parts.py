@@ -11,21 +11,16 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.ids import ID_BYTES
 
 STRING_BYTES_MAX: Final = 0xFFFF
 """Largest length that fits a u16."""
 
-
 _U16: Final = Struct(">H")
-
-
 U64: Final = Struct(">Q")
 
-
-ID_BYTES: Final = 16
-
-
 SIGN: Final = 1 << 63
+"""Added to signed numbers, so that negative ones sort first."""
 
 
 def prefix_range(prefix: bytes) -> tuple[bytes, bytes | None]:

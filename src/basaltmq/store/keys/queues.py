@@ -28,8 +28,8 @@ from struct import Struct
 from typing import Final, Protocol
 
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.ids import ID_BYTES
 from basaltmq.store.keys.parts import (
-    ID_BYTES,
     SIGN,
     U64,
     decode_unprefixed,
@@ -45,11 +45,11 @@ from basaltmq.store.keys.parts import (
 PREFIXES_KEPT: Final = 4096
 """Cached message key prefixes: under 1 MiB with names of usual length."""
 
-
 _TWO_U64: Final = Struct(">QQ")
-
-
 _TIME_ID: Final = Struct(">Q16s")
+
+TIME_AND_ID_BYTES: Final = _TIME_ID.size
+"""Size of the enqueue time and the message id at the end of a message's key."""
 
 
 def xid_key(format_id: int, global_id: bytes, branch_id: bytes) -> bytes:

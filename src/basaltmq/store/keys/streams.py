@@ -9,6 +9,7 @@ Layouts:
     shard name       | 'M' | topic uuid (16) | partition u32 |
     deleted shard    | 'X' | shard u64 |
     trimmed shard    | 'Y' | shard u64 |
+    orphaned topic   | 'Z' | topic uuid (16) |
     stream record    | shard u64 | offset u64 |
     stream tail      | 'N' | shard u64 |
     by key           | 'K' | shard u64 | hash64(key) | offset u64 |
@@ -23,7 +24,16 @@ Layouts:
     frame            | 'O' | shard u64 | last offset u64 |
     deleted record   | 'D' | shard u64 | offset u64 |
     import           | run |
+    producers        | shard u64 |
+    transaction      | 'T' | transactional id |
+    open transaction | 'B' | transactional id |
+    pending offset   | 'P' | lp(transactional id) | consumer offset key |
     consumer group   | group |
+    pop lease        | topic uuid (16) | lp(group) | partition u32 | offset u64 |
+    scheduled record | 'D' | due ms u64 | id (16) |
+    half record      | 'H' | id (16) |
+    check            | 'C' | due ms u64 | id (16) |
+    moved shard      | 'M' | shard u64 |
 """
 
 from __future__ import annotations
@@ -34,8 +44,8 @@ from struct import Struct
 from typing import Final
 from uuid import UUID
 
+from basaltmq.ids import ID_BYTES
 from basaltmq.store.keys.parts import (
-    ID_BYTES,
     SIGN,
     U64,
     decode_unprefixed,
@@ -75,20 +85,13 @@ def decode_topic_group_key(key: bytes) -> tuple[UUID, str]:
 
 SHARD_COUNTER_KEY: Final = b"N"
 
-
 _SHARD: Final = Struct(">cQ")
-
-
 _SHARD_NAME: Final = Struct(">c16sI")
-
-
 _STREAM_RECORD: Final = Struct(">QQ")
-
-
 _STREAM_INDEX: Final = Struct(">cQQQ")
-
-
-_STREAM_INDEX_OFFSET: Final = Struct(">Q")
+_LANE: Final = Struct(">cI")
+_LANE_POSITION: Final = Struct(">cIQ")
+_FRAME: Final = Struct(">cQQ")
 
 
 def shard_key(shard: int) -> bytes:
@@ -96,7 +99,7 @@ def shard_key(shard: int) -> bytes:
 
 
 def decode_shard_key(key: bytes) -> int:
-    return _shard_of(key, b"S")
+    return _one_of(key, _SHARD, b"S")
 
 
 def shard_name_key(topic_id: UUID, partition: int) -> bytes:
@@ -120,7 +123,7 @@ def deleted_shard_key(shard: int) -> bytes:
 
 
 def decode_deleted_shard_key(key: bytes) -> int:
-    return _shard_of(key, b"X")
+    return _one_of(key, _SHARD, b"X")
 
 
 def trimmed_shard_key(shard: int) -> bytes:
@@ -128,7 +131,7 @@ def trimmed_shard_key(shard: int) -> bytes:
 
 
 def decode_trimmed_shard_key(key: bytes) -> int:
-    return _shard_of(key, b"Y")
+    return _one_of(key, _SHARD, b"Y")
 
 
 def orphaned_topic_key(topic_id: UUID) -> bytes:
@@ -157,7 +160,7 @@ def stream_tail_key(shard: int) -> bytes:
 
 
 def decode_stream_tail_key(key: bytes) -> int:
-    return _shard_of(key, b"N")
+    return _one_of(key, _SHARD, b"N")
 
 
 def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes:
@@ -166,8 +169,8 @@ def stream_index_key(kind: bytes, shard: int, hash64: int, offset: int) -> bytes
 
 
 def stream_index_keys(kind: bytes, shard: int, hashes: Iterable[bytes], offset: int) -> list[bytes]:
-    """Return the same for many hashes, each given as its 8 bytes in the key."""
-    head, tail = _SHARD.pack(kind, shard), _STREAM_INDEX_OFFSET.pack(offset)
+    """Return `stream_index_key` for many hashes, each given as its 8 bytes in the key."""
+    head, tail = _SHARD.pack(kind, shard), U64.pack(offset)
     return [head + each + tail for each in hashes]
 
 
@@ -206,76 +209,44 @@ def decode_stream_expiry_key(key: bytes) -> tuple[int, int, int]:
     return raw - SIGN, shard, offset
 
 
-_LOG_CHECKPOINT: Final = Struct(">cI")
-
-
-_LOG_SEGMENT: Final = Struct(">cIQ")
-
-
-_FRAME: Final = Struct(">cQQ")
-
-
 def log_checkpoint_key(lane: int) -> bytes:
-    return _LOG_CHECKPOINT.pack(b"C", lane)
+    return _LANE.pack(b"C", lane)
 
 
 def decode_log_checkpoint_key(key: bytes) -> int:
-    exactly(key, _LOG_CHECKPOINT.size)
-    kind, lane = _LOG_CHECKPOINT.unpack(key)
-    if kind != b"C":
-        raise malformed(key)
-    number: int = lane
-    return number
+    return _one_of(key, _LANE, b"C")
 
 
 def log_synced_key(lane: int) -> bytes:
-    return _LOG_CHECKPOINT.pack(b"P", lane)
+    return _LANE.pack(b"P", lane)
 
 
 def decode_log_synced_key(key: bytes) -> int:
-    exactly(key, _LOG_CHECKPOINT.size)
-    kind, lane = _LOG_CHECKPOINT.unpack(key)
-    if kind != b"P":
-        raise malformed(key)
-    number: int = lane
-    return number
+    return _one_of(key, _LANE, b"P")
 
 
 def log_changed_key(lane: int) -> bytes:
-    return _LOG_CHECKPOINT.pack(b"X", lane)
+    return _LANE.pack(b"X", lane)
 
 
 def decode_log_changed_key(key: bytes) -> int:
-    exactly(key, _LOG_CHECKPOINT.size)
-    kind, lane = _LOG_CHECKPOINT.unpack(key)
-    if kind != b"X":
-        raise malformed(key)
-    number: int = lane
-    return number
+    return _one_of(key, _LANE, b"X")
 
 
 def log_unsynced_key(lane: int, position: int) -> bytes:
-    return _LOG_SEGMENT.pack(b"U", lane, position)
+    return _LANE_POSITION.pack(b"U", lane, position)
 
 
 def decode_log_unsynced_key(key: bytes) -> tuple[int, int]:
-    exactly(key, _LOG_SEGMENT.size)
-    kind, lane, position = _LOG_SEGMENT.unpack(key)
-    if kind != b"U":
-        raise malformed(key)
-    return lane, position
+    return _two_of(key, _LANE_POSITION, b"U")
 
 
 def log_segment_key(lane: int, start: int) -> bytes:
-    return _LOG_SEGMENT.pack(b"S", lane, start)
+    return _LANE_POSITION.pack(b"S", lane, start)
 
 
 def decode_log_segment_key(key: bytes) -> tuple[int, int]:
-    exactly(key, _LOG_SEGMENT.size)
-    kind, lane, start = _LOG_SEGMENT.unpack(key)
-    if kind != b"S":
-        raise malformed(key)
-    return lane, start
+    return _two_of(key, _LANE_POSITION, b"S")
 
 
 def frame_key(shard: int, last_offset: int) -> bytes:
@@ -284,12 +255,12 @@ def frame_key(shard: int, last_offset: int) -> bytes:
 
 
 def frame_keys(shards: Iterable[int], last_offsets: Iterable[int]) -> list[bytes]:
-    """Return the same for many frames."""
+    """Return `frame_key` for many frames."""
     return list(map(_FRAME.pack, repeat(b"O"), shards, last_offsets))
 
 
 def decode_frame_key(key: bytes) -> tuple[int, int]:
-    return _pair(key, b"O")
+    return _two_of(key, _FRAME, b"O")
 
 
 def deleted_record_key(shard: int, offset: int) -> bytes:
@@ -297,24 +268,26 @@ def deleted_record_key(shard: int, offset: int) -> bytes:
 
 
 def decode_deleted_record_key(key: bytes) -> tuple[int, int]:
-    return _pair(key, b"D")
+    return _two_of(key, _FRAME, b"D")
 
 
-def _pair(key: bytes, kind: bytes) -> tuple[int, int]:
-    exactly(key, _FRAME.size)
-    found, shard, offset = _FRAME.unpack(key)
+def _one_of(key: bytes, layout: Struct, kind: bytes) -> int:
+    """Return the number in a key of a kind and one number."""
+    exactly(key, layout.size)
+    found, number = layout.unpack(key)
     if found != kind:
         raise malformed(key)
-    return shard, offset
-
-
-def _shard_of(key: bytes, kind: bytes) -> int:
-    exactly(key, _SHARD.size)
-    found, shard = _SHARD.unpack(key)
-    if found != kind:
-        raise malformed(key)
-    number: int = shard
+    assert isinstance(number, int)
     return number
+
+
+def _two_of(key: bytes, layout: Struct, kind: bytes) -> tuple[int, int]:
+    """Return the numbers in a key of a kind and two numbers."""
+    exactly(key, layout.size)
+    found, first, second = layout.unpack(key)
+    if found != kind:
+        raise malformed(key)
+    return first, second
 
 
 def import_key(name: str) -> bytes:
@@ -332,11 +305,7 @@ def producers_key(shard: int) -> bytes:
 
 
 _TRANSACTION: Final = b"T"
-
-
 _BUSY_TRANSACTION: Final = b"B"
-
-
 _PENDING_OFFSET: Final = b"P"
 
 
@@ -352,7 +321,7 @@ def decode_transaction_key(key: bytes) -> str:
 
 
 def busy_transaction_key(transactional_id: str) -> bytes:
-    """Return the key of a row that exists while a transaction is open, or decided but not finished."""
+    """Return the key of a row that exists while a transaction is open, or decided but not yet completed."""
     return _BUSY_TRANSACTION + unprefixed(transactional_id)
 
 
@@ -385,3 +354,58 @@ def consumer_group_key(group: str) -> bytes:
 
 def decode_consumer_group_key(key: bytes) -> str:
     return decode_unprefixed(key)
+
+
+_PLACE: Final = Struct(">IQ")
+
+
+def pop_lease_key(topic_id: UUID, group: str, partition: int, offset: int) -> bytes:
+    return topic_id.bytes + lp(group) + _PLACE.pack(partition, offset)
+
+
+def pop_lease_prefix(topic_id: UUID, group: str | None = None) -> bytes:
+    """Return the prefix of a topic's leases, of one group or of all."""
+    return topic_id.bytes if group is None else topic_id.bytes + lp(group)
+
+
+def decode_pop_lease_key(key: bytes) -> tuple[UUID, str, int, int]:
+    group, at = take_text(key, ID_BYTES)
+    exactly(key, at + _PLACE.size)
+    partition, offset = _PLACE.unpack_from(key, at)
+    return UUID(bytes=key[:ID_BYTES]), group, partition, offset
+
+
+SCHEDULED: Final = b"D"
+CHECK: Final = b"C"
+_DUE: Final = Struct(">cQ16s")
+
+
+def scheduled_key(kind: bytes, due_ms: int, record_id: bytes) -> bytes:
+    """Return the key of a scheduled record or of a check."""
+    return _DUE.pack(kind, due_ms, record_id)
+
+
+def scheduled_end(kind: bytes, due_ms: int) -> bytes:
+    """Return the key above all that are due at this time."""
+    return _DUE.pack(kind, due_ms + 1, bytes(ID_BYTES))
+
+
+def decode_scheduled_key(key: bytes) -> tuple[bytes, int, bytes]:
+    exactly(key, _DUE.size)
+    kind, due_ms, record_id = _DUE.unpack(key)
+    return kind, due_ms, record_id
+
+
+def half_record_key(record_id: bytes) -> bytes:
+    return b"H" + record_id
+
+
+MOVED: Final = b"M"
+
+
+def moved_shard_key(shard: int) -> bytes:
+    return _SHARD.pack(MOVED, shard)
+
+
+def decode_moved_shard_key(key: bytes) -> int:
+    return _one_of(key, _SHARD, MOVED)

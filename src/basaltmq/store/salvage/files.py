@@ -20,8 +20,9 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.store.families import BY_LABEL
-from basaltmq.store.integrity.manifest import family_numbers, oldest_log
+from basaltmq.store.integrity.manifest import family_numbers, is_openable, oldest_log
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
+from basaltmq.varints import read_varint
 
 _TAIL_BYTES: Final = 16 * 1024
 """Bytes that contain the property block of an SST file. The block has about 1 KiB, and only the footer and a small
@@ -69,10 +70,11 @@ def find_files(database: Path, sealed_families: Mapping[str, int], manifest_faul
         files.manifest_path = _latest_manifest(database)
     if files.manifest_path is not None:
         scan = scan_log(files.manifest_path)
-        if scan.records and (scan.fault is None or scan.is_cut_short) and not manifest_fault:
+        is_whole = scan.records and (scan.fault is None or scan.is_cut_short)
+        if is_whole and is_openable(files.manifest_path) and not manifest_fault:
             files.manifest = scan
         else:
-            what = "no record" if scan.fault is None else f"{scan.fault.what} at byte {scan.fault.offset}"
+            what = "it lacks records" if scan.fault is None else f"{scan.fault.what} at byte {scan.fault.offset}"
             files.manifest_fault = files.manifest_fault or what
     oldest = 0
     if files.manifest is not None:
@@ -120,11 +122,7 @@ def table_family(path: Path) -> tuple[str, int]:
         return "", 0
     end = found[-1].end()
     label = tail[end : end + found[-1][1][0]].decode("utf-8", "replace")
-    raw = tail[found[-1].start() + len(b"column.family.id") : end - 7]
-    number = shift = 0
-    for byte in raw:
-        number |= (byte & 0x7F) << shift
-        shift += 7
+    number, _ = read_varint(tail, found[-1].start() + len(b"column.family.id"))
     return (label, number) if label in BY_LABEL else ("", 0)
 
 

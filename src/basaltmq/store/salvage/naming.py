@@ -36,12 +36,14 @@ DERIVED: Final = frozenset(
         Family.TOPIC_GROUPS,
         Family.STREAM_INDEX,
         Family.STREAM_RECORD_INDEX,
+        Family.BODY_PLACES,
+        Family.BODY_FILES,
     }
 )
 """Families that a repair rebuilds from others. The all-time totals in `queue_stats` restart at zero."""
 
 SHOWN_MAX: Final = 20
-"""Ids listed in one line. The report of a repair has all of them."""
+"""Ids listed in one line. The repair report lists all ids."""
 
 _BY_QUEUE: Final = {
     Family.MESSAGES: "messages",
@@ -111,7 +113,7 @@ class Naming:
             else:
                 found.append(self._range(family, gap, objects, topics))
         for loss in rows.values():
-            loss.text = _counted(loss)
+            loss.text = _count_text(loss)
         return found + list(rows.values())
 
     def _add_row(
@@ -240,10 +242,13 @@ def _neighbor(family: Family, key: bytes, objects: dict[UUID, str], topics: dict
     return f"{subject} {what}" if family is Family.STREAM_RECORDS else what
 
 
-def _counted(loss: Loss) -> str:
-    shown = ", ".join(loss.ids[:SHOWN_MAX])
-    more = len(loss.ids) - SHOWN_MAX
-    rest = f" and {more} more" if more > 0 else ""
+def _count_text(loss: Loss) -> str:
     noun = "messages" if loss.queues else "rows"
     count = f"{len(loss.ids)} {noun}" if len(loss.ids) > 1 else noun.removesuffix("s")
-    return f"{count} lost: {shown}{rest}"
+    return f"{count} lost: {listed(loss.ids)}"
+
+
+def listed(ids: list[str]) -> str:
+    """Return the first SHOWN_MAX ids, separated by commas, and the number of the others."""
+    more = len(ids) - SHOWN_MAX
+    return ", ".join(ids[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -97,7 +97,7 @@ class _Reading:
             if stuck > EMPTY_STEPS_MAX:
                 self._lost(Gap(self._label, start, end, "", fault))
                 return
-            file = fault_of(fault)
+            file = fault_of(fault) or self._unopened(without, fault, start)
             if file.endswith(".blob") and self._views.substitute(file, self._label):
                 continue
             if file.endswith(".sst"):
@@ -110,6 +110,15 @@ class _Reading:
             if following is None or (end is not None and following >= end):
                 return
             start = following
+
+    def _unopened(self, without: frozenset[str], fault: str, start: bytes) -> str:
+        """Return the SST file that cannot be opened, if RocksDB does not name it. Empty if a value is unreadable."""
+        for name, table in self._views.tables.items():
+            if table.family == self._label and name.endswith(".sst") and name not in without:
+                alone = partial(self._iter, self._views.others(name), None, checked=False)
+                if not table.is_missing and _fails_like(alone, fault)(start):
+                    return name
+        return ""
 
     def _end_of_row(self, without: frozenset[str], fault: str, start: bytes, end: bytes | None) -> bytes | None:
         """Return the key after a row whose value is unreadable."""
@@ -160,7 +169,7 @@ def after_block(new_cursor: Callable[[], RdictIter], fault: str, start: bytes, e
 
 
 def _fails_like(new_cursor: Callable[[], RdictIter], fault: str) -> Callable[[bytes], bool]:
-    """Return a function that tells whether a seek of a key fails at the same position."""
+    """Return a function that returns whether a seek of a key fails at the same position."""
     place = _PLACE.search(fault)
 
     def fails(key: bytes) -> bool:

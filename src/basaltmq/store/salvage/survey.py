@@ -5,7 +5,7 @@ A torn tail of the last WAL file is not a loss, because its writes were never co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +13,7 @@ from typing import Self
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE
 from basaltmq.store.families import Family
+from basaltmq.store.integrity.body_frames import BODIES, BodyFault, Place, check_places
 from basaltmq.store.integrity.seals import Seals, check_manifest
 from basaltmq.store.integrity.synced import missing_writes, short_manifest
 from basaltmq.store.salvage.files import Files, find_files
@@ -27,7 +28,7 @@ class Survey:
     """Readable rows and losses of a database. `folder` is created for the views and may be removed afterwards."""
 
     def __init__(self, directory: Path, folder: Path, *, database: Path | None = None) -> None:
-        """`database` is a copy to read instead: a RocksDB checkpoint, which needs no WAL."""
+        """`database` is a copy to read in place of the store's: a RocksDB checkpoint, which needs no WAL."""
         self.directory = directory
         self.seals = _seals(directory)
         is_copy = database is not None
@@ -51,6 +52,25 @@ class Survey:
         if family.label not in self.files.families:
             return iter(())
         return read_range(self.views, family.label, start, end, lambda _: None)
+
+    def check_bodies(self, rows: Iterable[Row]) -> Iterator[BodyFault]:
+        """Read the bodies that rows of `body_places` point to. Yield the unreadable ones, which go to `losses`."""
+        places: list[tuple[Place, bytes]] = []
+        for key, row in rows:
+            try:
+                places.append((Place.decode(key, row), key))
+            except CorruptionError as error:
+                fault = BodyFault(self.directory / BODIES, key, str(error))
+                self._lose_body(fault)
+                yield fault
+        for fault in check_places(self.directory / BODIES, ((key, place) for place, key in sorted(places))):
+            if fault.body is None:
+                self._lose_body(fault)
+            yield fault
+
+    def _lose_body(self, fault: BodyFault) -> None:
+        gap = Gap(Family.MESSAGE_CONTENT.label, fault.key, fault.key + b"\0", fault.path.name, fault.what)
+        self.losses.gaps.append(gap)
 
     def describe_losses(self) -> list[Loss]:
         """Return the losses, described for operators."""

@@ -3,7 +3,7 @@
     repair.tmp/        the unfinished copy. Without REPAIR next to it, it is discarded and the store is unchanged
     REPAIR             one sealed line: {"number": N}. The copy is complete and durable and must replace the database
     quarantine/
-      repair-N/        the previous kv/, SEALS and SYNCED, and losses.jsonl, which lists the losses
+      repair-N/        the previous kv/, bodies/, SEALS and SYNCED, and losses.jsonl, which lists the losses
 
 The files move by renames; a rename already done is skipped. So the next open or repair completes an interrupted swap.
 """
@@ -26,6 +26,7 @@ from basaltmq.store.directory import (
     sync_directory,
     write_durably,
 )
+from basaltmq.store.integrity.body_frames import BODIES
 from basaltmq.store.integrity.synced import SYNCED
 
 REPAIR: Final = "REPAIR"
@@ -35,7 +36,7 @@ COPY: Final = "store"
 
 LOSSES: Final = "losses.jsonl"
 
-_MOVED: Final = (DATABASE, SEALS, SYNCED)
+_MOVED: Final = (BODIES, DATABASE, SEALS, SYNCED)
 
 
 def quarantine_of(directory: Path) -> tuple[int, Path]:

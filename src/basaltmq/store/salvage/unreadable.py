@@ -1,12 +1,14 @@
 """Unreadable rows of an open store: reads skip and record them, and leave them in place for a repair.
 
-A damaged block must not stop a queue from serving the messages outside of it. So scans of the families that hold
-messages (`SKIPPABLE`) continue after the damage, and a get of a damaged row finds nothing. Every skipped range is
+A damaged block must not stop a queue from serving the messages outside of it, nor other queues. So scans of the
+families in `SKIPPABLE` continue after the damage, and a get of a damaged row finds nothing. Every skipped range is
 recorded once, before reading continues:
 
     quarantine/unreadable.jsonl    one JSON object per line: at_ms, family, start and end (hex), why
 
-Reads of all other families raise, because an unreadable configuration or lease must not look like a missing one.
+Counts without a row are recounted. Messages whose lease is unreadable are ready again, as after a crash of the
+consumer; `Store.has_unreadable` tells the queue to mark them as redelivered. Reads of all other families raise, because
+an unreadable configuration must not look like a missing one.
 
 Compaction must not meet the damage, because RocksDB then stops all writes. So a family with a skipped range is no
 longer compacted. That makes reads slower but never stalls writes. If compaction meets the damage first, a write fails
@@ -23,13 +25,13 @@ import json
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from rocksdict import Rdict, ReadOptions
 
+from basaltmq.clock import now_ms
 from basaltmq.errors import CorruptionError
 from basaltmq.store.directory import DATABASE, QUARANTINE, make_directory, sync_directory
 from basaltmq.store.families import BY_LABEL, Family
@@ -40,8 +42,17 @@ from basaltmq.store.salvage.reading import after_block, fault_of
 
 UNREADABLE: Final = "unreadable.jsonl"
 
-SKIPPABLE: Final = frozenset({Family.MESSAGES, Family.DELAYED, Family.MESSAGE_CONTENT})
-"""Families in which an unreadable row affects only that row."""
+SKIPPABLE: Final = frozenset(
+    {
+        Family.MESSAGES,
+        Family.DELAYED,
+        Family.MESSAGE_CONTENT,
+        Family.QUEUE_STATS,
+        Family.LEASES,
+        Family.LEASE_EXPIRY,
+    }
+)
+"""Families in which an unreadable row affects only that row, or can be computed again."""
 
 RANGES_MAX: Final = 10_000
 """Ranges that one open store records, at about 200 bytes each. Further ranges are only skipped and counted."""
@@ -121,7 +132,7 @@ class Unreadable:
                 return
             self._known.add((family.label, start))
             content = {
-                "at_ms": time.time_ns() // 1_000_000,
+                "at_ms": now_ms(),
                 "family": family.label,
                 "start": start.hex(),
                 "end": None if end is None else end.hex(),

@@ -5,6 +5,7 @@
     CURRENT, MANIFEST, WAL     Basalt's reader of RocksDB's log format (`wal`)
     blob files                 Basalt's reader of blob files (`blobs`)
     SST files                  RocksDB, row by row, past damage (`salvage`)
+    body files                 each body that a row points to (`body_frames`)
 
 The losses follow the files: unreadable queues, messages, topics and objects.
 
@@ -39,13 +40,15 @@ from basaltmq.store.directory import (
     os_error,
     read_marker,
 )
+from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.integrity.blobs import BlobFault, scan_blobs
 from basaltmq.store.integrity.manifest import added_blobs, oldest_log
 from basaltmq.store.integrity.seals import Sealer, Seals, Sum, check_manifest, check_small, file_sum, is_table, mismatch
 from basaltmq.store.integrity.synced import short_manifest
 from basaltmq.store.integrity.wal import LogScan, current_manifest, scan_log, wal_files, wal_number
-from basaltmq.store.rocks_errors import translate
+from basaltmq.store.rocks_errors import named_file, translate
 from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.reading import Row
 from basaltmq.store.salvage.survey import Survey
 from basaltmq.store.salvage.views import Table
 from basaltmq.store.scratch import Scratch
@@ -55,6 +58,9 @@ Progress = Callable[[int, int], None]
 SCRATCH: Final = "verify.tmp"
 FAULTS_PER_FILE_MAX: Final = 3
 """Faults reported per file. A file with a thousand bad blocks is one bad file."""
+
+FILTER_CHECK_ROWS: Final = 1000
+"""Rows between two reads of bloom filters. A partition of a filter covers about 3,000 keys."""
 
 
 @dataclass(slots=True)
@@ -105,7 +111,7 @@ def inspect(path: Path, progress: Progress | None = None) -> Verified:
     with _shared_lock(path):
         run = _Run(path, path / DATABASE, findings, _Meter(path, progress), live=False)
         try:
-            run.everything()
+            run.run()
         except OSError as error:
             raise os_error(error, path) from error
     return Verified(findings.lines() + [loss.line() for loss in run.losses], list(findings.faults))
@@ -127,7 +133,7 @@ def verify_open(
         try:
             create_checkpoint(str(scratch / DATABASE))
             run = _Run(path, scratch / DATABASE, findings, _Meter(path, progress), live=True)
-            run.everything()
+            run.run()
             sealer.add(run.sound)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -177,7 +183,7 @@ class _Run:
         self.sound: dict[str, Sum] = {}
         self.losses: list[Loss] = []
 
-    def everything(self) -> None:
+    def run(self) -> None:
         if not self._database.is_dir():
             self._findings.add(self._named, "is missing", "every row is lost: restore a backup")
             return
@@ -311,8 +317,10 @@ class _Run:
                     if table.is_missing:
                         self._findings.add(self._named / name, "is missing")
                 for label in survey.views.families:
-                    for _ in survey.read(label):
-                        pass
+                    rows = survey.read(label)
+                    if label == Family.BODY_PLACES.label:
+                        self._bodies(survey, rows)
+                    self._filters(survey, label, (row[0] for row in rows))
                     self._meter.add(
                         sum(self._size(file) for file, each in self._tables.items() if each.family == label)
                     )
@@ -321,6 +329,37 @@ class _Run:
                 if survey.losses.missing_writes:
                     self._findings.add(self._named, survey.losses.missing_writes, "confirmed writes are lost")
                 self.losses = survey.describe_losses()
+
+    def _filters(self, survey: Survey, label: str, keys: Iterator[bytes]) -> None:
+        """Read all keys, and the bloom filters with some of them. A broker fails at a damaged filter."""
+        checked = [key for number, key in enumerate(keys) if number % FILTER_CHECK_ROWS == 0]
+        checked += [table.first for table in self._tables.values() if table.family == label]
+        if not checked or not BY_LABEL[label].profile.bloom:
+            return
+        database, family = survey.views.with_filters(label)
+        try:
+            for key in checked:
+                try:
+                    family.get(key)
+                except Exception as error:
+                    self._filter_fault(error)
+        finally:
+            family.close()
+            database.close()
+
+    def _filter_fault(self, error: Exception) -> None:
+        # A table that cannot be opened hides its rows too, and was reported with them.
+        path = self._named / named_file(str(error), self._database).name
+        if path.name in self._tables and path not in self._findings.faults:
+            self._findings.add(path, "has a damaged bloom filter", "no row is lost; repair writes it again")
+
+    def _bodies(self, survey: Survey, rows: Iterator[Row]) -> None:
+        """Read every large body. Garbage in body files is not read."""
+        for fault in survey.check_bodies(rows):
+            cost = "its bodies are lost: restore a backup, or repair, which drops their messages"
+            if fault.body is not None:
+                cost = "no body is lost; repair writes it again"
+            self._findings.add(fault.path, fault.what, cost)
 
     def _size(self, file: str) -> int:
         try:

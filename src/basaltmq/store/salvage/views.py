@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from rocksdict import AccessType, Options, Rdict
+from rocksdict import AccessType, BlockBasedOptions, Options, Rdict
 
 from basaltmq.store.families import BY_LABEL
 from basaltmq.store.integrity.blobs import is_framed, write_frame
 from basaltmq.store.integrity.manifest import ListedTable, without_table, write_manifest
 from basaltmq.store.integrity.wal import DamagedRecord, append_record, salvage_records, write_record
+from basaltmq.store.options import BLOOM_BITS_PER_KEY
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.salvage.files import Files
 
@@ -111,6 +112,11 @@ class Views:
         self._open[at] = found
         return found[1]
 
+    def with_filters(self, label: str) -> tuple[Rdict, Rdict]:
+        """Open a database, and in it a family whose bloom filters are read. The caller closes both."""
+        db = self._opened(self._directory(frozenset(), label), [label], lenient_options(bloom=True))
+        return db, _family_of(db, label)
+
     def substitute(self, name: str, family: str) -> bool:
         """Replace a missing or damaged blob file to make the keys of its values readable. False if already replaced."""
         if name in self._repaired:
@@ -139,8 +145,8 @@ class Views:
             _close(*self._open.popitem()[1])
         self._close_whole()
 
-    def _opened(self, directory: Path, labels: list[str]) -> Rdict:
-        options = {label: lenient_options() for label in labels if label != "default"}
+    def _opened(self, directory: Path, labels: list[str], family_options: Options | None = None) -> Rdict:
+        options = {label: family_options or lenient_options() for label in labels if label != "default"}
         try:
             return Rdict(str(directory), lenient_options(), options, AccessType.read_only(False))
         except Exception as error:
@@ -268,9 +274,16 @@ class Views:
         self._repaired[name] = target
 
 
-def lenient_options() -> Options:
-    """Return options that open a database with damaged SST files and read what is readable."""
+def lenient_options(*, bloom: bool = False) -> Options:
+    """Return options that open a database with damaged SST files and read what is readable.
+
+    Without `bloom`, filters are not read, so a damaged one hides no row.
+    """
     options = Options(raw_mode=True)
+    if bloom:
+        table = BlockBasedOptions()
+        table.set_bloom_filter(BLOOM_BITS_PER_KEY, False)
+        options.set_block_based_table_factory(table)
     options.set_paranoid_checks(False)
     options.set_max_open_files(64)
     options.set_stats_dump_period_sec(0)

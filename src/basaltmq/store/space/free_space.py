@@ -1,8 +1,8 @@
 """Monitors the free space of a disk and decides when publishers are blocked.
 
 Publishers are blocked below `free_min_bytes`, until the free space is 5 % above it; the gap prevents flapping. After a
-write failed on a full disk (`met_full`) the reserve is released. Publishers then stay blocked until there is room for
-the reserve again.
+write failed on a full disk (`on_disk_full`) the reserve is released. Publishers then stay blocked until there is room
+for the reserve again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ CLEAR: Final = 1.05
 """Factor by which a value must exceed its limit before the block ends."""
 
 ROOM_MIN_BYTES: Final = 16 * MIB
-"""Minimum free space after a full disk, regardless of the limit. With less, the next memtable flush fails the same way.
-"""
+"""Minimum free space after a full disk, regardless of the limit. With less, the next memtable flush fails too."""
 
 NEAR: Final = 4
 """Multiple of the limit below which checks are more frequent. At 1 GB/s a disk takes 1.5 s from 4 times the default
@@ -63,7 +62,7 @@ class FreeSpace:
         self._free = free
         self._was_full = False
 
-    def look(self) -> str | None:
+    def check(self) -> str | None:
         """Return why publishers are blocked, None if they are not. Raises OSError if the disk cannot be queried."""
         free, least = self._free(self._path), self._free_min_bytes()
         self.free_bytes = free
@@ -82,11 +81,11 @@ class FreeSpace:
         return f"low on disk: {free} bytes are free at {self._path}, the minimum is {least}"
 
     def has_room(self) -> bool:
-        """Whether `look` would unblock publishers. Changes no state."""
+        """Whether `check` would unblock publishers. Changes no state."""
         return self._free(self._path) >= self._wanted_bytes(self._free_min_bytes())
 
-    def met_full(self) -> None:
-        """Handle a write that failed on a full disk: release the reserve and block publishers until there is room."""
+    def on_disk_full(self) -> None:
+        """Handle a write that failed on a full disk: release the reserve, and block publishers until there is room."""
         self._was_full = self.is_low = True
         if self._reserve is not None and self._reserve.release():
             _log.warning(
@@ -113,6 +112,6 @@ class FreeSpace:
             if missing or not reserve.size_bytes:
                 reserve.keep()
         except OSError as error:
-            # Another process used the space. An existing block continues.
+            # Another process took the space. If publishers are blocked, they stay blocked.
             self.is_low = self._was_full
             _log.warning("cannot allocate the reserve %s: %s", reserve.path, error)

@@ -1,6 +1,6 @@
 """Group commit for planes on an event loop: they never wait, and the confirming caller requests the sync.
 
-If the disk is fast, the loop runs the sync itself (see `loop_time`), otherwise it wakes the thread. It does so in the
+If the disk is fast, the loop runs the sync itself (see `loop_sync`), otherwise it wakes the thread. It does so in the
 second turn after the request, when connections have written the replies and deliveries of the requesting turn. A
 consumer then does not wait for the disk, nor for the GIL that the thread needs. Requests that arrive meanwhile share
 the sync, or form the next, larger batch.
@@ -12,24 +12,19 @@ outrun the consumers, and the resulting backlog adds latency.
 from __future__ import annotations
 
 import asyncio
-import time
 
 from basaltmq.errors import BasaltError
-from basaltmq.store.api import Store
-from basaltmq.store.sync.group_commit import Group, GroupCommit, Synced, call_all
-from basaltmq.store.sync.loop_time import HERE_S_MAX, LoopTime
+from basaltmq.store.sync.group_commit import Group, Syncable, Synced, call_all
+from basaltmq.store.sync.loop_sync import HERE_S_MAX, LoopSync
 
 
-class LoopCommit(GroupCommit):
-    """Runs the sync on the requesting event loop if the disk is fast."""
+class LoopCommit(LoopSync):
+    """Group commit of a store whose planes run on an event loop."""
 
-    def __init__(self, store: Store, *, here_s_max: float = HERE_S_MAX) -> None:
-        self._time = LoopTime(here_s_max)
+    def __init__(self, store: Syncable, *, here_s_max: float = HERE_S_MAX) -> None:
         self._is_due = False
         """Whether the loop has taken over from the thread and will sync soon."""
-        self._here: asyncio.AbstractEventLoop | None = None
-        """The loop that runs a sync now."""
-        super().__init__(store)
+        super().__init__(store, here_s_max=here_s_max)
 
     def wait_durable(self, timeout_s: float = -1) -> bool:
         """Return at once: the loop must not block, so only the write itself is guaranteed."""
@@ -66,30 +61,30 @@ class LoopCommit(GroupCommit):
                 self._wake.give()
                 return
             group, self._group = self._group, Group()
-        started = time.monotonic()
-        self._here = loop
         try:
-            self._serve(group)
+            self._serve_here(loop, group)
         finally:
-            self._here = None
-            self._time.took(time.monotonic() - started)
             self._go_on(loop)
 
     def _go_on(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Schedule the next group if members joined during the sync; otherwise mark the thread as idle."""
+        """Schedule the next group if members joined during the sync; otherwise mark the thread as idle.
+
+        A loop that does not wait for the group may end before it runs what is scheduled, so the thread takes over.
+        """
         with self._lock:
             self._idle = not self._group
             if self._idle:
                 return
-            if loop is None or self._time.away:
+            if loop not in self._group.callbacks or self._time.away:
                 self._wake.give()
                 return
             self._is_due = True
+        assert loop is not None
         loop.call_soon(self._sync_here, loop)
 
     def _hand_over(self) -> bool:
         group = self._group
-        if self._time.away or self._closing or group.members or len(group.callbacks) != 1:
+        if self._time.away or self._closing or len(group.callbacks) != 1:
             return False
         (loop,) = group.callbacks
         try:
@@ -100,13 +95,5 @@ class LoopCommit(GroupCommit):
         self._is_due = True
         return True
 
-    def _serve(self, group: Group) -> None:
-        if self._here is None:
-            self._time.was_away()
-        super()._serve(group)
-
-    def _notify(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
-        if loop is self._here:
-            loop.call_soon(call_all, callbacks, error)
-        else:
-            super()._notify(loop, callbacks, error)
+    def _notify_here(self, loop: asyncio.AbstractEventLoop, callbacks: list[Synced], error: BasaltError | None) -> None:
+        loop.call_soon(call_all, callbacks, error)

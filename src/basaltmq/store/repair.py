@@ -1,6 +1,7 @@
 """Repair: makes a damaged store open again with every readable row, and lists the losses.
 
-The damaged database is never written. Its rows are copied into a new one next to it (`salvage.copying`). The planes
+The damaged database is never written. Its rows are copied into a new one next to it (`salvage.copying`), and its body
+files are linked. The planes
 then make the rows of the copy consistent (`reconcile`). The copy is verified and replaces the old database, which moves
 to quarantine unchanged (`salvage.swap`). A crash before the swap leaves the store as it was.
 
@@ -34,6 +35,7 @@ from basaltmq.errors import (
     StoreNotFoundError,
 )
 from basaltmq.store.api import Store
+from basaltmq.store.bodies.store import BodyStore
 from basaltmq.store.directory import (
     DATABASE,
     MARKER,
@@ -46,8 +48,10 @@ from basaltmq.store.directory import (
     make_directory,
     os_error,
     read_marker,
+    unused_name,
     write_durably,
 )
+from basaltmq.store.integrity.body_frames import BODIES, link_files
 from basaltmq.store.integrity.log_checks import check_logs
 from basaltmq.store.integrity.seals import Sealer, Seals, check_small, is_small, is_table
 from basaltmq.store.integrity.wal import is_wal
@@ -60,6 +64,7 @@ from basaltmq.store.salvage.naming import Loss
 from basaltmq.store.salvage.survey import Survey
 from basaltmq.store.salvage.unreadable import UNREADABLE
 from basaltmq.store.salvage.verify import Progress, inspect, verify
+from basaltmq.store.space.free_space import free_bytes
 
 SPARE_BYTES: Final = 64 << 20
 """Free space required beyond the size of the database: WAL, indexes and file system blocks."""
@@ -89,7 +94,7 @@ def repair(
     """Make a damaged store open again. Without `accept_loss`, report the losses and change nothing."""
     outcome = Repaired()
     try:
-        _marker(path, outcome, accept_loss=accept_loss)
+        _restore_marker(path, outcome, accept_loss=accept_loss)
         if outcome.remaining:
             return outcome
         directory = StoreDirectory.hold(path, create=False)
@@ -119,7 +124,7 @@ def repair(
     return outcome
 
 
-def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
+def _restore_marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
     """Write STORE again if it is lost and a Basalt database lies next to it."""
     try:
         if read_marker(path) is None:
@@ -134,7 +139,7 @@ def _marker(path: Path, outcome: Repaired, *, accept_loss: bool) -> None:
             marker = Marker(_store_id(path))
             damaged = path / MARKER
             if damaged.is_file():
-                os.rename(damaged, _free_name(_quarantine(path) / f"{MARKER}.whole"))
+                os.rename(damaged, unused_name(_quarantine(path) / f"{MARKER}.whole"))
             write_durably(damaged, marker.encode())
         outcome.done.append(f"{path / MARKER}: written again for store {marker.store_id}; nothing is lost")
 
@@ -147,15 +152,6 @@ def _store_id(path: Path) -> UUID:
     except (CorruptionError, ValueError):
         pass
     return uuid4()
-
-
-def _free_name(path: Path) -> Path:
-    number = 1
-    free = path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}.{number}")
-    return free
 
 
 def _is_small(name: str) -> bool:
@@ -183,13 +179,13 @@ def _repair_small(path: Path, outcome: Repaired) -> None:
         try:
             seals = Seals.read(path)
         except CorruptionError as error:
-            os.rename(path / SEALS, _free_name(_quarantine(path) / f"{SEALS}.whole"))
+            os.rename(path / SEALS, unused_name(_quarantine(path) / f"{SEALS}.whole"))
             outcome.done.append(f"{path / SEALS}: {error}; moved it to quarantine")
         files = find_files(path / DATABASE, {})
         if files.manifest is not None and files.manifest_fault:
             current = path / DATABASE / "CURRENT"
             if current.exists():
-                os.rename(current, _free_name(_quarantine(path) / "CURRENT.whole"))
+                os.rename(current, unused_name(_quarantine(path) / "CURRENT.whole"))
             write_durably(current, f"{files.manifest.path.name}\n".encode())
             outcome.done.append(f"{current}: written again with {files.manifest.path.name}; nothing is lost")
         if seals is not None:
@@ -295,8 +291,10 @@ def _copy(
         if progress is not None:
             progress(done_bytes, size_bytes)
 
+    link_files(path / BODIES, copy / BODIES)
     with _Closing(open_store(copy, create=False)) as store:
         rows = copy_rows(survey, store, copied)
+        store.recount_bodies()
         outcome.losses += survey.describe_losses()
         if reconcile is not None:
             outcome.losses += _reconcile(store, survey.losses, path, reconcile)
@@ -308,10 +306,10 @@ def _copy(
 class _Closing:
     """Closes a store without masking the error that ended its use."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: BodyStore) -> None:
         self._store = store
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> BodyStore:
         return self._store
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -326,11 +324,10 @@ def _require_space(path: Path) -> int:
     """Return the bytes that a copy may need. Raises DiskFullError if they are not free."""
     database = path / DATABASE
     size_bytes = sum(each.stat().st_size for each in database.iterdir() if is_table(each.name) or is_wal(each.name))
-    found = os.statvfs(path)
-    free_bytes = found.f_bavail * found.f_frsize
-    if free_bytes < size_bytes + SPARE_BYTES:
+    missing_bytes = size_bytes + SPARE_BYTES - free_bytes(path)
+    if missing_bytes > 0:
         raise DiskFullError(
-            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files, but only "
-            f"{free_bytes} bytes are free: free {size_bytes + SPARE_BYTES - free_bytes} more and run it again"
+            f"a repair of {path} copies up to {size_bytes} bytes and keeps the damaged files; "
+            f"free {missing_bytes} more bytes and run it again"
         )
     return size_bytes
