@@ -1,8 +1,8 @@
 """Copies a lane during operation, for a checkpoint of its store.
 
 Sealed segments never change and are hard-linked where the file system allows. The active segment is copied up to the
-end of the lane at the start of the copy, which is the end of a complete frame. The caller prevents cleaning from
-deleting segments meanwhile, and makes the files durable.
+end of the lane at the start of the copy, which is the end of a complete frame. The caller keeps cleaning from deleting
+segments during the copy, and makes the files durable.
 """
 
 from __future__ import annotations
@@ -45,13 +45,11 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _copy(source: Path, target: Path, size_bytes: int) -> None:
-    with open(source, "rb", buffering=0) as reading, open(target, "xb", buffering=0) as writing:
+    with open(source, "rb", buffering=0) as reading, open(target, "xb") as writing:
         left = size_bytes
         while left:
             chunk = reading.read(min(left, _CHUNK_BYTES))
             if not chunk:
                 raise StorageError(f"{source} is {left} bytes shorter than the lane requires; run verify")
-            rest = memoryview(chunk)
-            while rest:
-                rest = rest[writing.write(rest) :]
+            writing.write(chunk)
             left -= len(chunk)

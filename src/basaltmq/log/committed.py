@@ -2,15 +2,15 @@
 
      0       4       8       16                24
      | magic | crc   | epoch | synced position |
-     | u32   | u32   | u64   | u64             |      little-endian; the CRC32C covers what follows it
+     | u32   | u32   | u64   | u64             |      little-endian; the CRC32C covers epoch and position
 
 Everything below the synced position survives a power loss. The written end needs no record: a frame that is complete in
-its file is written. The epoch rises with each process that opens the lane for writing, so that a reader
-can detect that recovery may have truncated the lane.
+its file is written. Each process that opens the lane for writing increases the epoch, so that a reader can detect that
+recovery may have truncated the lane.
 
-After a write or sync error the file gets a different magic: data beyond the position is in doubt. The page cache may
-show it although the disk never gets it, and a later sync reports no error. So the next writer writes that data again
-before it counts as durable.
+After a write or sync error the file gets a different magic: data beyond the position is in doubt. It may be visible in
+the page cache without ever reaching the disk, and a later sync reports no error. So the next writer writes that data
+again before it counts as durable.
 
 The file is updated in place after each sync and is never synced itself. After a crash its position is correct or too
 low. Before a lane is truncated the position is lowered, so it is never too high. A reader that races with an update
@@ -28,6 +28,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 import google_crc32c
+
+from basaltmq.log.ends import LaneEnd
 
 NAME: Final = "COMMITTED"
 
@@ -84,21 +86,24 @@ def read_mark(lane: Path) -> Mark | None:
 
 
 class Committed:
-    """The writer's side, for one open of a lane. Costs 4 us per sync, nothing per append."""
+    """The mark of a lane that is open for writing. Costs 4 us per sync, nothing per append."""
 
-    def __init__(self, lane: Path, now_ms: int, end: int) -> None:
+    def __init__(self, lane: Path, now_ms: int, end: int, durable_end: LaneEnd | None = None) -> None:
         self._path = lane / NAME
         before = read_mark(lane)
         self._epoch = now_ms if before is None else max(now_ms, before.epoch + 1)
         self._position: int | None = None
-        self.found_position = 0 if before is None else before.synced_position
+        self._durable_end = durable_end
+        self.found_position = max(
+            0 if before is None else before.synced_position, 0 if durable_end is None else durable_end.found
+        )
         """The durable end when the last writer stopped, even if the lane is shorter now."""
         self.doubted_from: int | None = None
         """Start of the data that must be written again, None if a sync is enough."""
         if before is not None and before.is_doubted:
             self.doubted_from = min(before.synced_position, end)
         self._lock = threading.Lock()
-        """`doubt` may run on any thread: never after the file is closed, and `publish` must not overwrite it."""
+        """Protects the file, because `doubt` may run on any thread, also beside `publish` and `close`."""
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if before is not None:
             try:
@@ -106,6 +111,11 @@ class Committed:
             except OSError:
                 os.close(self._fd)
                 raise
+
+    def note(self, position: int) -> None:
+        """Record the durable end in ENDS, before the waiters are notified. It may be in the ring only."""
+        if self._durable_end is not None:
+            self._durable_end.note(position)
 
     def publish(self, position: int) -> None:
         """Publish that the lane is durable up to `position`. A failure is harmless: readers see a lower position."""
@@ -123,7 +133,7 @@ class Committed:
             with suppress(OSError):
                 self._write(self.doubted_from)
 
-    def believe(self) -> None:
+    def clear_doubt(self) -> None:
         """Record that the data in doubt has been written again and synced."""
         self.doubted_from = None
 

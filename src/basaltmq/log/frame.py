@@ -54,8 +54,8 @@ DROP: Final = 5
 RELOCATED: Final = 1
 REWRITTEN: Final = 2
 AWAITED: Final = 4
-"""Requested durability in a shard whose writes are not synced. The frame and its successors are invisible until then.
-"""
+"""The write requested durability in a shard whose writes are not synced. The frame and later ones stay invisible until
+the sync."""
 
 HEADER: Final = Struct("<IIIIQQIIqqqBBHI")
 """The whole header. `Header` omits magic, header CRC and reserved fields."""
@@ -68,7 +68,6 @@ _FLAGS: Final = RELOCATED | REWRITTEN | AWAITED
 _ZEROS: Final = bytes(ALIGNMENT)
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
-
 
 HeaderFields: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int, int, int]
 """The fields that HEADER unpacks."""

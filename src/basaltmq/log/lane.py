@@ -43,11 +43,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from basaltmq.errors import StorageError, StoreClosedError, StorePoisonedError, is_disk_full
+from basaltmq.errors import SegmentGoneError, StorageError, StoreClosedError, StorePoisonedError, is_disk_full
 from basaltmq.log import ring
 from basaltmq.log.committed import Committed
-from basaltmq.log.lane_options import GATHERED_BYTES_MAX as GATHERED_BYTES_MAX
-from basaltmq.log.lane_options import LaneOptions as LaneOptions
+from basaltmq.log.ends import LaneEnd
+from basaltmq.log.lane_options import GATHERED_BYTES_MAX, LaneOptions
 from basaltmq.log.marker import MARKERS, encode_marker, find_seed
 from basaltmq.log.mover import WRITE_BACK_BYTES, Mover, start_write_back
 from basaltmq.log.ring import Ring
@@ -56,22 +56,26 @@ from basaltmq.log.segment import (
     Listed,
     Segment,
     SegmentFiles,
-    SegmentGoneError,
     SegmentState,
     create_segment,
     list_segments,
-    make_directory,
     write_again,
     write_on,
 )
-from basaltmq.store.directory import os_error, sync_directory, write_durably
+from basaltmq.store.directory import make_directory, os_error, sync_directory, write_durably
 
 
 class Lane:
     """A lane, open for writing. The caller holds the store's lock, so no other process writes here."""
 
     def __init__(
-        self, path: Path, seed: int, segments: list[Segment], clock_ms: Callable[[], int], options: LaneOptions
+        self,
+        path: Path,
+        seed: int,
+        segments: list[Segment],
+        clock_ms: Callable[[], int],
+        options: LaneOptions,
+        end: LaneEnd | None,
     ) -> None:
         self.path = path
         self.seed = seed
@@ -102,7 +106,7 @@ class Lane:
         Readers compare with `_written` without the lock, so it advances only after the write has returned.
         """
         try:
-            self._committed = Committed(path, clock_ms(), self._end)
+            self._committed = Committed(path, clock_ms(), self._end, end)
         except OSError:
             os.close(self._fd)
             raise
@@ -118,6 +122,7 @@ class Lane:
         clock_ms: Callable[[], int],
         random_u32: Callable[[], int],
         options: LaneOptions | None = None,
+        end: LaneEnd | None = None,
     ) -> Lane:
         """Open or create the lane at `path`. Run `recovery.repair` before the first append."""
         try:
@@ -134,7 +139,7 @@ class Lane:
             # Remove the ring before the first append, because its positions may be assigned again.
             ring.remove(path)
             segments[-1].state = SegmentState.WRITE
-            return cls(path, seed, segments, clock_ms, options or LaneOptions())
+            return cls(path, seed, segments, clock_ms, options or LaneOptions(), end)
         except OSError as error:
             raise os_error(error, path) from error
 
@@ -262,6 +267,7 @@ class Lane:
                     segment.state = SegmentState.SEALED
                 del self._sealing[: len(sealing)]
                 self._synced_position = max(self._synced_position, target)
+                self._committed.note(self._synced_position)
             if self._ring is not None:
                 self._ring.release(taken)
             self._publish()
@@ -302,12 +308,13 @@ class Lane:
             raise self._failed(error, held.path) from error
         with self._lock:
             if self._gathered is gathered:
-                # No other thread has written the gathered frames meanwhile.
+                # No other thread has written the gathered frames since.
                 self._ringed += len(parts)
                 self._ringed_bytes += size_bytes
             self._synced_position = target
+            self._committed.note(target)
             if 2 * held.used_bytes > held.size_bytes:
-                self._work(self._drain)
+                self._run_in_background(self._drain)
         return True
 
     def _move(self) -> None:
@@ -322,7 +329,7 @@ class Lane:
                 self._write_out(parts, size_bytes)
 
         self._mover.begin()
-        self._mover.give(write)
+        self._mover.run(write)
 
     def move_ring_frames(self) -> None:
         """Write the frames that are only in the ring to the segment, and publish. Appends may run in parallel."""
@@ -358,9 +365,9 @@ class Lane:
         """Create a ring once enough syncs would have used it. The lock is held."""
         self._ring_wanted += 1
         if self.options.ring_bytes and self._ring_wanted == self.options.ring_after:
-            self._work(self._make_ring)
+            self._run_in_background(self._make_ring)
 
-    def _work(self, action: Callable[[], None]) -> None:
+    def _run_in_background(self, action: Callable[[], None]) -> None:
         """Run an action in the background, unless one is running. The lock is held."""
         if self._worker is None or not self._worker.is_alive():
             self._worker = threading.Thread(target=action, name="basalt-drain", daemon=True)
@@ -442,6 +449,13 @@ class Lane:
             raise SegmentGoneError(f"position {position} of {self.path} is not kept: its segment was deleted")
         return segment
 
+    def segment_start(self, position: int) -> int:
+        """Return the start of the segment that holds a position, or -1 if it was deleted."""
+        try:
+            return self.segment_at(position).start
+        except SegmentGoneError:
+            return -1
+
     def roll(self) -> None:
         """Start a new segment if the active one is not empty."""
         with self._lock:
@@ -486,11 +500,7 @@ class Lane:
             return kept
 
     def settle(self) -> None:
-        """Make the data found at start durable, because a crashed process may have left it only in the page cache.
-
-        Costs one descriptor and one call per segment; without dirty pages the disk is not touched. Data that a failed
-        sync left in doubt (see `committed`) is written again.
-        """
+        """Sync the data found at start: it may be in the page cache only. Write doubted data again (`committed`)."""
         doubted = self._committed.doubted_from
         for segment in self.segments():
             is_doubted = doubted is not None and segment.end > doubted
@@ -504,7 +514,7 @@ class Lane:
                     os.close(fd)
             except OSError as error:
                 raise self._failed(error, segment.path) from error
-        self._committed.believe()
+        self._committed.clear_doubt()
         self.sync()
 
     def delete(self, segment: Segment) -> None:
@@ -520,7 +530,6 @@ class Lane:
             raise os_error(error, segment.path) from error
 
     def open_files(self) -> int:
-        """Return the number of open descriptors."""
         return len(self._files) + len(self._sealing) + 1
 
     def _failed(self, error: OSError, path: Path) -> StorageError:

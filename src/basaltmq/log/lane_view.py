@@ -13,31 +13,25 @@ them to their segment.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
-from basaltmq.errors import CorruptionError, StoreReadOnlyError
+from basaltmq.errors import CorruptionError, SegmentGoneError, StoreReadOnlyError
 from basaltmq.log.committed import Mark, read_mark
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.marker import MARKERS, read_seed
 from basaltmq.log.segment import (
-    POSITION_MAX,
     Listed,
     Segment,
     SegmentFiles,
-    SegmentGoneError,
-    SegmentState,
+    list_segments,
     parse_segment_name,
     segment_name,
 )
-from basaltmq.store.directory import os_error, sync_directory
-
-_FSYNC_MEANINGLESS = (errno.EROFS, errno.EINVAL)
-"""Errors of a sync on a read-only file system, where no data waits to be written."""
+from basaltmq.store.directory import SYNC_MEANINGLESS, os_error, sync_data, sync_directory
 
 
 class LaneView(Lane):
@@ -51,7 +45,7 @@ class LaneView(Lane):
         self._files = SegmentFiles(self.options.read_files_max)
         self._listed = Listed([])
         self._end = 0
-        self._hardened = 0
+        self._synced_end = 0
         self.relist()
 
     @staticmethod
@@ -80,31 +74,15 @@ class LaneView(Lane):
     def relist(self) -> None:
         """Update the list of segments."""
         try:
-            starts = sorted(
-                start for entry in os.scandir(self.path) if (start := parse_segment_name(entry.name)) is not None
-            )
-            found = [segment for start in starts if (segment := self._segment(start)) is not None]
+            found = list_segments(self.path)
         except OSError as error:
             raise os_error(error, self.path) from error
-        for segment, following in pairwise(found):
-            # Bytes beyond the start of the next segment were never part of the lane.
-            segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
         here = {segment.start for segment in found}
         for old in self._listed.segments:
             if old.start not in here:
                 self._files.forget(old)
         self._listed = Listed(found)
         self._end = found[-1].end if found else 0
-
-    def _segment(self, start: int) -> Segment | None:
-        path = self.path / segment_name(start)
-        if start > POSITION_MAX:
-            raise CorruptionError(f"{path} has an impossible position in its name; move it out of the lane")
-        try:
-            status = os.stat(path)
-        except FileNotFoundError:
-            return None
-        return Segment(path, start, status.st_size, SegmentState.SEALED, int(status.st_mtime * 1000))
 
     def has_changed(self) -> bool:
         """Whether `relist` would find a change. Costs two system calls."""
@@ -143,20 +121,21 @@ class LaneView(Lane):
 
     def sync_to(self, position: int) -> int:
         """Sync everything below `position`. Return the position up to which the lane has been synced."""
-        if position <= self._hardened:
-            return self._hardened
+        if position <= self._synced_end:
+            return self._synced_end
         try:
             for segment in self._listed.segments:
-                if segment.end > self._hardened and segment.start < position:
-                    _sync_data(segment.path)
+                if segment.end > self._synced_end and segment.start < position:
+                    # Cleaning syncs the records that it copies before it deletes the file.
+                    sync_data(segment.path)
             try:
                 sync_directory(self.path)
             except OSError as error:
-                if error.errno not in _FSYNC_MEANINGLESS:
+                if error.errno not in SYNC_MEANINGLESS:
                     raise
         except OSError as error:
             raise os_error(error, self.path) from error
-        self._hardened = position
+        self._synced_end = position
         return position
 
     def open_files(self) -> int:
@@ -197,18 +176,3 @@ class LaneView(Lane):
 
     def _refuse(self) -> NoReturn:
         raise StoreReadOnlyError(f"the lane {self.path} was opened read-only; open the store for writing")
-
-
-def _sync_data(path: Path) -> None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        # Deleted by cleaning, which first syncs the records that it copies.
-        return
-    try:
-        os.fdatasync(fd)
-    except OSError as error:
-        if error.errno not in _FSYNC_MEANINGLESS:
-            raise
-    finally:
-        os.close(fd)

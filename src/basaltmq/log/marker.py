@@ -49,7 +49,11 @@ def find_seed(path: Path) -> int | None:
         if crc != b"%08x" % google_crc32c.value(body):
             damaged = path / name
             continue
-        content = json.loads(body)
+        content = json.loads(body or b"{}")
+        if content.get("format") != FORMAT:
+            # Another sealed file has its name.
+            damaged = path / name
+            continue
         if content["version"] > FORMAT_VERSION:
             raise StoreTooNewError(
                 f"{path} has lane version {content['version']}, but this Basalt reads up to version {FORMAT_VERSION}; "

@@ -57,7 +57,7 @@ class Mover:
         with self._busy:
             pass
 
-    def give(self, work: Callable[[], None]) -> None:
+    def run(self, work: Callable[[], None]) -> None:
         """Run the started move in the thread, which ends it. `work` must not raise."""
         self._work = work
         if self._thread is None:

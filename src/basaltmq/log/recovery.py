@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -27,7 +27,6 @@ import google_crc32c
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import committed, ring
-from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import (
     HEADER,
     HEADER_BYTES,
@@ -41,12 +40,13 @@ from basaltmq.log.frame import (
 )
 from basaltmq.log.lane import Lane
 from basaltmq.log.marker import MARKERS
+from basaltmq.log.run import Cut
 from basaltmq.log.segment import Segment, parse_segment_name
 from basaltmq.log.window import CHUNK_BYTES, Window
+from basaltmq.store.directory import unused_name
 
 _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
-
 
 Take: TypeAlias = Callable[[bytes, int, int, int], int]
 """Handles frames in bulk: (bytes, start of a frame in them, end of the frames of interest, its position in the lane) ->
@@ -88,14 +88,17 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Offsets of a shard that are missing between two existing frames."""
+    """Offsets of a shard that are missing between two existing frames, or at its end."""
 
     shard: int
     first_offset: int
     last_offset: int
+    certain: bool = True
+    """False if only the shard's ceiling shows the offsets: not all of them need to have been assigned."""
 
     def __str__(self) -> str:
-        return f"shard {self.shard} has lost offsets {self.first_offset} to {self.last_offset}"
+        lost = "has lost" if self.certain else "may have lost"
+        return f"shard {self.shard} {lost} offsets {self.first_offset} to {self.last_offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ def repair(
     visit: Callable[[Found], None] | None = None,
     take: Take | None = None,
 ) -> Repaired:
-    """Visit every intact frame from `position` on, then truncate a torn tail and quarantine unknown files."""
+    """Visit every intact frame from `position` on. Then truncate a torn tail and quarantine unknown files."""
     damages: list[Damage] = []
     intact_end = min(max(position, lane.start), lane.end)
 
@@ -211,11 +214,7 @@ def quarantine_foreign(path: Path, quarantine: Path) -> list[Path]:
     for entry in sorted(os.scandir(path), key=lambda each: each.name):
         if parse_segment_name(entry.name) is None and entry.name not in (*MARKERS, committed.NAME, ring.NAME):
             quarantine.mkdir(parents=True, exist_ok=True)
-            target = quarantine / f"{path.name}-{entry.name}"
-            number = 1
-            while target.exists():
-                target = quarantine / f"{path.name}-{entry.name}.{number}"
-                number += 1
+            target = unused_name(quarantine / f"{path.name}-{entry.name}")
             os.rename(entry.path, target)
             moved.append(target)
     return moved
@@ -289,17 +288,8 @@ def _past_damage(
         certain = False
     damage = Damage(segment.path, at, following, segment.start + at, str(error))
     if header is not None:
-        damage = Damage(
-            segment.path,
-            at,
-            following,
-            segment.start + at,
-            str(error),
-            header.shard,
-            header.base_offset,
-            header.last_offset,
-            certain,
-        )
+        first, last = header.base_offset, header.last_offset
+        damage = replace(damage, shard=header.shard, base_offset=first, last_offset=last, certain=certain)
     return following, damage
 
 

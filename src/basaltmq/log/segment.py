@@ -9,7 +9,7 @@ Only the segment in `write` grows. A segment in `sealing` is complete but may no
 and length (times, garbage) is derived from the frames and kept in the index, so it can be rebuilt.
 
 `SegmentFiles` keeps a bounded number of descriptors for readers. A descriptor is closed with its last reference. So a
-reader inside a pread keeps its file even if it is evicted or deleted meanwhile, and nobody waits.
+reader inside a pread keeps its file even if it is evicted or deleted meanwhile, without a wait.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
+import stat
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -25,9 +26,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from basaltmq.errors import CorruptionError
-from basaltmq.errors import SegmentGoneError as SegmentGoneError
-from basaltmq.store.directory import os_error, sync_directory
+from basaltmq.errors import CorruptionError, SegmentGoneError
+from basaltmq.store.directory import os_error
 
 SUFFIX: Final = ".log"
 POSITION_DIGITS: Final = 20
@@ -36,12 +36,10 @@ POSITION_DIGITS: Final = 20
 READ_FILES_MAX: Final = 64
 """Descriptors kept for readers of one lane: enough for 16 GiB of segments at their default size."""
 
-
 POSITION_MAX: Final = (1 << 63) - 1
 
 IOV_MAX: Final = 1024
 """Buffers per writev on Linux."""
-
 
 REWRITE_BYTES: Final = 1 << 20
 """Bytes rewritten per call: it bounds the memory, and the cost of the call is negligible."""
@@ -100,18 +98,22 @@ def create_segment(path: Path, start: int, now_ms: int) -> Segment:
     return Segment(file, start, 0, SegmentState.WRITE, now_ms)
 
 
-def list_segments(path: Path, now_ms: int) -> list[Segment]:
-    """Return the segments of a lane in order, all marked as sealed. Other files are ignored (see `recovery`)."""
+def list_segments(path: Path, now_ms: int = POSITION_MAX) -> list[Segment]:
+    """Return the segments of a lane in order, all marked as sealed. Other files are ignored (see `recovery`).
+
+    A writer may roll or delete segments during the call: only the size of the last one may be out of date.
+    """
     found = []
-    for entry in os.scandir(path):
-        start = parse_segment_name(entry.name)
-        if start is not None and entry.is_file(follow_symlinks=False):
-            if start > POSITION_MAX:
-                raise CorruptionError(f"{entry.path} has an impossible position in its name; move it out of the lane")
-            status = entry.stat()
-            started_ms = min(now_ms, int(status.st_mtime * 1000))
-            found.append(Segment(Path(entry.path), start, status.st_size, SegmentState.SEALED, started_ms))
-    found.sort(key=lambda segment: segment.start)
+    # List all names before the first size, so that a segment with a successor has its final size.
+    for start in sorted(start for name in os.listdir(path) if (start := parse_segment_name(name)) is not None):
+        file = path / segment_name(start)
+        if start > POSITION_MAX:
+            raise CorruptionError(f"{file} has an impossible position in its name; move it out of the lane")
+        with suppress(FileNotFoundError):
+            status = file.lstat()
+            if stat.S_ISREG(status.st_mode):
+                started_ms = min(now_ms, int(status.st_mtime * 1000))
+                found.append(Segment(file, start, status.st_size, SegmentState.SEALED, started_ms))
     for segment, following in pairwise(found):
         # Bytes beyond the start of the next segment were never part of the lane.
         segment.size_bytes = min(segment.size_bytes, following.start - segment.start)
@@ -208,14 +210,6 @@ def _read_on(fd: int, data: bytes, size_bytes: int, begin: int) -> bytes:
         parts.append(data)
         got += len(data)
     return b"".join(parts)
-
-
-def make_directory(path: Path) -> None:
-    """Create a directory and its missing parents durably."""
-    if not path.is_dir():
-        make_directory(path.parent)
-        path.mkdir(exist_ok=True)
-        sync_directory(path.parent)
 
 
 def write_again(fd: int, begin: int, end: int) -> None:

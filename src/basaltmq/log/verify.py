@@ -2,20 +2,22 @@
 
 It can run next to a writer. A frame that is being appended looks torn, as does the tail that a crash left at the end of
 a lane. Neither was confirmed, and neither is reported. Bytes below the position in COMMITTED were durable: if they are
-torn or missing, they are lost, unless the ring holds them. Missing offsets are not reported: cleaning removes records.
-It removes segments too, so only the index can tell whether bytes between two segments are lost (`Missing`), and which
-frames were in lost bytes (`Frames`).
+torn or missing, they are lost, unless the ring holds them. ENDS holds a copy of the durable end outside the log.
+Missing offsets are not reported: cleaning removes records. It removes segments too, so only the index can tell whether
+bytes between two segments are lost (`Missing`), and which frames were in lost bytes (`Frames`). Ceilings bound the
+offsets of frames that the index lacks (`Ceilings`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from basaltmq.errors import CorruptionError
 from basaltmq.log import ring
 from basaltmq.log.committed import read_mark
+from basaltmq.log.ends import read_ceilings, read_ends
 from basaltmq.log.frame import COLUMNAR, KAFKA, RELOCATED
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, Found, LostBytes, LostTail, scan
@@ -32,6 +34,9 @@ Frames = Callable[[int, Sequence[tuple[int, int]]], list[list[tuple[int, int, in
 """Returns shard, first and last offset of the frames in byte ranges of a lane, given its number. Called only if there
 are such ranges."""
 
+Ceilings = Callable[[int], Mapping[int, int]]
+"""Returns the ceilings of a lane's shards: all offsets ever assigned are below. Called only if bytes are lost."""
+
 
 def verify_log(
     path: Path,
@@ -39,11 +44,19 @@ def verify_log(
     names: Names | None = None,
     missing: Missing | None = None,
     frames: Frames | None = None,
+    ceilings: Ceilings | None = None,
 ) -> list[str]:
     """Return one line per damaged byte range, with the segment, the bytes and, if known, shards and offsets."""
+    ends = read_ends(path.parent)
+    faults = list(ends.faults)
+    read_ceilings(path.parent, faults)
+    for number, end in ends.lanes.items():
+        directory = path / f"{number:04d}"
+        if end and not LaneView.exists(directory):
+            faults.append(str(LostTail(directory, 0, end)))
+            faults += _possible_losses(directory, end, {}, names, ceilings)
     if not path.is_dir():
-        return []
-    faults: list[str] = []
+        return faults
     lanes: list[tuple[LaneView, int]] = []
     losses: dict[Path, list[LostTail | LostBytes]] = {}
     for directory in sorted(each for each in path.iterdir() if each.is_dir()):
@@ -54,7 +67,7 @@ def verify_log(
                 lane = LaneView(directory)
                 synced = 0 if mark is None else mark.synced_position
                 lanes.append((lane, synced))
-                lost = losses[directory] = _lost_end(lane, synced)
+                lost = losses[directory] = _lost_end(lane, max(synced, ends.lanes.get(int(directory.name), 0)))
                 if missing is not None and _has_gap(lane):
                     between = missing(int(directory.name), lane.segments(), synced)
                     lost += [LostBytes(directory, *each) for each in between]
@@ -79,6 +92,13 @@ def verify_log(
             if broken and frames is not None:
                 held = frames(int(lane.path.name), [_range(each) for each in broken])
             faults += [_line(each, offsets, named) for each, offsets in zip(broken, held, strict=True)]
+            hidden = [_range(each)[1] for each in broken if not (isinstance(each, Damage) and each.certain)]
+            if hidden:
+                following = order.following
+                for shard, _, last in chain.from_iterable(held):
+                    first, position = following.get(shard, (0, 0))
+                    following[shard] = (max(first, last + 1), position)
+                faults += _possible_losses(lane.path, max(hidden), following, names, ceilings)
         if progress is not None:
             progress(total, total)
     finally:
@@ -94,12 +114,18 @@ class _Order:
         self._lane = lane
         self._next: dict[int, int] = {}
         """Offset after the last frame, by shard."""
+        self.following: dict[int, tuple[int, int]] = {}
+        """Offset after the last frame, copies included, and the position of the shard's last frame."""
         self._segment: Path | None = None
         self.faults: list[str] = []
 
     def follow(self, found: Found) -> None:
         header = found.header
-        if header.kind not in (COLUMNAR, KAFKA) or header.flags & RELOCATED:
+        if header.kind not in (COLUMNAR, KAFKA):
+            return
+        known, _ = self.following.get(header.shard, (0, 0))
+        self.following[header.shard] = (max(known, header.last_offset + 1), found.position)
+        if header.flags & RELOCATED:
             return
         if header.base_offset >= self._next.get(header.shard, 0):
             self._next[header.shard] = header.last_offset + 1
@@ -117,9 +143,38 @@ class _Order:
 def _lost_end(lane: LaneView, synced: int) -> list[LostTail | LostBytes]:
     """Describe the durable bytes after the last segment that the ring does not hold."""
     gaps = ring.gaps(lane.path, lane.seed, lane.end, synced)
+    if gaps:
+        # Next to a writer, frames may have moved from the ring to their segment since the segments were listed.
+        lane.relist()
     return [
-        LostTail(lane.path, begin, synced) if end == synced else LostBytes(lane.path, begin, end) for begin, end in gaps
+        LostTail(lane.path, max(begin, lane.end), synced) if end == synced else LostBytes(lane.path, begin, end)
+        for begin, end in gaps
+        if end > lane.end
     ]
+
+
+def _possible_losses(
+    path: Path,
+    hidden: int,
+    following: Mapping[int, tuple[int, int]],
+    names: Names | None,
+    ceilings: Ceilings | None,
+) -> list[str]:
+    """Describe offsets that may be lost: of shards without a frame after the lost bytes, up to their ceilings.
+
+    The lost bytes end at `hidden`.
+    """
+    found = {} if ceilings is None else ceilings(int(path.name))
+    named = names() if found and names is not None else {}
+    lines = []
+    for shard, ceiling in sorted(found.items()):
+        first, position = following.get(shard, (0, 0))
+        if first < ceiling and position < hidden:
+            lines.append(
+                f"{path}: shard {shard}{_named(shard, named)} may have lost offsets from {first} up to {ceiling - 1}; "
+                f"after the next start, new records get offsets from {ceiling} on"
+            )
+    return lines
 
 
 def _has_gap(lane: LaneView) -> bool:
@@ -130,7 +185,7 @@ def _has_gap(lane: LaneView) -> bool:
 
 
 def _range(broken: Damage | LostTail | LostBytes) -> tuple[int, int]:
-    """The bytes of the lane."""
+    """Return the begin and end of the damage, as positions in the lane."""
     if isinstance(broken, Damage):
         return broken.position, broken.position + broken.end - broken.begin
     return (broken.end, broken.synced_position) if isinstance(broken, LostTail) else (broken.begin, broken.end)

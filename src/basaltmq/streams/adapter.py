@@ -270,7 +270,7 @@ class RecordsRead:
         return self._records
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.batches.arrow import records_to_arrow
+        from basaltmq.log.arrow import records_to_arrow
 
         return records_to_arrow(self._records)
 
@@ -299,8 +299,8 @@ class Budget:
         self.bytes_left -= size_bytes
         return True
 
-    def look(self) -> bool:
-        """Whether one more record may be examined."""
+    def examine(self) -> bool:
+        """Count one more examined record. Return False if the limits forbid it."""
         if self.scans_left <= 0 or self.records_left <= 0:
             return False
         self.scans_left -= 1
@@ -341,6 +341,10 @@ def check_offset(shard: int, offset: int, start_offset: int, high_watermark: int
         raise InvalidArgumentError(f"offset {offset} of shard {shard} is negative")
     if offset < start_offset:
         raise OffsetOutOfRangeError(shard, offset, start_offset, high_watermark)
+
+
+def no_offsets_left(shard: int) -> InvalidArgumentError:
+    return InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
 
 
 def stamped(records: Sequence[Record], now_ms: int) -> Sequence[Record]:

@@ -72,31 +72,31 @@ class Cursors:
     def __init__(self, count_max: int = CURSORS_MAX, bytes_max: int = CURSORS_BYTES_MAX) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
-        self._left: dict[tuple[int, int, int], tuple[BatchCursor, int]] = {}
+        self._saved: dict[tuple[int, int, int], tuple[BatchCursor, int]] = {}
         self._bytes = 0
         self._lock = threading.Lock()
 
     def take(self, shard: int, position: int, offset: int) -> BatchCursor | None:
         """Remove and return the cursor that stopped at `offset` in the frame at `position`."""
-        if not self._left:
+        if not self._saved:
             return None
         with self._lock:
-            found = self._left.pop((shard, position, offset), None)
+            found = self._saved.pop((shard, position, offset), None)
             if found is None:
                 return None
             self._bytes -= found[1]
         return found[0]
 
-    def leave(self, shard: int, position: int, cursor: BatchCursor) -> None:
+    def save(self, shard: int, position: int, cursor: BatchCursor) -> None:
         size = cursor.held_bytes()
         if size > self._bytes_max:
             return
         with self._lock:
             key = (shard, position, cursor.next_offset)
-            before = self._left.pop(key, None)
+            before = self._saved.pop(key, None)
             if before is not None:
                 self._bytes -= before[1]
-            self._left[key] = (cursor, size)
+            self._saved[key] = (cursor, size)
             self._bytes += size
-            while len(self._left) > self._count_max or self._bytes > self._bytes_max:
-                self._bytes -= self._left.pop(next(iter(self._left)))[1]
+            while len(self._saved) > self._count_max or self._bytes > self._bytes_max:
+                self._bytes -= self._saved.pop(next(iter(self._saved)))[1]

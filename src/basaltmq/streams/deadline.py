@@ -27,6 +27,6 @@ class Deadline:
         return TimedOutError(f"{self._what} took longer than {self._limit_ms} ms and was rolled back; try again")
 
     def wait_durable(self, sync: Durable) -> None:
-        """Wait for the sync up to the deadline, because a hanging disk must not block the caller for ever."""
+        """Wait for the sync up to the deadline, because a hanging disk must not block the caller without limit."""
         if not sync.wait_durable(self.left_s()):
             raise self.passed()

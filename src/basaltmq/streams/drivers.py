@@ -31,6 +31,7 @@ from basaltmq.streams.adapter import (
     ReadBatch,
     ShardInfo,
     StorageAdapter,
+    plain_records,
 )
 from basaltmq.streams.partitions import Partitioner, partition_of_key
 from basaltmq.streams.shards import Engine, Shards
@@ -39,7 +40,7 @@ from basaltmq.streams.topics import Topic, Topics
 EngineFactory = Callable[[], StorageAdapter]
 
 MIGRATION_TRIES_MAX: Final = 3
-"""Maximum tries of a call whose topic migrates meanwhile. Two migrations in a row are already unrealistic."""
+"""Maximum tries of a call whose topic migrates during the call. Two migrations in a row are already unrealistic."""
 
 T = TypeVar("T")
 
@@ -137,18 +138,18 @@ class Drivers:
         return self._on(topic, partition, lambda engine, shard: engine.batch_write(shard, records, durability))
 
     def _split(self, records: Sequence[Record] | ColumnBatch, partitions: int) -> dict[int, Sequence[Record]]:
-        plain = records.records(0) if isinstance(records, ColumnBatch) else records
+        plain = plain_records(records)
         if not plain:
             raise InvalidArgumentError("an empty batch cannot be written; give at least one record")
         parts: dict[int, list[Record]] = {}
-        turn: int | None = None
+        for_keyless: int | None = None
         for record in plain:
             if record.key is not None:
                 chosen = partition_of_key(record.key, partitions)
-            elif turn is not None:
-                chosen = turn
             else:
-                chosen = turn = self._partitioner.in_turn(partitions)
+                if for_keyless is None:
+                    for_keyless = self._partitioner.in_turn(partitions)
+                chosen = for_keyless
             parts.setdefault(chosen, []).append(record)
         return dict(parts)
 

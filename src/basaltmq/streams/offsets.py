@@ -49,6 +49,9 @@ DIRTY_MAX: Final = 100_000
 FLUSH_INTERVAL_MS: Final = 1_000
 """Interval between flushes of the cached strategy. A crash loses at most these commits."""
 
+_ABOVE_KEYS: Final = b"\xff" * 2_048
+"""Suffix of a key above all keys with a prefix, if no byte can be increased. It is longer than a group and a place."""
+
 TopicPartition: TypeAlias = tuple[UUID, int]
 
 
@@ -78,7 +81,7 @@ class Commit(msgspec.Struct, frozen=True, gc=False):
 
 
 class Durable(Protocol):
-    """Waits until earlier writes are durable; implemented by `GroupSync`."""
+    """Waits until earlier writes are durable; implemented by `GroupCommit`."""
 
     def wait_durable(self, timeout_s: float = -1) -> bool: ...
 
@@ -117,7 +120,7 @@ class Offsets(Protocol):
         ...
 
     def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
-        """Add to `batch` the deletion of every group's offsets in a topic."""
+        """Add to `batch` the deletion of every group's offsets and leases in a topic."""
         ...
 
     def flush(self) -> None:
@@ -190,7 +193,11 @@ class PersistentOffsets:
         return len(going)
 
     def plan_delete_topic(self, batch: Batch, topic_id: UUID) -> None:
-        for group in self.groups_of(topic_id):
+        groups = self.groups_of(topic_id)
+        if groups:
+            first, above = key_parts.prefix_range(stream_keys.pop_lease_prefix(topic_id))
+            batch.delete_range(Family.POP_LEASES, first, above or first + _ABOVE_KEYS)
+        for group in groups:
             start, end = key_parts.prefix_range(key_parts.lp(group) + topic_id.bytes)
             for key, _ in self._store.scan(Family.CONSUMER_OFFSETS, start, end):
                 batch.delete(Family.CONSUMER_OFFSETS, key)

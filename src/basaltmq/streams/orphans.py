@@ -4,8 +4,8 @@ Deleting a topic by name deletes its shards in the same batch (`Topics.delete`).
 catalog, which has no access to shards. The catalog instead writes one orphan row per deleted topic, in its own batch.
 
 Each retention step scans those rows. One batch deletes the row, the topic's shards, the copies of a running migration
-and every group's committed offsets, so a crash leaves nothing behind. The records are unreachable in the meantime: the
-name is gone, and a new topic of that name has a new id.
+and every group's committed offsets, so a crash leaves nothing behind. Until then the records are unreachable, because
+the name is deleted and a new topic of that name has a new id.
 """
 
 from __future__ import annotations

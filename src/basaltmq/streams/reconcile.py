@@ -37,13 +37,14 @@ from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
+from basaltmq.store.salvage.row_writer import RowWriter
 from basaltmq.streams.engines.rocksdb.engine import TAIL, TIME_NONE, index_rows
 from basaltmq.streams.engines.rocksdb.record_row import decode_row
-from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta
-from basaltmq.streams.topics import TopicConfig, TopicState, runs_of, topic_state
+from basaltmq.streams.shards import OFFSET_MAX, SHADOW, SHARD_FIRST, Engine, ShardMeta, runs_of
+from basaltmq.streams.topics import TopicConfig, TopicState, topic_state
 
-BATCH_ROWS: Final = 1000
-"""Rows per write batch."""
+OFFSETS_SKIPPED: Final = 1 << 22
+"""Offsets of a shard of the `rocksdb` engine that a lost WAL may have held: at most 128 MiB, at least 60 bytes each."""
 
 _NUMBER: Final = Struct(">Q")
 _INDEX_END: Final = b"\xff" * 40
@@ -96,7 +97,7 @@ class _Reconciliation:
         self._losses = losses
         self._log = log
         self._now_ms = now_ms
-        self._batch = Batch()
+        self._rows = RowWriter(store)
         self._shards = _Shards()
         self._topics: dict[UUID, tuple[str, TopicState]] = {}
         self._evidence: dict[int, _Evidence] | None = None
@@ -109,15 +110,15 @@ class _Reconciliation:
             self._restore_shards()
             self._restore_topics()
             self._fill_partitions()
-            self._flush()
+            self._rows.flush()
             self._copy_numbers()
             self._counter()
-            self._flush()
+            self._rows.flush()
         if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX, Family.SHARDS):
             self._records()
         if self._losses.hit(Family.CONSUMER_OFFSETS, Family.TOPIC_GROUPS, Family.CONFIGURED_OBJECTS):
             self._groups()
-        self._flush()
+        self._rows.flush()
 
     def _read(self) -> None:
         for key, raw in self._store.scan(Family.CONFIGURED_OBJECTS):
@@ -141,7 +142,7 @@ class _Reconciliation:
                 elif kind in (b"X", b"Y"):
                     shards.last = max(shards.last, int.from_bytes(key[1:], "big"))
             except (BasaltError, ValueError):
-                self._batch.delete(Family.SHARDS, key)
+                self._rows.delete(Family.SHARDS, key)
 
     def _add_topic(self, object_id: UUID, value: StoredValue) -> None:
         if value.type != Kind.TOPIC:
@@ -167,7 +168,7 @@ class _Reconciliation:
 
     def _name(self, at: tuple[UUID, int], number: int) -> None:
         self._shards.names[at] = number
-        self._put(Family.SHARDS, stream_keys.shard_name_key(*at), _NUMBER.pack(number))
+        self._rows.put(Family.SHARDS, stream_keys.shard_name_key(*at), _NUMBER.pack(number))
 
     def _restore_shards(self) -> None:
         """Restore the row of each shard that has a name but no row."""
@@ -177,7 +178,7 @@ class _Reconciliation:
             known = self._topics.get(topic_id)
             if known is None:
                 del self._shards.names[topic_id, partition]
-                self._batch.delete(Family.SHARDS, stream_keys.shard_name_key(topic_id, partition))
+                self._rows.delete(Family.SHARDS, stream_keys.shard_name_key(topic_id, partition))
                 continue
             self._add_row(number, topic_id, partition, known[1].config)
             text = f"the row of partition {partition} was lost and is restored; deleted records may reappear"
@@ -199,7 +200,7 @@ class _Reconciliation:
             self._now_ms,
         )
         self._shards.rows[number] = meta
-        self._put(Family.SHARDS, stream_keys.shard_key(number), meta.encode())
+        self._rows.put(Family.SHARDS, stream_keys.shard_key(number), meta.encode())
 
     def _restore_topics(self) -> None:
         """Restore topics that have shards but no object, if the object was lost and not deleted."""
@@ -219,12 +220,14 @@ class _Reconciliation:
                 continue
             if parent != ROOT:
                 link = catalog_keys.hierarchy_key(topic_id, Kind.VHOST)
-                self._put(Family.CONFIGURED_OBJECT_HIERARCHY, link, encode_parent(parent))
+                self._rows.put(Family.CONFIGURED_OBJECT_HIERARCHY, link, encode_parent(parent))
             metas = [self._shards.rows[number] for number in numbers]
             config = _topic_config(metas)
             state = TopicState(config, shards=runs_of(meta.number for meta in sorted(metas, key=_partition)))
             attributes = {**msgspec.to_builtins(state), NAME: name}
-            self._put(Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes)))
+            self._rows.put(
+                Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes))
+            )
             self._topics[topic_id] = (name, state)
             text = "the settings were lost and are restored from the partitions; check them"
             self.found.append(_loss(f"topic {name!r}", text, str(topic_id)))
@@ -251,14 +254,16 @@ class _Reconciliation:
             raw = self._store.get(Family.CONFIGURED_OBJECTS, key)
             assert raw is not None, "topics without an object were restored before"
             attributes = {**decode_value(raw, topic_id).attributes, "shards": runs_of(numbers)}
-            self._put(Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes)))
+            self._rows.put(
+                Family.CONFIGURED_OBJECTS, key, encode_value(ConfiguredRecord(topic_id, Kind.TOPIC, attributes))
+            )
 
     def _counter(self) -> None:
         following = max(self._shards.last, *self._numbers_found(), SHARD_FIRST - 1) + 1
         raw = self._store.get(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY)
         next_number = int.from_bytes(raw or b"", "big")
         if next_number < following and (raw is not None or following > SHARD_FIRST):
-            self._put(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY, _NUMBER.pack(following))
+            self._rows.put(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY, _NUMBER.pack(following))
 
     def _numbers_found(self) -> tuple[int, ...]:
         return (0, *self._read_evidence())
@@ -356,26 +361,31 @@ class _Reconciliation:
             try:
                 record = decode_row(row_key, row)
             except CorruptionError as error:
-                self._batch.delete(Family.STREAM_RECORDS, row_key)
+                self._rows.delete(Family.STREAM_RECORDS, row_key)
                 self.found.append(_loss(f"shard {shard}", str(error)))
                 continue
             records += 1
             size_bytes += len(row)
             following = max(following, offset + 1)
             for index_key, value in index_rows(shard, offset, record, config):
-                self._put(Family.STREAM_RECORD_INDEX, index_key, value)
+                self._rows.put(Family.STREAM_RECORD_INDEX, index_key, value)
             if record.timestamp_ms > newest_ms:
                 newest_ms = record.timestamp_ms
                 if config.index_times:
-                    self._put(Family.STREAM_RECORD_INDEX, stream_keys.stream_time_key(shard, newest_ms, offset), b"")
+                    self._rows.put(
+                        Family.STREAM_RECORD_INDEX, stream_keys.stream_time_key(shard, newest_ms, offset), b""
+                    )
         if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX):
             following = max(following, self._committed(meta.topic_id, meta.partition))
+        if self._losses.in_log:
+            # Lost records may have been confirmed and read. Their offsets must not be assigned again.
+            following = max(following, meta.next_offset_min) + OFFSETS_SKIPPED
         if not following:
             # The shard was never written.
             return
         newest_ms = newest_ms if tail is None else max(newest_ms, tail[3])
         row = TAIL.pack(following, records, size_bytes, newest_ms)
-        self._put(Family.STREAM_RECORD_INDEX, stream_keys.stream_tail_key(shard), row)
+        self._rows.put(Family.STREAM_RECORD_INDEX, stream_keys.stream_tail_key(shard), row)
 
     def _groups(self) -> None:
         topics: dict[UUID, bool] = {}
@@ -385,21 +395,11 @@ class _Reconciliation:
                 raw = self._store.get(Family.CONFIGURED_OBJECTS, catalog_keys.configured_key(topic_id))
                 topics[topic_id] = raw is not None
             if not topics[topic_id]:
-                self._batch.delete(Family.CONSUMER_OFFSETS, key)
+                self._rows.delete(Family.CONSUMER_OFFSETS, key)
                 continue
             listed = stream_keys.topic_group_key(topic_id, group)
             if self._store.get(Family.TOPIC_GROUPS, listed) is None:
-                self._put(Family.TOPIC_GROUPS, listed, b"")
-
-    def _put(self, family: Family, key: bytes, value: bytes) -> None:
-        self._batch.put(family, key, value)
-        if len(self._batch) >= BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if len(self._batch):
-            self._store.write(self._batch)
-            self._batch = Batch()
+                self._rows.put(Family.TOPIC_GROUPS, listed, b"")
 
 
 def _partition(meta: ShardMeta) -> int:

@@ -28,7 +28,7 @@ import enum
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from struct import Struct as Layout
 from typing import Final, Generic, TypeVar
@@ -62,7 +62,7 @@ SHADOW: Final = 1
 """Flag of a migration copy, which has no name row."""
 
 SHARD_FIRST: Final = 1
-"""Zero is not a valid shard number, so an unset field is noticed."""
+"""Zero is not a valid shard number, so an unset field is detected."""
 
 OFFSET_MAX: Final = (1 << 63) - 1
 """Offsets are int64 in Arrow and in Kafka's protocol."""
@@ -92,6 +92,16 @@ class Engine(enum.StrEnum):
 
 _ENGINE_CODES: Final = {Engine.MEMORY: 1, Engine.ROCKSDB: 2, Engine.SEGMENT: 3}
 _ENGINES: Final = {code: engine for engine, code in _ENGINE_CODES.items()}
+
+
+class MessageType(enum.StrEnum):
+    """Types of RocketMQ messages."""
+
+    NORMAL = "NORMAL"
+    FIFO = "FIFO"
+    DELAY = "DELAY"
+    TRANSACTION = "TRANSACTION"
+    PRIORITY = "PRIORITY"
 
 
 class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):
@@ -514,3 +524,14 @@ class Shards:
         if raw is None:
             raise ShardNotFoundError(f"shard {number} does not exist; it was deleted, or never created")
         return _Cached(ShardMeta.decode(number, raw))
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Encode numbers as [first, count] runs. The shards of a topic mostly have consecutive numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == sum(runs[-1]):
+            runs[-1][1] += 1
+        else:
+            runs.append([number, 1])
+    return runs

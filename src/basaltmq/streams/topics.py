@@ -54,11 +54,13 @@ from basaltmq.streams.shards import (
     DAY_MS,
     SHARDS_PER_BATCH_MAX,
     Engine,
+    MessageType,
     ShardConfig,
     Shards,
     ShardSpec,
     check_compaction,
     check_durability,
+    runs_of,
 )
 
 PARTITIONS_MAX: Final = SHARDS_PER_BATCH_MAX
@@ -68,7 +70,7 @@ TOPICS_PER_BATCH: Final = 250
 """Topics created or deleted together: 20 ms to create and 60 ms to delete under the lock of the catalog."""
 
 PARTITIONS_PER_BATCH: Final = 2_000
-"""Partitions of the topics that are created together. A topic with more is a batch of its own."""
+"""Partitions of the topics that are created together. A topic with more gets a separate batch."""
 
 PAGE_PARTITIONS: Final = 2_000
 """Partitions after which a page of topics ends. Reading a partition's shard row takes 3 to 5 us."""
@@ -100,6 +102,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     record_bytes_max: int = RECORD_BYTES_MAX
     append_time: bool = False
     """The broker replaces the timestamps of Kafka producers' record batches with its own time."""
+    message_type: MessageType | None = None
+    """What RocketMQ clients may send. None: every type."""
     kafka: tuple[tuple[str, str], ...] = ()
     """Other settings by their Kafka names, which apply to Kafka clients only or have no effect."""
 
@@ -176,17 +180,6 @@ class TopicState(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def numbers(self) -> list[int]:
         return [number for first, count in self.shards for number in range(first, first + count)]
-
-
-def runs_of(numbers: Iterable[int]) -> list[list[int]]:
-    """Encode numbers as [first, count] runs. The shards of a topic mostly have consecutive numbers."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == sum(runs[-1]):
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-    return runs
 
 
 class Topic(msgspec.Struct, frozen=True):

@@ -37,10 +37,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeAlias, TypeVar
 
-from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreBehindError, StoreClosedError, StoreStalledError
+from basaltmq.clock import now_ms
+from basaltmq.errors import (
+    CorruptionError,
+    InvalidArgumentError,
+    SegmentGoneError,
+    StoreBehindError,
+    StoreClosedError,
+    StoreStalledError,
+)
 from basaltmq.log.committed import Mark
 from basaltmq.log.lane_view import LaneView
-from basaltmq.log.segment import SegmentGoneError
 from basaltmq.store.api import Store
 from basaltmq.store.directory import DATABASE, os_error
 from basaltmq.store.open import open_view
@@ -87,10 +94,6 @@ Stamp: TypeAlias = tuple[tuple[str, int], ...]
 """Names and sizes of the store's files that grow with each change."""
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class StreamView:
     """A snapshot of the streams in a store, read from its files. Created by `open`."""
 
@@ -111,7 +114,7 @@ class StreamView:
 
     @classmethod
     def open(
-        cls, path: str | os.PathLike[str], *, options: StoreOptions | None = None, clock_ms: Clock = _now_ms
+        cls, path: str | os.PathLike[str], *, options: StoreOptions | None = None, clock_ms: Clock = now_ms
     ) -> StreamView:
         """Open a view of the store at `path`."""
         view = cls(Path(path), options, clock_ms)

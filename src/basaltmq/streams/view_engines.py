@@ -7,12 +7,10 @@ disappeared was flushed to SST files, which are durable.
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 from basaltmq.store.api import Store
-from basaltmq.store.directory import os_error
+from basaltmq.store.directory import os_error, sync_data
 from basaltmq.store.integrity.wal import wal_files
 from basaltmq.streams.adapter import Clock, ShardInfo
 from basaltmq.streams.engines.memory import MemoryEngine
@@ -44,15 +42,6 @@ def sync_wal(database: Path) -> None:
     """Sync all WAL files to disk."""
     for path in wal_files(database):
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
+            sync_data(path)
         except OSError as error:
             raise os_error(error, path) from error
-        try:
-            os.fdatasync(fd)
-        except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EINVAL):
-                raise os_error(error, path) from error
-        finally:
-            os.close(fd)

@@ -20,12 +20,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from basaltmq.durability import Durability
-from basaltmq.errors import BasaltError
-from basaltmq.store.sync.group_commit import GroupSync, Syncable
+from basaltmq.store.sync.group_commit import GroupCommit, Syncable
 
 UNSYNCED_APPENDS_MAX: Final = 10_000
 """Maximum appends that may be pending without a waiter. The next append waits for a sync."""
@@ -52,16 +50,14 @@ class ShardOffsets:
 class Watermarks:
     """Numbers the syncs of one store or lane and advances the high watermarks of its shards.
 
-    `fast_sync` replaces the store's `sync` with a faster one. `after_sync` does the remaining work after the waiters
-    are notified. `group` creates the notifier, if it is not the default thread.
+    `fast_sync` replaces the store's `sync` with a faster one. `group` makes the group commit that calls it.
     """
 
     def __init__(
         self,
         store: Syncable,
         fast_sync: Callable[[], None] | None = None,
-        after_sync: Callable[[], None] | None = None,
-        group: Callable[[Syncable], GroupSync] | None = None,
+        group: Callable[[Syncable], GroupCommit] = GroupCommit,
     ) -> None:
         self._store = store
         self._fast_sync = store.sync if fast_sync is None else fast_sync
@@ -73,10 +69,7 @@ class Watermarks:
         self._unsynced = 0
         """Appends that the next sync will cover."""
         self._waiting: deque[tuple[int, ShardOffsets]] = deque()
-        if group is not None:
-            self.group = group(self)
-        else:
-            self.group = GroupSync(self) if after_sync is None else _AfterSyncGroup(self, after_sync)
+        self.group = group(self)
 
     def written(self, shard: ShardOffsets, base_offset: int, durability: Durability) -> int:
         """Record a completed write at `base_offset` and return the number of the sync that covers it.
@@ -145,19 +138,6 @@ class Watermarks:
     def close(self) -> None:
         """Sync pending writes, then stop. The store stays open."""
         self.group.close()
-
-
-class _AfterSyncGroup(GroupSync):
-    """A group sync with extra work after each sync, which no waiter needs."""
-
-    def __init__(self, target: Syncable, after_sync: Callable[[], None]) -> None:
-        self._after_sync = after_sync
-        super().__init__(target)
-
-    def _finish_sync(self) -> None:
-        # A failure has poisoned the sync target, so the next write reports it.
-        with suppress(BasaltError):
-            self._after_sync()
 
 
 def done() -> asyncio.Future[None]:

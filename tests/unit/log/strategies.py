@@ -1,4 +1,4 @@
-"""Records as hypothesis makes them, and batches as producers do."""
+"""Hypothesis strategies for records, and batches as producers send them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCHES = st.lists(records(), min_size=1, max_size=12)
 
 
 def transactional(producer_id: int, sequence: int, *values: bytes, key: bytes | None = None, epoch: int = 0) -> bytes:
-    """A record batch of a producer's transaction."""
+    """Return a record batch of a producer's transaction."""
     raw = encode_plain([Record(value, key, timestamp_ms=1_700_000_000_000) for value in values])
     attributes = pack(">h", kafka.TRANSACTIONAL)
     covered = attributes + raw[23:43] + pack(">qhi", producer_id, epoch, sequence) + raw[57:]

@@ -17,7 +17,7 @@ from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
 
 pa = pytest.importorskip("pyarrow")
-from basaltmq.log.batches.arrow import OFFSETS_WINDOW, SCHEMA, concatenated, from_arrow, records_to_arrow, to_arrow  # noqa: E402
+from basaltmq.log.arrow import OFFSETS_WINDOW, SCHEMA, concatenated, from_arrow, records_to_arrow, to_arrow  # noqa: E402
 
 
 def rows(batch: Any) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_a_batch_is_the_same_in_arrow_and_back(records: list[Record], base: int)
 
 
 @given(BATCHES, BATCHES, st.data())
-def test_slices_of_arrow_batches_are_brought_to_their_start(
+def test_slices_of_arrow_batches_are_moved_to_offset_0(
     first: list[Record], second: list[Record], data: st.DataObject
 ) -> None:
     whole = concatenated([to_arrow(ColumnBatch.from_records(each, 0), 0) for each in (first, second)])
@@ -73,7 +73,7 @@ def test_offset_deltas_become_offsets() -> None:
     assert to_arrow(chosen, 100).column("offset").to_pylist() == [100, 102]
 
 
-def test_other_types_are_cast_and_missing_times_stamped() -> None:
+def test_other_arrow_types_are_cast_and_missing_times_are_set() -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "value": pa.array(["a", None, "c"], pa.large_string()),
@@ -103,12 +103,12 @@ def test_other_types_are_cast_and_missing_times_stamped() -> None:
         {"value": [b"x"], "timestamp": ["noon"]},
     ],
 )
-def test_arrow_batches_of_another_shape_are_refused(columns: dict[str, Any]) -> None:
+def test_arrow_batches_with_another_schema_are_refused(columns: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         from_arrow(pa.RecordBatch.from_pydict(columns), 0)
 
 
-def test_an_empty_batch_is_refused_in_and_given_out() -> None:
+def test_an_empty_batch_is_refused_as_input_and_returned_as_output() -> None:
     with pytest.raises(LimitExceededError):
         from_arrow(pa.RecordBatch.from_pydict({"value": pa.array([], pa.binary())}), 0)
     assert records_to_arrow([]).num_rows == 0
@@ -118,7 +118,7 @@ def test_an_empty_batch_is_refused_in_and_given_out() -> None:
 @pytest.mark.promise("P7")
 @settings(max_examples=300)
 @given(st.data())
-def test_hostile_bytes_never_reach_arrow(data: st.DataObject) -> None:
+def test_invalid_bytes_are_rejected_before_arrow_reads_them(data: st.DataObject) -> None:
     body = bytearray(sample().body)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(body) - 4))

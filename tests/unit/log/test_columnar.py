@@ -1,4 +1,4 @@
-"""The columnar body: round trips, and bytes that lie."""
+"""The columnar body: round trips, and invalid bytes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sample() -> ColumnBatch:
 
 @pytest.mark.spec("B6")
 @given(BATCHES, st.integers(0, 1 << 40))
-def test_records_come_back_as_they_went_in(records: list[Record], base: int) -> None:
+def test_records_survive_a_round_trip(records: list[Record], base: int) -> None:
     batch = ColumnBatch.from_records(records, 0)
     again = ColumnBatch.decode(batch.body, verified=False)
     assert again.records(base) == batch.records(base) == stored(records, base)
@@ -49,7 +49,7 @@ def test_records_come_back_as_they_went_in(records: list[Record], base: int) -> 
 
 
 @given(BATCHES, st.data())
-def test_a_selection_keeps_records_under_their_offsets(records: list[Record], data: st.DataObject) -> None:
+def test_a_selection_keeps_the_offsets_of_its_records(records: list[Record], data: st.DataObject) -> None:
     kept = data.draw(st.lists(st.booleans(), min_size=len(records), max_size=len(records)))
     chosen = ColumnBatch.from_records(records, 0).select(kept)
     expected = [record for record, keep in zip(stored(records, 7), kept, strict=True) if keep]
@@ -68,7 +68,7 @@ def test_records_without_a_time_get_the_stamp() -> None:
     assert UNSTAMPED not in batch.timestamps()
 
 
-def test_absent_columns_cost_nothing() -> None:
+def test_absent_columns_use_no_bytes() -> None:
     batch = ColumnBatch.from_records([Record(b"abc", timestamp_ms=1)] * 3, 0)
     assert sorted(batch.extents) == [columnar.VALUE_OFFSETS, columnar.VALUE_DATA, columnar.TIMESTAMPS]
 
@@ -86,7 +86,7 @@ def test_every_truncation_of_a_body_is_refused() -> None:
 @pytest.mark.promise("P7")
 @settings(max_examples=300)
 @given(st.data())
-def test_hostile_bytes_give_a_corruption_error_or_records_within_the_body(data: st.DataObject) -> None:
+def test_invalid_bytes_raise_corruption_or_decode_within_the_body(data: st.DataObject) -> None:
     body = bytearray(sample().body)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(body) - 4))
@@ -103,13 +103,13 @@ def test_hostile_bytes_give_a_corruption_error_or_records_within_the_body(data: 
 @pytest.mark.promise("P7")
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
-def test_noise_is_refused(noise: bytes) -> None:
+def test_random_bytes_are_refused(noise: bytes) -> None:
     with pytest.raises(CorruptionError):
         ColumnBatch.decode(noise, verified=False)
 
 
 @pytest.mark.parametrize("kind", [columnar.VALUE_OFFSETS, columnar.TAG_LISTS, columnar.HEADER_NAME_OFFSETS])
-def test_offsets_that_go_backwards_are_refused(kind: int) -> None:
+def test_decreasing_offsets_are_refused(kind: int) -> None:
     batch = sample()
     body = bytearray(batch.body)
     pack_into("<i", body, batch.extents[kind][0] + 4, 1_000)
@@ -126,7 +126,7 @@ def test_a_later_version_is_named() -> None:
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P8")
-def test_empty_and_largest_records_fit_and_larger_ones_are_named() -> None:
+def test_empty_and_largest_records_fit_and_larger_ones_are_refused() -> None:
     empty = ColumnBatch.from_records([Record(b"", timestamp_ms=0)], 0)
     assert empty.records(0)[0].value == b""
     largest = ColumnBatch.from_records([Record(bytes(RECORD_BYTES_MAX)), Record(b"small")], 0)

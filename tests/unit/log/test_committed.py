@@ -1,4 +1,4 @@
-"""COMMITTED and views of lanes: what other processes are told, and that it is never more than is true."""
+"""COMMITTED and views of lanes: other processes never see a position that is too high."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from tests.log_frames import encode_batch
 
-from basaltmq.errors import CorruptionError, StorageError, StoreReadOnlyError
+from basaltmq.errors import CorruptionError, SegmentGoneError, StorageError, StoreReadOnlyError
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
 from basaltmq.log.committed import NAME, Committed, Mark, decode_mark, encode_mark, read_mark
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import repair, scan
-from basaltmq.log.segment import SegmentGoneError, segment_name
+from basaltmq.log.segment import segment_name
 
 
 def open_lane(path: Path, now_ms: int = 1_000_000, **options: int) -> Lane:
@@ -29,7 +30,7 @@ def put(lane: Lane, value: bytes, base: int = 0) -> int:
 
 
 @pytest.mark.parametrize("is_doubted", [False, True])
-def test_a_mark_survives_its_bytes_and_no_single_changed_byte_does(is_doubted: bool) -> None:
+def test_a_mark_survives_a_round_trip_and_every_changed_byte_is_detected(is_doubted: bool) -> None:
     raw = encode_mark(Mark(3, 1 << 40, is_doubted))
     assert decode_mark(raw) == Mark(3, 1 << 40, is_doubted)
     for at in range(len(raw)):
@@ -42,7 +43,7 @@ def test_a_mark_survives_its_bytes_and_no_single_changed_byte_does(is_doubted: b
 
 
 @pytest.mark.promise("P3")
-def test_the_published_position_follows_syncs_not_writes(tmp_path: Path) -> None:
+def test_the_published_position_advances_with_syncs_not_writes(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     assert read_mark(tmp_path) is None
     put(lane, b"a")
@@ -58,7 +59,7 @@ def test_the_published_position_follows_syncs_not_writes(tmp_path: Path) -> None
     assert closed.synced_position == lane.end
 
 
-def test_each_writer_has_an_epoch_of_its_own_even_with_a_clock_that_goes_back(tmp_path: Path) -> None:
+def test_each_writer_has_a_new_epoch_even_if_the_clock_goes_back(tmp_path: Path) -> None:
     epochs: list[int] = []
     for now_ms in (1000, 2000, 500, 500):
         lane = open_lane(tmp_path, now_ms)
@@ -72,7 +73,7 @@ def test_each_writer_has_an_epoch_of_its_own_even_with_a_clock_that_goes_back(tm
 
 @pytest.mark.promise("P3")
 @pytest.mark.promise("P7")
-def test_where_recovery_cuts_the_lane_back_the_mark_goes_back_before(tmp_path: Path) -> None:
+def test_recovery_lowers_the_mark_before_it_truncates_the_lane(tmp_path: Path) -> None:
     path = tmp_path / "lane"
     lane = open_lane(path)
     put(lane, b"a")
@@ -103,7 +104,7 @@ def test_where_recovery_cuts_the_lane_back_the_mark_goes_back_before(tmp_path: P
     again.close()
 
 
-def test_a_mark_that_reaches_beyond_a_shortened_lane_is_put_right_at_open(tmp_path: Path) -> None:
+def test_a_mark_beyond_the_end_of_the_lane_is_corrected_at_open(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     put(lane, b"a")
     kept = lane.end
@@ -117,7 +118,7 @@ def test_a_mark_that_reaches_beyond_a_shortened_lane_is_put_right_at_open(tmp_pa
     again.close()
 
 
-def test_a_mark_that_cannot_be_written_stops_no_sync_and_one_that_cannot_be_lowered_goes(
+def test_an_unwritable_mark_does_not_stop_syncs_and_is_deleted_if_it_cannot_be_lowered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committed = Committed(tmp_path, 1000, 0)
@@ -136,7 +137,7 @@ def test_a_mark_that_cannot_be_written_stops_no_sync_and_one_that_cannot_be_lowe
     committed.close()
 
 
-def test_recovery_leaves_the_mark_where_it_is(tmp_path: Path) -> None:
+def test_recovery_of_an_intact_lane_keeps_the_mark(tmp_path: Path) -> None:
     lane = open_lane(tmp_path / "lane")
     put(lane, b"a")
     lane.sync()
@@ -146,7 +147,7 @@ def test_recovery_leaves_the_mark_where_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("B5")
-def test_a_view_sees_rolled_segments_whole_and_a_torn_end_not_at_all(tmp_path: Path) -> None:
+def test_a_view_sees_complete_rolled_segments_and_no_torn_end(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=600)
     for at in range(10):
         put(lane, b"v" * 100, at)
@@ -180,7 +181,7 @@ def test_a_roll_without_growth_is_a_change(tmp_path: Path) -> None:
     view.close()
 
 
-def test_a_segment_deleted_under_a_view_is_gone_unless_it_is_held_open(tmp_path: Path) -> None:
+def test_a_deleted_segment_is_readable_in_a_view_only_while_it_is_open(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=600)
     for at in range(12):
         put(lane, b"v" * 100, at)
@@ -203,7 +204,7 @@ def test_a_segment_deleted_under_a_view_is_gone_unless_it_is_held_open(tmp_path:
     view.close()
 
 
-def test_a_view_writes_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_view_refuses_all_writes(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     put(lane, b"a")
     lane.close()
@@ -229,7 +230,7 @@ def test_a_view_writes_nothing_and_says_so(tmp_path: Path) -> None:
     assert after == before
 
 
-def test_where_there_is_no_lane_a_view_says_so(tmp_path: Path) -> None:
+def test_a_view_of_a_missing_lane_is_refused(tmp_path: Path) -> None:
     assert not LaneView.exists(tmp_path / "nothing")
     assert not LaneView.exists(tmp_path)
     (tmp_path / segment_name(0)).write_bytes(b"")
@@ -238,7 +239,7 @@ def test_where_there_is_no_lane_a_view_says_so(tmp_path: Path) -> None:
         LaneView(tmp_path)
 
 
-def test_hardening_syncs_each_segment_that_has_grown_and_no_other(
+def test_sync_to_syncs_each_segment_that_has_grown_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = open_lane(tmp_path, segment_bytes=600)

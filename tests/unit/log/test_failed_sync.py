@@ -1,4 +1,4 @@
-"""After a sync that failed: what the page cache shows and no disk has is written again before it counts as durable."""
+"""After a failed sync: data that is only in the page cache is written again before it counts as durable."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from basaltmq.log.ring import NAME, SLOT_BYTES
 
 
 class Disk:
-    """What a disk has of the segments below it, as Linux treats it.
+    """Simulates the content of a disk, as Linux handles syncs.
 
-    A sync brings to it what was written since the last one. A sync that fails does not, and the next has nothing to do.
+    A sync copies the data written since the last one. A failed sync does not, and the next sync has nothing to do.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ class Disk:
             self._dirty.setdefault(name, []).append((at, data))
 
     def lose_power(self, path: Path) -> None:
-        """The segments at `path` become what the disk has of them."""
+        """Reset the segments at `path` to the content of the disk."""
         for segment in path.glob("*.log"):
             segment.write_bytes(self._images.get(segment.name, b""))
 
@@ -72,7 +72,7 @@ def put(lane: Lane, number: int) -> None:
 
 
 def started(path: Path, tmp_path: Path) -> Lane:
-    """A lane as an engine opens it."""
+    """Open a lane as an engine does."""
     lane = open_lane(path, segment_bytes=300)
     assert repair(lane, 0, tmp_path / "quarantine").cut is None
     lane.settle()
@@ -89,7 +89,7 @@ def held(path: Path) -> tuple[list[int], list[Damage]]:
 
 @pytest.mark.promise("P1", "P3")
 @pytest.mark.parametrize("later_failures", [0, 1, 2])
-def test_what_a_failed_sync_left_in_the_page_cache_outlives_the_power_once_a_start_has_shown_it(
+def test_data_shown_after_a_failed_sync_and_restart_survives_a_power_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later_failures: int
 ) -> None:
     path = tmp_path / "lane"
@@ -106,7 +106,7 @@ def test_what_a_failed_sync_left_in_the_page_cache_outlives_the_power_once_a_sta
         lane.sync()
     lane.close()
     for _ in range(later_failures):
-        # A start that fails in turn, which is when a process that was killed leaves the error to it.
+        # This start fails too: a killed process may leave the error to its successor.
         disk.fails = 1
         with pytest.raises(StorageError):
             started(path, tmp_path)
@@ -126,9 +126,7 @@ def test_what_a_failed_sync_left_in_the_page_cache_outlives_the_power_once_a_sta
     again.close()
 
 
-def test_a_start_without_a_failure_before_it_writes_nothing_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_without_an_earlier_failure_rewrites_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = started(tmp_path / "lane", tmp_path)
     put(lane, 0)
     lane.sync()
@@ -148,8 +146,10 @@ def test_a_start_without_a_failure_before_it_writes_nothing_again(
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_drain_leaves_its_error_to_the_sync_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The kernel tells of an error once for each time a file was opened; a descriptor that was copied shares that.
+def test_a_failed_drain_does_not_hide_its_error_from_a_concurrent_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel reports an error once per open file. A duplicated descriptor shares that report.
     lane = ringed(tmp_path, ring_bytes=4 * SLOT_BYTES)
     shared: list[bool] = []
     real = os.fdatasync
@@ -173,10 +173,10 @@ def test_a_failed_drain_leaves_its_error_to_the_sync_beside_it(tmp_path: Path, m
 
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.parametrize("is_head_old", [True, False])
-def test_a_torn_entry_of_a_ring_that_mixes_two_of_the_same_content_is_no_entry(
+def test_a_torn_ring_entry_mixed_from_two_entries_with_equal_bodies_is_ignored(
     tmp_path: Path, is_head_old: bool
 ) -> None:
-    # Bodies of one size and content: every frame of such a mixture matches its checksum.
+    # Bodies of equal size and content, so every frame of the mixture matches its checksum.
     body = bytes(SLOT_BYTES)
     lane = ringed(tmp_path / "lane", ring_bytes=3 * SLOT_BYTES)
     rings: list[bytes] = []
@@ -197,7 +197,7 @@ def test_a_torn_entry_of_a_ring_that_mixes_two_of_the_same_content_is_no_entry(
     assert held(left) == ([0, 1, 2, 3, 4] if is_head_old else [0, 1, 2], [])
 
 
-def test_a_lane_that_is_closed_writes_to_no_file_that_took_its_descriptor(tmp_path: Path) -> None:
+def test_a_closed_lane_does_not_write_to_a_file_that_reuses_its_descriptor(tmp_path: Path) -> None:
     lane = open_lane(tmp_path / "lane")
     put(lane, 0)
     lane.sync()
@@ -212,7 +212,7 @@ def test_a_lane_that_is_closed_writes_to_no_file_that_took_its_descriptor(tmp_pa
 
 
 @pytest.mark.promise("P1")
-def test_what_is_in_doubt_stays_so_until_it_was_written_again(tmp_path: Path) -> None:
+def test_data_stays_in_doubt_until_it_is_written_again(tmp_path: Path) -> None:
     committed = Committed(tmp_path, 1000, 0)
     committed.publish(64)
     committed.doubt(32)
@@ -220,7 +220,7 @@ def test_what_is_in_doubt_stays_so_until_it_was_written_again(tmp_path: Path) ->
     mark = read_mark(tmp_path)
     assert mark is not None
     assert (mark.synced_position, mark.is_doubted) == (64, True)
-    committed.believe()
+    committed.clear_doubt()
     committed.publish(128)
     mark = read_mark(tmp_path)
     assert mark is not None
@@ -239,7 +239,7 @@ def test_a_doubted_mark_is_not_overwritten_by_a_concurrent_publish(
 
     def held_up(fd: int, data: bytes, at: int) -> int:
         if threading.current_thread() is not doubting:
-            # The mark is encoded, and says nothing of a doubt.
+            # The mark is encoded without the doubt.
             doubting.start()
             doubting.join(0.2)
         return write(fd, data, at)

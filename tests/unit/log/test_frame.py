@@ -1,4 +1,4 @@
-"""Frames: round trips, and every flipped bit found."""
+"""Frames: round trips, and detection of every flipped bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_whole(raw: bytes) -> None:
 
 @pytest.mark.spec("B6")
 @given(BATCHES, st.integers(0, (1 << 64) - 1), st.integers(0, (1 << 63) - 1))
-def test_a_frame_comes_back_with_its_batch(records: list[Record], shard: int, base: int) -> None:
+def test_a_frame_decodes_to_its_batch(records: list[Record], shard: int, base: int) -> None:
     raw = whole(shard, base, records)
     header = decode_header(SEED, raw)
     body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
@@ -41,7 +41,7 @@ def test_a_frame_comes_back_with_its_batch(records: list[Record], shard: int, ba
 
 
 @pytest.mark.promise("P7")
-def test_every_flipped_bit_is_found() -> None:
+def test_every_flipped_bit_is_detected() -> None:
     raw = whole(3, 40, [Record(b"abc", timestamp_ms=1), Record(b"de", timestamp_ms=2)])
     for at in range(len(raw)):
         for bit in range(8):
@@ -52,14 +52,14 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 @pytest.mark.promise("P7")
-def test_a_frame_of_another_lane_is_none() -> None:
+def test_a_frame_of_another_lane_is_refused() -> None:
     raw = whole(3, 40, [Record(b"abc", timestamp_ms=1)], seed=SEED + 1)
     with pytest.raises(CorruptionError):
         decode_header(SEED, raw)
 
 
 @given(st.lists(st.integers(0, (1 << 63) - 1), min_size=1, max_size=9, unique=True))
-def test_deleted_offsets_come_back(offsets: list[int]) -> None:
+def test_deleted_offsets_survive_a_round_trip(offsets: list[int]) -> None:
     offsets = sorted(offsets)[:1] + [each for each in sorted(offsets)[1:] if each - min(offsets) < 1 << 32]
     raw = b"".join(frame.encode_deletes(SEED, 9, offsets, 5))
     header = decode_header(SEED, raw)
@@ -74,7 +74,7 @@ def test_deleted_offsets_come_back(offsets: list[int]) -> None:
 
 @pytest.mark.promise("P7")
 @given(st.binary(max_size=150))
-def test_noise_is_no_frame(noise: bytes) -> None:
+def test_random_bytes_are_not_a_frame(noise: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_header(SEED, noise)
 

@@ -1,4 +1,4 @@
-"""Kafka record batches: checked, placed, looked into."""
+"""Kafka record batches: checks, base offsets, and decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KNOWN = bytes.fromhex(
     "0000000000000000 0000003b 00000001 02 0318a270 0000 00000000 0000015dff7b063c 0000015dff7b063c"
     "ffffffffffffffff ffff ffffffff 00000001 12 00 00 00 01 06 313233 00"
 )
-"""One record, value 123, no key, as a Kafka client put it on the wire."""
+"""One record with value 123 and no key, as sent by a Kafka client."""
 
 RECORDS = st.lists(
     st.builds(
@@ -49,7 +49,7 @@ def stored(records: list[Record], base: int = 0) -> list[StoredRecord]:
 
 
 def compressed(codec: int, raw: bytes, content: bytes | None = None) -> bytes:
-    """An uncompressed batch with its records compressed; or with `content` as what should be that."""
+    """Return an uncompressed batch with its records, or `content`, as compressed data."""
     records = raw[kafka.HEADER_BYTES :]
     if content is None:
         if codec == codecs.NONE:
@@ -65,7 +65,7 @@ def compressed(codec: int, raw: bytes, content: bytes | None = None) -> bytes:
 
 
 def resealed(batch: bytearray) -> bytes:
-    """With the length and the checksum it should have."""
+    """Return the batch with a correct length and checksum."""
     pack_into(">i", batch, 8, len(batch) - 12)
     pack_into(">I", batch, 17, google_crc32c.value(bytes(batch[21:])))
     return bytes(batch)
@@ -82,13 +82,13 @@ def test_a_batch_from_a_kafka_client_is_read_and_written_byte_for_byte() -> None
 
 @pytest.mark.spec("B6")
 @given(RECORDS, st.integers(0, 1 << 50), st.sampled_from([0, codecs.GZIP]))
-def test_records_come_back_whatever_they_hold(records: list[Record], base: int, codec: int) -> None:
+def test_records_with_any_content_survive_a_round_trip(records: list[Record], base: int, codec: int) -> None:
     raw = encode_plain(records)
     if codec:
         raw = compressed(codec, raw)
     batch = kafka.incoming(raw, 5).placed(base)
     assert kafka.records(batch.body) == stored(records, base)
-    assert kafka.check_batch(batch.body).base_offset == base, "the base offset is not under the checksum"
+    assert kafka.check_batch(batch.body).base_offset == base, "the checksum does not cover the base offset"
     columns = kafka.columns(batch.body)
     assert columns.records(base) == stored(records, base)
     assert batch.timestamp_max_ms == max(each.timestamp_ms for each in records)
@@ -96,7 +96,7 @@ def test_records_come_back_whatever_they_hold(records: list[Record], base: int, 
 
 
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
-def test_every_codec_of_kafka_is_read(codec: int) -> None:
+def test_every_kafka_codec_is_decompressed(codec: int) -> None:
     records = [Record(b"value %d" % at * 20, b"k", timestamp_ms=at) for at in range(300)]
     raw = encode_plain(records)
     small = compressed(codec, raw)
@@ -107,7 +107,7 @@ def test_every_codec_of_kafka_is_read(codec: int) -> None:
             kafka.records(compressed(codec, raw, content))
 
 
-def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
+def test_snappy_in_java_framing_is_decompressed() -> None:
     pa = pytest.importorskip("pyarrow")
     records = [Record(b"value" * 50, timestamp_ms=1)] * 20
     raw = encode_plain(records)
@@ -124,7 +124,7 @@ def test_snappy_in_blocks_of_a_java_producer_is_read() -> None:
 
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
-def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_decompresses_beyond_the_limit_is_refused(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = encode_plain([Record(bytes(200_000), timestamp_ms=1)] * 10)
     bomb = compressed(codec, raw)
     monkeypatch.setattr(kafka, "DECOMPRESSED_BYTES_MIN", 1_000_000)
@@ -134,12 +134,12 @@ def test_what_decompresses_to_more_than_the_limit_is_refused(codec: int, monkeyp
     with pytest.raises(LimitExceededError, match=r"offset 0 has 2000\d\d bytes"):
         kafka.records(bomb, 100_000)
     assert len(kafka.records(bomb, 2_000_000)) == 10
-    assert len(kafka.records(raw, 1)) == 10, "what is not compressed is as large as it looks"
+    assert len(kafka.records(raw, 1)) == 10, "an uncompressed batch has no limit here"
 
 
 @pytest.mark.parametrize("codec", [codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
 @pytest.mark.promise("P8")
-def test_a_bomb_costs_a_piece_of_memory_and_no_more(codec: int) -> None:
+def test_a_decompression_bomb_uses_only_one_piece_of_memory(codec: int) -> None:
     raw = encode_plain([Record(b"x", timestamp_ms=1), Record(bytes(40 << 20), timestamp_ms=1)])
     bomb = compressed(codec, raw)
     del raw
@@ -156,7 +156,7 @@ def test_a_bomb_costs_a_piece_of_memory_and_no_more(codec: int) -> None:
 
 
 @pytest.mark.parametrize("codec", [codecs.NONE, codecs.GZIP, codecs.SNAPPY, codecs.LZ4, codecs.ZSTD])
-def test_a_reader_goes_on_from_any_offset(codec: int) -> None:
+def test_a_reader_can_start_at_any_offset(codec: int) -> None:
     records = [Record(b"%d" % at * (at % 97), b"k" if at % 3 else None, timestamp_ms=at) for at in range(3000)]
     raw = kafka.incoming(compressed(codec, encode_plain(records)), 5).placed(1000).body
     expected = stored(records, 1000)
@@ -166,11 +166,11 @@ def test_a_reader_goes_on_from_any_offset(codec: int) -> None:
         assert list(reader) == expected[begin:]
 
 
-def test_more_records_than_a_write_may_have_are_refused() -> None:
+def test_a_batch_over_the_record_limit_is_refused_and_a_stored_one_is_read() -> None:
     raw = encode_plain([Record(b"", timestamp_ms=1)] * (kafka.RECORDS_MAX + 1))
     with pytest.raises(InvalidArgumentError, match="100000"):
         kafka.check_batch(raw)
-    assert len(kafka.records(raw)) == kafka.RECORDS_MAX + 1, "one that is stored is read"
+    assert len(kafka.records(raw)) == kafka.RECORDS_MAX + 1, "a stored batch over the limit is read"
 
 
 def test_an_unknown_codec_is_named_in_the_error() -> None:
@@ -179,13 +179,13 @@ def test_an_unknown_codec_is_named_in_the_error() -> None:
 
 
 @pytest.mark.promise("P7")
-def test_no_changed_or_missing_byte_passes() -> None:
+def test_every_changed_or_missing_byte_is_detected() -> None:
     raw = encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7), Record(b"", timestamp_ms=3)])
     for at in range(len(raw)):
         changed = bytearray(raw)
         changed[at] ^= 0x11
         if at < 8 or 12 <= at < 16:
-            # The base offset and the leader epoch are the broker's.
+            # The broker sets the base offset and the leader epoch.
             assert kafka.incoming(bytes(changed), 0).count == 2
             continue
         with pytest.raises((CorruptionError, InvalidArgumentError)):
@@ -199,7 +199,7 @@ def test_no_changed_or_missing_byte_passes() -> None:
 
 @pytest.mark.promise("P7")
 @given(st.data())
-def test_records_that_lie_about_themselves_are_an_error_and_nothing_else(data: st.DataObject) -> None:
+def test_inconsistent_records_raise_only_the_documented_errors(data: st.DataObject) -> None:
     raw = bytearray(encode_plain([Record(b"value", b"key", (("h", b"v"),), timestamp_ms=7)] * 3))
     for _ in range(data.draw(st.integers(1, 4))):
         raw[data.draw(st.integers(57, len(raw) - 1))] = data.draw(st.integers(0, 255))
@@ -226,7 +226,7 @@ def test_wrong_counts_formats_and_times_are_refused() -> None:
             kafka.incoming(resealed(changed), 0)
 
 
-def test_a_batch_whose_header_hides_a_time_stays_readable() -> None:
+def test_a_batch_with_a_time_outside_its_header_range_stays_readable() -> None:
     raw = bytearray(encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=1 << 60)]))
     pack_into(">q", raw, 35, 1)
     batch = kafka.incoming(resealed(raw), 0)
@@ -246,7 +246,7 @@ def test_null_values_and_headers_stay_null() -> None:
     assert rows[0]["headers"] == [{"key": "h", "value": None}, {"key": "e", "value": b""}]
 
 
-def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum() -> None:
+def test_log_append_time_sets_the_time_of_every_record_with_a_valid_checksum() -> None:
     raw = encode_plain([Record(b"x", timestamp_ms=1), Record(b"y", timestamp_ms=2)])
     batch = kafka.incoming(raw, 99, is_append_time=True)
     assert kafka.check_batch(batch.body).attributes & kafka.LOG_APPEND_TIME
@@ -254,7 +254,7 @@ def test_log_append_time_is_the_brokers_for_every_record_and_under_the_checksum(
     assert (batch.timestamp_min_ms, batch.timestamp_max_ms) == (99, 99)
 
 
-def test_control_batches_take_offsets_and_hold_no_records() -> None:
+def test_control_batches_use_offsets_and_have_no_records() -> None:
     raw = bytearray(encode_plain([Record(b"\x00\x00\x00\x00\x00\x00", b"\x00\x00\x00\x01", timestamp_ms=1)]))
     pack_into(">h", raw, 21, kafka.CONTROL | kafka.TRANSACTIONAL)
     batch = kafka.incoming(resealed(raw), 0)

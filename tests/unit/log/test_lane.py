@@ -14,6 +14,7 @@ import pytest
 from basaltmq.errors import (
     CorruptionError,
     DiskFullError,
+    SegmentGoneError,
     StorageError,
     StoreClosedError,
     StorePoisonedError,
@@ -21,9 +22,10 @@ from basaltmq.errors import (
 )
 from basaltmq.log import lane as lane_module
 from basaltmq.log import marker as marker_module
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.marker import MARKERS
-from basaltmq.log.segment import IOV_MAX, SegmentGoneError, SegmentState, parse_segment_name, segment_name
+from basaltmq.log.segment import IOV_MAX, SegmentState, parse_segment_name, segment_name
 
 
 class Clock:
@@ -42,7 +44,7 @@ def put(lane: Lane, data: bytes) -> int:
     return lane.append((data,), len(data))
 
 
-def test_positions_run_through_the_lane_and_bytes_come_back(tmp_path: Path) -> None:
+def test_positions_are_consecutive_and_bytes_are_read_back(tmp_path: Path) -> None:
     lane = open_lane(tmp_path / "lane")
     first = put(lane, b"a" * 16)
     second = lane.append((b"b" * 8, b"", b"c" * 8), 16)
@@ -57,7 +59,7 @@ def test_positions_run_through_the_lane_and_bytes_come_back(tmp_path: Path) -> N
 
 
 @pytest.mark.spec("B5")
-def test_segments_roll_by_size_and_pass_through_their_states(tmp_path: Path) -> None:
+def test_segments_roll_by_size_and_go_through_their_states(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=64)
     for _ in range(3):
         put(lane, bytes(40))
@@ -78,7 +80,7 @@ def test_segments_roll_by_size_and_pass_through_their_states(tmp_path: Path) -> 
     lane.close()
 
 
-def test_a_frame_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_frame_larger_than_a_segment_gets_a_separate_segment(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=64)
     put(lane, bytes(8))
     assert put(lane, bytes(800)) == 8
@@ -88,7 +90,7 @@ def test_a_frame_larger_than_a_segment_gets_one_of_its_own(tmp_path: Path) -> No
 
 
 @pytest.mark.spec("B5")
-def test_segments_roll_by_age_and_a_clock_going_back_makes_them_younger(tmp_path: Path) -> None:
+def test_segments_roll_by_age_and_are_younger_if_the_clock_goes_back(tmp_path: Path) -> None:
     clock = Clock()
     lane = open_lane(tmp_path, clock, segment_age_ms=1000)
     put(lane, bytes(8))
@@ -149,7 +151,7 @@ def test_gathered_frames_are_written_together_by_the_sync_that_makes_them_durabl
 
 
 @pytest.mark.promise("P1")
-def test_gathered_frames_come_before_what_is_written_after_them(tmp_path: Path) -> None:
+def test_gathered_frames_precede_later_appends(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     gather(lane, b"a" * 16)
     put(lane, b"b" * 16)
@@ -157,7 +159,7 @@ def test_gathered_frames_come_before_what_is_written_after_them(tmp_path: Path) 
     lane.close()
 
 
-def test_gathered_frames_are_read_like_others_and_stay_in_their_segment(tmp_path: Path) -> None:
+def test_gathered_frames_are_readable_and_written_to_their_segment(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=64)
     gather(lane, b"a" * 40)
     assert lane.read(0, 40) == b"a" * 40
@@ -173,7 +175,7 @@ def test_gathered_frames_are_read_like_others_and_stay_in_their_segment(tmp_path
     again.close()
 
 
-def test_no_more_is_gathered_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_bytes_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "GATHERED_BYTES_MAX", 64)
     lane = open_lane(tmp_path)
     path = lane.segments()[0].path
@@ -204,7 +206,7 @@ def test_a_failed_write_of_gathered_frames_fails_the_sync_and_poisons_the_lane(
     lane.close()
 
 
-def test_short_writes_and_many_parts_are_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_and_many_parts_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = open_lane(tmp_path)
     real = os.writev
 
@@ -252,7 +254,9 @@ def test_a_failed_write_poisons_the_lane(
 
 
 @pytest.mark.promise("P1", "P11")
-def test_a_failed_sync_poisons_the_lane_and_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sync_poisons_the_lane_and_keeps_the_synced_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lane = open_lane(tmp_path)
     put(lane, bytes(8))
 
@@ -270,7 +274,7 @@ def test_a_failed_sync_poisons_the_lane_and_moves_nothing(tmp_path: Path, monkey
 
 
 @pytest.mark.promise("P8")
-def test_descriptors_are_bounded_whatever_the_number_of_segments(tmp_path: Path) -> None:
+def test_open_descriptors_are_bounded_for_any_number_of_segments(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=8, read_files_max=3)
     for at in range(20):
         put(lane, bytes((at,)) * 8)
@@ -282,7 +286,7 @@ def test_descriptors_are_bounded_whatever_the_number_of_segments(tmp_path: Path)
 
 
 @pytest.mark.promise("P8")
-def test_reads_go_on_when_the_process_runs_out_of_descriptors(tmp_path: Path) -> None:
+def test_reads_continue_when_the_process_runs_out_of_descriptors(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=8)
     for at in range(6):
         put(lane, bytes((at,)) * 8)
@@ -299,7 +303,7 @@ def test_reads_go_on_when_the_process_runs_out_of_descriptors(tmp_path: Path) ->
     lane.close()
 
 
-def test_readers_run_beside_the_writer_and_survive_rolls_and_deletes(tmp_path: Path) -> None:
+def test_readers_run_in_parallel_with_the_writer_through_rolls_and_deletes(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=4096, read_files_max=4)
     stop = threading.Event()
     faults: list[BaseException] = []
@@ -336,7 +340,7 @@ def test_readers_run_beside_the_writer_and_survive_rolls_and_deletes(tmp_path: P
     lane.close()
 
 
-def test_a_reader_in_a_deleted_segment_finishes(tmp_path: Path) -> None:
+def test_a_read_of_a_deleted_segment_completes(tmp_path: Path) -> None:
     lane = open_lane(tmp_path, segment_bytes=8)
     put(lane, b"a" * 8)
     put(lane, b"b" * 8)
@@ -361,7 +365,7 @@ def test_a_missing_segment_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_one_damaged_marker_is_enough_two_are_not(tmp_path: Path) -> None:
+def test_a_lane_opens_with_one_intact_marker_and_not_without(tmp_path: Path) -> None:
     open_lane(tmp_path).close()
     (tmp_path / MARKERS[0]).write_bytes(b"00000000 {}")
     assert open_lane(tmp_path).seed == 77
@@ -382,7 +386,7 @@ def test_a_later_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         open_lane(tmp_path)
 
 
-def test_a_closed_lane_says_so(tmp_path: Path) -> None:
+def test_a_closed_lane_raises(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     lane.close()
     lane.close()
@@ -390,7 +394,7 @@ def test_a_closed_lane_says_so(tmp_path: Path) -> None:
         put(lane, b"x" * 8)
 
 
-def test_positions_are_never_given_out_twice_after_a_skip(tmp_path: Path) -> None:
+def test_positions_are_not_reused_after_a_skip(tmp_path: Path) -> None:
     lane = open_lane(tmp_path)
     put(lane, bytes(8))
     lane.skip_to(4096)
@@ -400,6 +404,6 @@ def test_positions_are_never_given_out_twice_after_a_skip(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["1.log", "0" * 20, "0" * 19 + "a.log", "٠" * 20 + ".log", ".log"])
-def test_other_names_are_no_segments(name: str) -> None:
+def test_other_file_names_are_not_segments(name: str) -> None:
     assert parse_segment_name(name) is None
     assert parse_segment_name(segment_name(1 << 62)) == 1 << 62

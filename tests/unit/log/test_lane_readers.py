@@ -1,4 +1,4 @@
-"""Lock-free reads of a lane: whatever the writer is doing, a durable frame reads back whole."""
+"""Lock-free reads of a lane: a durable frame is complete at every step of the writer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_in_thread(lane: Lane, position: int, size_bytes: int) -> tuple[threadin
 def test_a_read_between_two_steps_of_the_writer_waits_for_the_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """The frames are no longer gathered, and the mover has not begun."""
+    """The frames are no longer gathered, and the mover has not started."""
     lane = ringed(tmp_path / "lane", ring_bytes=RING_BYTES)
     position = lane.end
     whole = gather(lane, 1, bytes(size))
@@ -67,7 +67,7 @@ def test_a_read_between_two_steps_of_the_writer_waits_for_the_frame(
     lane.close()
 
 
-def test_written_means_written_between_two_steps_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_gathered_returns_only_after_the_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The index is written after `write_gathered` returns, so it must not return early."""
     lane = ringed(tmp_path / "lane")
     gather(lane, 1)
@@ -96,7 +96,7 @@ def test_written_means_written_between_two_steps_of_the_writer(tmp_path: Path, m
 
 
 @pytest.mark.promise("P7")
-def test_readers_find_every_durable_frame_while_one_writes(tmp_path: Path, restless: None) -> None:
+def test_readers_find_every_durable_frame_during_writes(tmp_path: Path, restless: None) -> None:
     lane = ringed(tmp_path / "lane", ring_bytes=RING_BYTES, segment_bytes=1 << 20)
     places: list[tuple[int, int]] = []
     faults: list[str] = []
@@ -106,7 +106,7 @@ def test_readers_find_every_durable_frame_while_one_writes(tmp_path: Path, restl
     def read(number: int) -> None:
         seen = 0
         while not stop.is_set() and not faults:
-            # The newest are the ones on their way from the ring to the segment.
+            # The newest frames are being moved from the ring to the segment.
             seen = max(seen, len(places) - 4)
             while seen < len(places):
                 offset = seen
@@ -146,8 +146,8 @@ def test_readers_find_every_durable_frame_while_one_writes(tmp_path: Path, restl
     lane.close()
 
 
-def test_a_list_of_segments_is_never_changed(tmp_path: Path) -> None:
-    """Positions and segments are published together: a reader cannot meet one without the other."""
+def test_a_published_list_of_segments_is_never_modified(tmp_path: Path) -> None:
+    """Positions and segments are published together, so a reader never sees only one of them."""
     lane = open_lane(tmp_path / "lane")
     lane.append((frame(0),), len(frame(0)))
     before = lane._listed

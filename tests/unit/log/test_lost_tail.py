@@ -32,7 +32,7 @@ def segment(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_a_segment_that_is_gone_is_named_by_verify_and_by_the_next_start(
+def test_a_missing_segment_is_named_by_verify_and_by_the_next_start(
     tmp_path: Path, segment: Path, caplog: pytest.LogCaptureFixture, is_removed: bool
 ) -> None:
     size = segment.stat().st_size
@@ -48,8 +48,8 @@ def test_a_segment_that_is_gone_is_named_by_verify_and_by_the_next_start(
     assert f"durable up to byte {size}: confirmed records are lost" in caplog.text
 
 
-def test_what_only_the_ring_holds_is_not_lost(tmp_path: Path) -> None:
-    """A store that nobody closes: its last frames may lie in the ring alone."""
+def test_frames_that_are_only_in_the_ring_are_not_lost(tmp_path: Path) -> None:
+    """The store is not closed, so its last frames may be only in the ring."""
     db = basaltmq.open(tmp_path / "data")
     try:
         for at in range(50):
@@ -66,7 +66,7 @@ def lane_of(db: Basalt) -> Lane:
 
 
 def killed_with_ring(tmp_path: Path) -> tuple[Path, Path]:
-    """A store as SIGKILL leaves it, with frames in the ring; its directory and its last segment."""
+    """Return a store after SIGKILL with frames in the ring: its directory and its last segment."""
     # No maintenance: the files are copied while the store is open.
     with basaltmq.open(tmp_path / "open", settings=Settings(maintenance_interval_s=3600.0)) as db:
         topic = db.topic("orders")
@@ -82,7 +82,7 @@ def killed_with_ring(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "killed", max((tmp_path / "killed" / "log" / "0000").glob("*.log"))
 
 
-def test_durable_bytes_behind_the_end_that_the_ring_does_not_hold_are_named(tmp_path: Path) -> None:
+def test_durable_bytes_missing_from_lane_and_ring_are_named(tmp_path: Path) -> None:
     path, segment = killed_with_ring(tmp_path)
     begin, size = int(segment.stem), segment.stat().st_size
     with open(segment, "r+b") as file:
@@ -104,7 +104,7 @@ def test_frames_of_a_removed_segment_are_restored_from_the_ring(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_a_segment_in_the_middle_that_is_gone_is_named_and_its_offsets_are_not_used_again(
+def test_a_missing_middle_segment_is_named_and_its_offsets_are_not_reused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_removed: bool
 ) -> None:
     path = tmp_path / "data"
@@ -148,7 +148,7 @@ def test_segments_that_cleaning_deleted_are_not_lost(tmp_path: Path) -> None:
     assert verify.exit_code == 0, verify.output
 
 
-def test_zeros_are_no_guess_of_a_frame(tmp_path: Path, segment: Path) -> None:
+def test_zeros_are_not_reported_as_a_frame(tmp_path: Path, segment: Path) -> None:
     raw = segment.read_bytes()
     # Five frames of the same size.
     begin, end = len(raw) // 5, len(raw) * 3 // 5

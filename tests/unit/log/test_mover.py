@@ -1,4 +1,4 @@
-"""Large groups: durable in the ring while another thread writes them to their segment, in order and never lost."""
+"""Large groups: durable in the ring while another thread writes them to their segment, in order and without loss."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def large_ring(path: Path) -> Lane:
 
 
 def size_of(lane: Lane) -> int:
-    """Of the segment's file."""
+    """Return the size of the segment's file."""
     return lane.segments()[-1].path.stat().st_size
 
 
 @pytest.mark.promise("P1")
-def test_a_large_group_is_durable_before_its_segment_is(tmp_path: Path) -> None:
+def test_a_large_group_is_durable_before_its_segment_is_synced(tmp_path: Path) -> None:
     lane = large_ring(tmp_path / "lane")
     kept = lane.end
     for round_, sizes in enumerate(((1, 0), (0, 0), (0, 1), (1, 1), (2, 0))):
@@ -52,9 +52,7 @@ def test_a_large_group_is_durable_before_its_segment_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_what_is_moved_is_not_called_durable_before_the_ring_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_moved_frames_are_durable_only_after_the_ring_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = large_ring(tmp_path / "lane")
     kept = lane.end
     seen: list[int] = []
@@ -76,7 +74,7 @@ def test_what_is_moved_is_not_called_durable_before_the_ring_has_it(
 
 
 class Held:
-    """Holds the thread that moves frames up before its write."""
+    """Blocks the mover's thread before its write."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._write = os.writev
@@ -94,7 +92,7 @@ class Held:
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("is_more_gathered", [True, False])
 @pytest.mark.parametrize("action", ["read", "append", "sync", "tidy", "roll"])
-def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
+def test_operations_on_the_segment_wait_for_a_running_move(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, is_more_gathered: bool
 ) -> None:
     lane = large_ring(tmp_path / "lane")
@@ -124,7 +122,7 @@ def test_whoever_needs_frames_in_their_segment_waits_for_those_on_their_way(
 
     other = threading.Thread(target=act)
     other.start()
-    # It has to wait; were it not to, it would be done by then.
+    # The operation must wait. Without the wait it would have completed by now.
     other.join(0.05)
     assert segment.stat().st_size == begin
     mark = read_mark(lane.path)
@@ -197,7 +195,7 @@ def test_write_back_covers_only_written_bytes_and_never_a_closed_file(
     lane.close()
 
 
-def test_without_a_thread_to_be_had_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_runs_in_the_calling_thread_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -205,12 +203,12 @@ def test_without_a_thread_to_be_had_it_is_done_at_once(monkeypatch: pytest.Monke
     done: list[int] = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
     mover.begin()
-    mover.give(lambda: done.append(threading.get_ident()))
+    mover.run(lambda: done.append(threading.get_ident()))
     assert done == [threading.get_ident()]
     assert not mover.is_busy
     monkeypatch.undo()
     mover.begin()
-    mover.give(lambda: done.append(threading.get_ident()))
+    mover.run(lambda: done.append(threading.get_ident()))
     mover.wait()
     assert len(done) == 2
     assert done[1] != done[0]

@@ -35,7 +35,7 @@ def test_the_size_counts_value_key_headers_and_tags() -> None:
 
 
 @pytest.mark.spec("B6")
-def test_a_record_at_the_limit_passes_and_one_above_is_refused_with_both_sizes() -> None:
+def test_a_record_over_the_limit_is_refused_with_both_sizes() -> None:
     assert check_record(Record(bytes(RECORD_BYTES_MAX))) == RECORD_BYTES_MAX
     assert check_record(Record(b"")) == 0
     with pytest.raises(LimitExceededError, match=f"{RECORD_BYTES_MAX + 1} bytes.*{RECORD_BYTES_MAX}"):

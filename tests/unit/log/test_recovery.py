@@ -1,4 +1,4 @@
-"""Reading a lane back after the worst: every byte flipped, every length of truncation."""
+"""Recovery of a lane with every flipped byte and every truncation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def frame_of(lane: Lane, shard: int, base: int, count: int) -> bytes:
 
 
 def write_log(path: Path, segment_bytes: int = 1 << 20) -> list[tuple[int, int]]:
-    """A small log; (position, size) of each frame."""
+    """Write a small log. Return (position, size) of each frame."""
     lane = open_lane(path, segment_bytes=segment_bytes)
     placed = []
     for shard, base, count in FRAMES:
@@ -46,7 +46,7 @@ def log(tmp_path: Path) -> tuple[Path, list[tuple[int, int]], bytes]:
 
 
 def covered(damages: list[Damage], found: list[Found]) -> set[tuple[int, int]]:
-    """(shard, offset) named as lost by headers and by gaps."""
+    """Return (shard, offset) of the losses named by headers and by gaps."""
     named = {
         (damage.shard, offset)
         for damage in damages
@@ -61,7 +61,7 @@ def covered(damages: list[Damage], found: list[Found]) -> set[tuple[int, int]]:
 
 
 @pytest.mark.promise("P7")
-def test_every_flipped_byte_costs_one_frame_and_is_named(log: tuple[Path, list[tuple[int, int]], bytes]) -> None:
+def test_every_flipped_byte_loses_one_frame_and_is_named(log: tuple[Path, list[tuple[int, int]], bytes]) -> None:
     path, placed, raw = log
     file = next(path.glob("*.log"))
     for at in range(len(raw)):
@@ -82,7 +82,7 @@ def test_every_flipped_byte_costs_one_frame_and_is_named(log: tuple[Path, list[t
 
 
 @pytest.mark.promise("P7")
-def test_every_truncation_is_cut_to_the_last_whole_frame(
+def test_every_truncation_is_cut_to_the_last_complete_frame(
     log: tuple[Path, list[tuple[int, int]], bytes], tmp_path: Path
 ) -> None:
     path, placed, raw = log
@@ -116,7 +116,7 @@ def test_every_truncation_is_cut_to_the_last_whole_frame(
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("junk", [bytes(64), b"\xff" * 72, b"BSFM" * 40])
-def test_a_tail_of_junk_goes_to_quarantine(
+def test_a_tail_of_random_bytes_goes_to_quarantine(
     log: tuple[Path, list[tuple[int, int]], bytes], tmp_path: Path, junk: bytes
 ) -> None:
     path, _, raw = log
@@ -130,7 +130,7 @@ def test_a_tail_of_junk_goes_to_quarantine(
 
 
 @pytest.mark.promise("P7")
-def test_a_hole_of_zeros_is_skipped_and_what_follows_kept(log: tuple[Path, list[tuple[int, int]], bytes]) -> None:
+def test_a_hole_of_zeros_is_skipped_and_later_frames_are_kept(log: tuple[Path, list[tuple[int, int]], bytes]) -> None:
     path, placed, raw = log
     begin, end = placed[2][0] + 20, placed[3][0] + 90
     next(path.glob("*.log")).write_bytes(raw[:begin] + bytes(end - begin) + raw[end:])
@@ -143,7 +143,7 @@ def test_a_hole_of_zeros_is_skipped_and_what_follows_kept(log: tuple[Path, list[
 
 
 @pytest.mark.promise("P7")
-def test_a_record_that_looks_like_a_frame_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_record_with_the_bytes_of_a_frame_is_not_parsed_as_one(tmp_path: Path) -> None:
     path = tmp_path / "lane"
     lane = open_lane(path)
     stranger = Lane.open(tmp_path / "other", clock_ms=lambda: 0, random_u32=lambda: 78)
@@ -162,9 +162,9 @@ def test_a_record_that_looks_like_a_frame_is_not_taken_for_one(tmp_path: Path) -
     again.close()
 
 
-def test_a_scan_runs_over_segments_from_any_frame_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_starts_at_any_frame_and_crosses_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placed = write_log(tmp_path, segment_bytes=300)
-    # So small that frames straddle what is read at once.
+    # So small that frames cross chunks.
     monkeypatch.setattr(recovery, "CHUNK_BYTES", 80)
     lane = open_lane(tmp_path)
     assert len(lane.segments()) > 2

@@ -1,4 +1,4 @@
-"""The ring of a lane: durable before the segment is, put back after a crash, never in the way."""
+"""The ring of a lane: durable before the segment, replayed after a crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from basaltmq.errors import StorageError, StorePoisonedError
 from basaltmq.log import ring as ring_module
 from basaltmq.log.frame import COLUMNAR, encode_frame
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.recovery import repair, scan
 from basaltmq.log.ring import NAME, SLOT_BYTES
 
@@ -39,7 +40,7 @@ def gather(lane: Lane, number: int, body: bytes = b"") -> bytes:
 
 
 def ringed(path: Path, **options: int) -> Lane:
-    """A lane that has its ring, and one durable frame, number 0."""
+    """Return a lane with a ring and one durable frame, number 0."""
     lane = open_lane(path, **options)
     lane.sync()
     gather(lane, 0)
@@ -50,7 +51,7 @@ def ringed(path: Path, **options: int) -> Lane:
 
 
 def finish_work(lane: Lane) -> None:
-    """Wait for what the lane does in the background."""
+    """Wait for the background work of the lane."""
     worker = lane._worker
     if worker is not None:
         worker.join(WAIT_S)
@@ -58,7 +59,7 @@ def finish_work(lane: Lane) -> None:
 
 
 def watch_syncs(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> None:
-    """Have `before` called with the descriptor before each call that makes something durable."""
+    """Call `before` with the descriptor before each call that makes data durable."""
     real_sync, real_write = os.fdatasync, os.pwritev
 
     def fdatasync(fd: int) -> None:
@@ -79,7 +80,7 @@ def name_of(fd: int) -> str:
 
 
 def copied(lane: Lane, target: Path, keep_bytes: int | None = None) -> Path:
-    """What a crash would leave; with `keep_bytes` the power went, and the last segment has no more than these."""
+    """Return the lane after a crash. With `keep_bytes`, a power loss truncates the last segment to that size."""
     shutil.copytree(lane.path, target)
     if keep_bytes is not None:
         os.truncate(target / lane.segments()[-1].path.name, keep_bytes)
@@ -87,7 +88,7 @@ def copied(lane: Lane, target: Path, keep_bytes: int | None = None) -> Path:
 
 
 def found(path: Path, tmp_path: Path) -> list[int]:
-    """The frames a repaired lane holds; appending to it works."""
+    """Return the frames of the repaired lane, and check that appending to it works."""
     lane = open_lane(path)
     numbers = [each.header.base_offset for each in scan(lane, 0)]
     repair(lane, 0, tmp_path / "quarantine")
@@ -149,7 +150,7 @@ def test_readers_see_ring_frames_before_and_after_the_move(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("is_tidied", [True, False])
-def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
+def test_a_read_of_durable_frames_does_not_write_unsynced_frames_to_the_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_tidied: bool
 ) -> None:
     lane = ringed(tmp_path / "lane")
@@ -160,7 +161,7 @@ def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
         lane.move_ring_frames()
     awaiting = gather(lane, 3)
     segment = lane.segments()[-1].path
-    # More is asked for than is durable, as by readers that do not know how much there is.
+    # The read requests more than is durable, like readers that do not know the end.
     assert lane.read(begin, 1 << 20) == durable
     assert lane.read(begin + 8, 16) == durable[8:24]
     assert segment.stat().st_size == begin + len(durable)
@@ -176,9 +177,7 @@ def test_a_read_of_what_is_durable_leaves_what_awaits_a_sync_to_the_ring(
     lane.close()
 
 
-def test_a_read_while_the_ring_takes_more_gives_what_was_durable_and_the_rest_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_during_a_ring_write_returns_the_durable_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = ringed(tmp_path / "lane")
     begin = lane.end
     durable = gather(lane, 1)
@@ -219,7 +218,7 @@ def test_frames_written_directly_are_synced_with_their_segment(tmp_path: Path, m
 
 
 @pytest.mark.promise("P7")
-def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path: Path) -> None:
+def test_every_flipped_byte_of_a_ring_affects_only_its_own_frames(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     kept = lane.end
     for number in (1, 2):
@@ -234,7 +233,7 @@ def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path
     used = [at for at in range(0, len(pristine), SLOT_BYTES) if any(pristine[at : at + SLOT_BYTES])]
     assert len(used) == 2
     for slot, number in zip(used, (1, 2), strict=True):
-        # What lies behind an entry belongs to nobody; padding of a frame has no checksum and no meaning.
+        # Bytes after an entry are unused. The padding of a frame has no checksum and no meaning.
         for at in range(slot, slot + whole + 1):
             flipped = bytearray(pristine)
             flipped[at] ^= 1 << (at % 8)
@@ -242,12 +241,12 @@ def test_every_byte_of_a_ring_flipped_takes_no_more_than_its_own_frames(tmp_path
             segment.write_bytes(before)
             opened = open_lane(left)
             numbers = {each.header.base_offset for each in scan(opened, 0)}
-            assert numbers >= {0, 1, 2} - {number}, f"byte {at} took frames that are not its own"
+            assert numbers >= {0, 1, 2} - {number}, f"byte {at} affected frames of other entries"
             opened.close()
 
 
 @pytest.mark.promise("P7")
-def test_every_length_of_a_ring_cut_short_is_opened(tmp_path: Path) -> None:
+def test_a_ring_truncated_to_any_length_is_replayed(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     kept = lane.end
     for number in (1, 2):
@@ -269,7 +268,7 @@ def test_every_length_of_a_ring_cut_short_is_opened(tmp_path: Path) -> None:
     assert (0, 1, 2) in seen
 
 
-def test_a_ring_is_used_again_from_its_front_once_its_frames_are_in_their_segments(
+def test_ring_space_is_reused_after_its_frames_are_synced_in_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = ringed(tmp_path / "lane", ring_bytes=6 * SLOT_BYTES)
@@ -289,7 +288,7 @@ def test_a_ring_is_used_again_from_its_front_once_its_frames_are_in_their_segmen
         lane.sync_through_ring()
         lane.move_ring_frames()
         if number % 10 == 9:
-            # Whatever the drains have got done by then: what the segment may lose, the ring still has.
+            # At any progress of the drains, the ring has everything that the segment may lose.
             left = copied(lane, tmp_path / f"left-{number}", max(durable))
             monkeypatch.undo()
             assert found(left, tmp_path) == list(range(number + 1))
@@ -301,7 +300,7 @@ def test_a_ring_is_used_again_from_its_front_once_its_frames_are_in_their_segmen
 
 
 @pytest.mark.promise("P1")
-def test_a_ring_without_room_leaves_the_sync_to_the_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_in_the_ring_the_segment_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = ringed(tmp_path / "lane", ring_bytes=2 * SLOT_BYTES)
     monkeypatch.setattr(Lane, "_drain", lambda self: None)
     for number in range(1, 8):
@@ -336,7 +335,7 @@ def test_ring_frames_of_a_rolled_segment_are_written_back_to_it(tmp_path: Path) 
 
 
 @pytest.mark.promise("P10")
-def test_frames_of_a_segment_that_was_cleaned_away_do_not_come_back(tmp_path: Path) -> None:
+def test_replay_does_not_restore_frames_of_a_cleaned_segment(tmp_path: Path) -> None:
     lane = ringed(tmp_path / "lane")
     lane.roll()
     lane.sync()
@@ -359,7 +358,7 @@ def test_frames_of_a_segment_that_was_cleaned_away_do_not_come_back(tmp_path: Pa
     lane.close()
 
 
-def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lane_works_without_a_ring_if_none_can_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "no space")
 
@@ -378,7 +377,7 @@ def test_a_ring_that_cannot_be_made_is_done_without(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.promise("P1", "P11")
-def test_a_failed_sync_of_the_ring_poisons_the_lane_and_promises_nothing(
+def test_a_failed_ring_write_poisons_the_lane_and_confirms_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lane = ringed(tmp_path)
@@ -420,7 +419,7 @@ def test_ring_frames_survive_a_failed_segment_write_and_a_reopen(
 
 
 @pytest.mark.promise("P1", "P7")
-def test_writers_readers_and_syncs_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_readers_and_syncs_lose_nothing(tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     lane = ringed(tmp_path / "lane", ring_bytes=8 * SLOT_BYTES, segment_bytes=64 << 10)
@@ -496,7 +495,7 @@ def test_a_close_removes_the_ring_only_after_its_frames_are_synced_in_their_segm
         real(fd)
 
     def remove(path: Path) -> None:
-        assert synced_bytes[-1:] == [lane.end], "the ring goes, and its frames are in no file that was synced"
+        assert synced_bytes[-1:] == [lane.end], "the ring is removed before its frames are synced elsewhere"
         removed.append(path)
 
     removed: list[Path] = []
@@ -507,9 +506,7 @@ def test_a_close_removes_the_ring_only_after_its_frames_are_synced_in_their_segm
 
 
 @pytest.mark.promise("P1")
-def test_a_sync_that_has_nothing_to_add_does_not_touch_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sync_without_new_data_does_not_touch_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lane = ringed(tmp_path)
     gather(lane, 1)
     lane.sync_through_ring()

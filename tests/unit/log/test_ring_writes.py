@@ -1,4 +1,4 @@
-"""By which calls a ring is written: the best that its file system has, and durable by each of them."""
+"""The calls that write a ring: the fastest that the file system supports, and durable with each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from basaltmq.log.ring import NAME
 
 
 class Disk:
-    """A file system that may not have the call, and writes less than it is asked to where `is_short`."""
+    """A file system that may lack the call, and makes short writes if `is_short`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, has_call: bool) -> None:
         self.is_short = False
@@ -40,7 +40,7 @@ class Disk:
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("is_short", [False, True])
 @pytest.mark.parametrize(("has_call", "calls"), [(True, ["write and sync"]), (False, ["write", "sync"])])
-def test_a_ring_is_written_by_the_best_call_that_its_file_system_has(
+def test_a_ring_uses_the_fastest_call_that_its_file_system_supports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_call: bool, calls: list[str], is_short: bool
 ) -> None:
     lane_path = tmp_path / "lane"
@@ -61,10 +61,10 @@ def test_a_ring_is_written_by_the_best_call_that_its_file_system_has(
 
 
 @pytest.mark.promise("P1")
-def test_frames_of_a_ring_are_written_again_even_where_their_segment_shows_them(
+def test_replay_writes_ring_frames_even_if_the_segment_reads_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A sync that fails leaves pages that read well, are on no disk, and are not written by the next sync.
+    # A failed sync leaves pages that can be read, are not on disk, and are not written by the next sync.
     lane = ringed(tmp_path / "lane")
     begin = lane.end
     frames = gather(lane, 1)

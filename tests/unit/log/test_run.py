@@ -1,4 +1,4 @@
-"""Runs: frames taken as they lie, and what ends the taking."""
+"""Runs: consecutive frames in one buffer, and what ends a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.unit.log.test_columnar import stored
 
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import Record
-from basaltmq.log.batches.run import Taken, take_runs
 from basaltmq.log.frame import RELOCATED
+from basaltmq.log.run import Taken, take_runs
 
 pa = pytest.importorskip("pyarrow")
-from basaltmq.log.batches.arrow import concatenated, cutter, joined, to_arrow  # noqa: E402
+from basaltmq.log.arrow import concatenated, cutter, joined, to_arrow  # noqa: E402
 
 SEED = 11
 SHARD = 5
@@ -58,7 +58,7 @@ ALIKE = st.builds(lambda records, times: [records] * times, PLAIN, st.integers(1
 
 @pytest.mark.spec("B6")
 @given(st.lists(ALIKE, min_size=1, max_size=5), st.integers(0, 1 << 20) | st.just((1 << 16) - 3))
-def test_runs_say_what_their_frames_say_one_by_one(groups: list[list[list[Record]]], base: int) -> None:
+def test_a_run_has_the_same_records_as_its_single_frames(groups: list[list[list[Record]]], base: int) -> None:
     batches = [records for group in groups for records in group]
     taken = take(b"".join(frames(batches, base)), base)
     everything = [record for records in batches for record in records]
@@ -90,12 +90,12 @@ def test_runs_with_headers_and_tags_are_joined_too(batches: list[list[Record]]) 
     ]
 
 
-def test_frames_that_look_alike_are_one_run() -> None:
+def test_frames_with_the_same_layout_form_one_run() -> None:
     taken = take(b"".join(frames([plain(3, 5), plain(4, 4), plain(1, 7), plain(1), plain(2)])))
     assert [len(run.begins) for run in taken.runs] == [3, 1, 1]
 
 
-def test_runs_that_do_not_follow_on_one_another_keep_their_own_offsets() -> None:
+def test_runs_with_a_gap_between_them_keep_their_offsets() -> None:
     first, second = take(frame(0, plain(1, 2))), take(frame(1 << 20, plain(3)), 1 << 20)
     assert joined([*first.runs, *second.runs]).column("offset").to_pylist() == [0, 1, 1 << 20]
 
@@ -114,7 +114,7 @@ FOLLOWING: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("following", FOLLOWING)
-def test_anything_out_of_the_ordinary_ends_the_taking(following: str) -> None:
+def test_an_irregular_frame_ends_a_run(following: str) -> None:
     raw = frame(0, plain(8, 8)) + FOLLOWING[following]() + frame(3, plain(1))
     taken = take(raw if following not in ("nothing", "half a frame") else raw[: -len(frame(3, plain(1)))])
     assert (taken.next_offset, len(taken.runs), taken.is_next, taken.is_full) == (2, 1, False, False)
@@ -123,8 +123,8 @@ def test_anything_out_of_the_ordinary_ends_the_taking(following: str) -> None:
 
 
 @pytest.mark.promise("P3")
-def test_no_changed_byte_of_a_frame_is_taken() -> None:
-    # All but the padding at the end, which nothing depends on; this one has none.
+def test_a_frame_with_a_changed_byte_ends_a_run() -> None:
+    # All bytes except padding, which has no meaning. This frame has none.
     good, bad = frame(0, plain(8, 8)), frame(2, plain(7, 3, key=b"k"))
     for at in range(len(bad)):
         changed = bytearray(bad)
@@ -133,7 +133,7 @@ def test_no_changed_byte_of_a_frame_is_taken() -> None:
 
 
 @pytest.mark.promise("P3")
-def test_nothing_at_or_past_the_end_is_taken() -> None:
+def test_frames_at_or_after_the_end_are_not_returned() -> None:
     raw = b"".join(frames([plain(1, 1)] * 4))
     assert take(raw, end=4).next_offset == 4
     assert not take(raw, end=0).runs
@@ -142,7 +142,7 @@ def test_nothing_at_or_past_the_end_is_taken() -> None:
 @pytest.mark.parametrize(
     ("records_max", "bytes_max", "taken_records", "is_full"), [(5, 99, 4, False), (99, 5, 4, True)]
 )
-def test_limits_end_the_taking_before_a_frame(
+def test_a_frame_that_exceeds_the_limits_ends_a_run(
     records_max: int, bytes_max: int, taken_records: int, is_full: bool
 ) -> None:
     taken = take(b"".join(frames([plain(1, 1)] * 4)), records_max=records_max, bytes_max=bytes_max)
@@ -161,8 +161,8 @@ def test_empty_values_are_joined() -> None:
     assert rows_of(joined(taken.runs)) == [b"", b"", b"", b"", b"", bytes(1)]
 
 
-def test_values_of_one_size_and_of_others_in_any_order_keep_their_places() -> None:
-    """Offsets of frames that are all alike come from memory; those beside them must not be taken for them."""
+def test_values_of_equal_and_different_sizes_keep_their_order() -> None:
+    """Offsets of frames with equal sizes are cached. Other frames must not use the cached offsets."""
     alike, shifted, empty = plain(3, 3, 3), plain(2, 3, 4), plain(0, 0, 0)
     layouts = [[alike] * 3, [shifted] * 2, [alike, shifted], [shifted, alike], [empty] * 2, [alike], [plain(5)] * 4]
     for first in layouts:

@@ -1,4 +1,4 @@
-"""An import in a process of its own that kills itself at a step: see test_imports."""
+"""An import in a separate process that kills itself at a step (see test_imports)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from basaltmq.streams.imports.stage import Part
 
 
 def run(emit: Emit, path: str, run_name: str, batch: int, parts: str, dies_at: int) -> None:
-    """Import staged parts; die at the given step (after it was done), counted from 1; say each step before."""
+    """Import staged parts. Print each step, and exit after the given step, counted from 1."""
     steps = 0
 
     def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:

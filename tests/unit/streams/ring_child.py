@@ -15,8 +15,6 @@ from pathlib import Path
 from tests.unit.streams.view_child import SEGMENT_BYTES
 from tests.unit.streams.view_rig import Writer
 
-from basaltmq.streams.watermark import _AfterSyncGroup
-
 TOPIC = "safe"
 CONFIRMED = (b"a", b"b", b"c", b"d")
 RING_WAIT_S = 30
@@ -31,10 +29,8 @@ def main(path: Path) -> None:
     while lane.log._ring is None or not lane.log._ring.taken:
         assert time.monotonic() < deadline, "a lane with frequent syncs does not use a ring"
         writer.put(TOPIC, b"before")
-    group = lane.watermarks.group
-    assert isinstance(group, _AfterSyncGroup)
     # Stop the sync thread between the notification of the writer and the write to the segment.
-    group._after_sync = threading.Event().wait  # type: ignore[assignment]
+    lane.watermarks.group._finish = threading.Event().wait  # type: ignore[assignment]
     print(writer.put(TOPIC, *CONFIRMED), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A segment engine with small segments over a store in memory, and looks at its index."""
+"""A segment engine with small segments over a memory store, and dumps of its index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from basaltmq.durability import Durability
 from basaltmq.log.batches.record import Record, StoredRecord
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -23,7 +23,7 @@ INDEX = Family.STREAM_INDEX
 
 
 class SegmentRig:
-    """Everything around one engine; `crash` leaves it as a killed process would."""
+    """One engine with its dependencies. `crash` leaves the state of a killed process."""
 
     def __init__(self, path: Path, *, segment_bytes: int = 4096, lanes: int = 1, store: Any = None) -> None:
         self.path = path
@@ -65,11 +65,12 @@ class SegmentRig:
         self.open()
 
     def crash(self) -> None:
-        """What is gathered in memory is lost; what was written stays."""
+        """Lose the frames gathered in memory, and keep the written ones."""
         for lane in self.engine.lanes:
             lane.watermarks.close()
             lane.log.poison(RuntimeError("killed"))
             lane.log.close()
+        self.engine.ceilings.ends.close(clear=False)
         self.watermarks.close()
 
     def shard(self, **config: Any) -> int:
@@ -81,7 +82,7 @@ class SegmentRig:
         return self.engine.batch_write(shard, records).base_offset
 
     def rows(self) -> dict[bytes, bytes]:
-        """The index once all is written, but for how far the log was synced, which is not derived."""
+        """Return the flushed index, without the synced position of the log, which is not derived."""
         self.engine.index.settle()
         return {key: value for key, value in self.store.scan(INDEX) if key[:1] not in b"PUX"}
 
@@ -92,7 +93,7 @@ class SegmentRig:
         self.store.write(batch)
 
     def rebuilt(self) -> dict[bytes, bytes]:
-        """The index after it was lost and built again from the log."""
+        """Return the index after a loss and a rebuild from the log."""
         self.close()
         self.wipe_index()
         self.open()
@@ -123,7 +124,7 @@ class SegmentRig:
 
 
 def explain(expected: dict[bytes, bytes], found: dict[bytes, bytes]) -> str:
-    """Where two indexes differ."""
+    """Describe the differences of two indexes."""
     lines = [f"- {key!r}: {value.hex()}" for key, value in expected.items() if found.get(key) != value]
     lines += [f"+ {key!r}: {value.hex()}" for key, value in found.items() if expected.get(key) != value]
     return "\n".join(sorted(lines))

@@ -1,4 +1,4 @@
-"""Cursors into Kafka batches: small reads decode a batch once, and bombs cost readers nothing but themselves."""
+"""Cursors into Kafka batches: small reads decode a batch once, and decompression bombs affect only their batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def batch(count: int = COUNT, codec: int = codecs.GZIP) -> bytes:
 
 
 def bomb() -> bytes:
-    """Some 40 KB that have 40 MiB when decompressed; the first record is a small one."""
+    """Return a batch of 40 KB that decompresses to 40 MiB. Its first record is small."""
     return compressed(
         codecs.GZIP,
         encode_plain([Record(b"small", b"k", timestamp_ms=1), Record(bytes(BOMB_BYTES), b"k", timestamp_ms=1)]),
@@ -36,7 +36,7 @@ def bomb() -> bytes:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for every record that is decoded."""
+    """Count the decoded records."""
     seen: list[int] = []
     plain = kafka.RecordReader.__next__
 
@@ -50,9 +50,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 256])
-def test_a_batch_is_decoded_once_however_little_is_read_at_a_time(
-    tmp_path: Path, decoded: list[int], limit: int
-) -> None:
+def test_a_batch_is_decoded_once_for_reads_of_any_size(tmp_path: Path, decoded: list[int], limit: int) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False)
     rig.engine.append_kafka(shard, batch())
@@ -76,7 +74,7 @@ def test_a_batch_is_decoded_once_however_little_is_read_at_a_time(
     rig.close()
 
 
-def test_readers_beside_each_other_and_those_that_jump_see_the_same(tmp_path: Path) -> None:
+def test_concurrent_and_seeking_readers_see_the_same_records(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False)
     rig.engine.append_kafka(shard, batch())
@@ -101,17 +99,17 @@ def test_cursors_are_bounded_by_number_and_bytes() -> None:
     raw = batch(100)
     cursors = Cursors(count_max=3, bytes_max=1 << 30)
     for position in range(10):
-        cursors.leave(1, position, BatchCursor(raw, 1 << 20))
+        cursors.save(1, position, BatchCursor(raw, 1 << 20))
     assert [cursors.take(1, position, 0) is not None for position in range(10)] == [False] * 7 + [True] * 3
     assert cursors.take(1, 9, 0) is None, "a cursor has one reader"
     cursors = Cursors(bytes_max=2 * (len(raw) + batch_cursor.CURSOR_BYTES))
     for position in range(10):
-        cursors.leave(1, position, BatchCursor(raw, 1 << 20))
+        cursors.save(1, position, BatchCursor(raw, 1 << 20))
     assert sum(cursors.take(1, position, 0) is not None for position in range(10)) == 2
 
 
 @pytest.mark.promise("P8")
-def test_a_bomb_is_named_passed_over_and_given_to_kafka_clients_as_it_is(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_named_skipped_and_returned_unchanged_to_kafka_clients(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False, compact=True)
     rig.engine.append_kafka(shard, batch(3))
@@ -139,7 +137,7 @@ def test_a_bomb_is_named_passed_over_and_given_to_kafka_clients_as_it_is(tmp_pat
 
 
 @pytest.mark.promise("P8")
-def test_compaction_leaves_a_bomb_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_compaction_does_not_change_a_decompression_bomb(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False, compact=True)
     for _ in range(3):
@@ -154,7 +152,7 @@ def test_compaction_leaves_a_bomb_as_it_is(tmp_path: Path, caplog: pytest.LogCap
     rig.close()
 
 
-def test_a_bomb_is_refused_where_keys_are_indexed(tmp_path: Path) -> None:
+def test_a_decompression_bomb_is_refused_with_a_key_index(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=True)
     with pytest.raises(LimitExceededError, match=r"max\.message\.bytes"):

@@ -27,7 +27,7 @@ from basaltmq.log.batches.record import Record
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
-from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.streams import offsets as offsets_module
 from basaltmq.streams.groups import GroupMembers, Reset, assign_partitions
 from basaltmq.streams.offsets import CachedOffsets, Commit, Offsets, PersistentOffsets
@@ -39,7 +39,7 @@ TOPIC = UUID(int=7)
 
 
 class UnpoisonedStore(GatedStore):
-    """A store that a failed sync does not stop, so that a test can look at what is there."""
+    """A store that a failed sync does not poison, so that tests can read it afterwards."""
 
     def poison(self, error: BaseException) -> None:
         pass
@@ -51,22 +51,22 @@ def store() -> GatedStore:
 
 
 @pytest.fixture
-def sync(store: GatedStore) -> Iterator[GroupSync]:
-    made = GroupSync(store)
+def sync(store: GatedStore) -> Iterator[GroupCommit]:
+    made = GroupCommit(store)
     yield made
     store.gate.set()
     made.close()
 
 
 @pytest.fixture(params=["persistent", "cached"])
-def offsets(request: pytest.FixtureRequest, store: GatedStore, sync: GroupSync) -> Offsets:
+def offsets(request: pytest.FixtureRequest, store: GatedStore, sync: GroupCommit) -> Offsets:
     if request.param == "persistent":
         return PersistentOffsets(store, sync, FakeClock(5))
     return CachedOffsets(store, sync, FakeClock(5), flush_interval_ms=None)
 
 
 @pytest.mark.spec("B7")
-def test_both_strategies_answer_the_same(offsets: Offsets) -> None:
+def test_both_strategies_return_the_same_offsets(offsets: Offsets) -> None:
     other = uuid4()
     offsets.commit("g", {(TOPIC, 0): 1, (TOPIC, 1): Commit(2, epoch=3, metadata="where ü")})
     offsets.commit("g", {(TOPIC, 0): 9, (other, 4): 4})
@@ -89,7 +89,7 @@ def test_both_strategies_answer_the_same(offsets: Offsets) -> None:
 
 @pytest.mark.spec("B7")
 @pytest.mark.promise("P10")
-def test_deleting_a_topic_takes_every_groups_offsets(offsets: Offsets, store: GatedStore) -> None:
+def test_deleting_a_topic_deletes_the_offsets_of_every_group(offsets: Offsets, store: GatedStore) -> None:
     kept = uuid4()
     for group in ("a", "b"):
         offsets.commit(group, {(TOPIC, 0): 1, (kept, 0): 2})
@@ -102,7 +102,7 @@ def test_deleting_a_topic_takes_every_groups_offsets(offsets: Offsets, store: Ga
 
 
 @pytest.mark.spec("B7")
-def test_a_commit_out_of_form_is_refused_and_nothing_is_kept(offsets: Offsets) -> None:
+def test_an_invalid_commit_is_refused_and_stores_nothing(offsets: Offsets) -> None:
     for wrong in (-1, 1 << 63):
         with pytest.raises(InvalidArgumentError):
             offsets.commit("g", {(TOPIC, 0): 1, (TOPIC, 1): wrong})
@@ -124,7 +124,7 @@ def test_a_commit_out_of_form_is_refused_and_nothing_is_kept(offsets: Offsets) -
         st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
     )
 )
-def test_a_commit_comes_back_from_its_row(commit: Commit) -> None:
+def test_a_commit_survives_a_round_trip(commit: Commit) -> None:
     assert Commit.decode(commit.encode()) == commit
     for cut in range(21):
         with pytest.raises(CorruptionError):
@@ -135,7 +135,7 @@ def test_a_commit_comes_back_from_its_row(commit: Commit) -> None:
 
 @pytest.mark.spec("B7")
 @pytest.mark.promise("P1")
-def test_a_persistent_commit_answers_only_when_durable(store: GatedStore, sync: GroupSync) -> None:
+def test_a_persistent_commit_returns_only_when_durable(store: GatedStore, sync: GroupCommit) -> None:
     offsets = PersistentOffsets(store, sync, FakeClock())
     store.gate.clear()
     answered = threading.Event()
@@ -158,7 +158,7 @@ def test_a_persistent_commit_answers_only_when_durable(store: GatedStore, sync: 
 
 
 @pytest.mark.spec("B7")
-def test_a_cached_commit_answers_at_once_and_is_seen_before_it_is_written(store: GatedStore, sync: GroupSync) -> None:
+def test_a_cached_commit_returns_at_once_and_is_visible_before_its_write(store: GatedStore, sync: GroupCommit) -> None:
     offsets = CachedOffsets(store, sync, FakeClock(), flush_interval_ms=None)
     store.gate.clear()
     offsets.commit("g", {(TOPIC, 0): 1})
@@ -174,7 +174,7 @@ def test_a_cached_commit_answers_at_once_and_is_seen_before_it_is_written(store:
 
 @pytest.mark.spec("B7")
 @pytest.mark.parametrize("part", ["write", "sync"])
-def test_a_flush_that_fails_keeps_its_entries(store: GatedStore, sync: GroupSync, part: str) -> None:
+def test_a_failed_flush_keeps_its_entries(store: GatedStore, sync: GroupCommit, part: str) -> None:
     offsets = CachedOffsets(store, sync, FakeClock(), flush_interval_ms=None)
     offsets.commit("g", {(TOPIC, 0): 1, (TOPIC, 1): 2})
     setattr(store, f"fail_{part}", StorageError("on purpose"))
@@ -191,7 +191,7 @@ def test_a_flush_that_fails_keeps_its_entries(store: GatedStore, sync: GroupSync
 
 
 @pytest.mark.spec("B7")
-def test_a_commit_that_comes_during_a_flush_is_not_lost(store: GatedStore, sync: GroupSync) -> None:
+def test_a_commit_during_a_flush_is_not_lost(store: GatedStore, sync: GroupCommit) -> None:
     offsets = CachedOffsets(store, sync, FakeClock(), flush_interval_ms=None)
     offsets.commit("g", {(TOPIC, 0): 1})
     store.gate.clear()
@@ -210,7 +210,7 @@ def test_a_commit_that_comes_during_a_flush_is_not_lost(store: GatedStore, sync:
 
 
 @pytest.mark.spec("B7")
-def test_the_background_flushes_and_reports_what_fails(store: GatedStore, sync: GroupSync) -> None:
+def test_the_background_thread_flushes_and_reports_failures(store: GatedStore, sync: GroupCommit) -> None:
     failed, synced = threading.Event(), threading.Event()
     store.fail_write = StorageError("on purpose")
     original = store.sync
@@ -231,7 +231,9 @@ def test_the_background_flushes_and_reports_what_fails(store: GatedStore, sync: 
 
 @pytest.mark.spec("B7")
 @pytest.mark.promise("P8")
-def test_what_is_held_back_is_bounded(store: GatedStore, sync: GroupSync, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_unflushed_commits_is_bounded(
+    store: GatedStore, sync: GroupCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(offsets_module, "DIRTY_MAX", 10)
     offsets = CachedOffsets(store, sync, FakeClock(), flush_interval_ms=None)
     for partition in range(25):
@@ -253,7 +255,7 @@ def fill(plane: StreamPlane, count: int, topic: str = "orders") -> None:
 
 
 @pytest.mark.spec("B7")
-def test_lag_is_what_can_still_be_read(plane: StreamPlane) -> None:
+def test_lag_counts_only_readable_offsets(plane: StreamPlane) -> None:
     fill(plane, 40)
     topic = plane.topics.get("orders")
     plane.offsets.commit("g", {(topic.id, 0): 4, (topic.id, 1): 10, (topic.id, 2): 0, (uuid4(), 0): 1})
@@ -288,7 +290,7 @@ def test_a_group_can_be_reset_to_ends_offsets_and_times(plane: StreamPlane) -> N
 
 
 @pytest.mark.spec("B7")
-def test_consumers_of_a_group_share_partitions_and_read_everything_once(plane: StreamPlane) -> None:
+def test_consumers_of_a_group_share_partitions_and_read_every_record_once(plane: StreamPlane) -> None:
     fill(plane, 100)
     group = plane.group("g")
     assert plane.group("g") is group
@@ -315,7 +317,7 @@ def test_consumers_of_a_group_share_partitions_and_read_everything_once(plane: S
 
 
 @pytest.mark.spec("B7")
-def test_what_was_not_committed_is_read_by_the_next_owner_and_the_last_one_cannot_commit_it(
+def test_the_next_owner_reads_uncommitted_records_and_the_previous_one_cannot_commit(
     plane: StreamPlane,
 ) -> None:
     fill(plane, 40)
@@ -334,7 +336,7 @@ def test_what_was_not_committed_is_read_by_the_next_owner_and_the_last_one_canno
 
 
 @pytest.mark.spec("B7")
-def test_a_group_begins_where_it_is_told_and_recovers_from_retention(plane: StreamPlane) -> None:
+def test_a_group_starts_at_the_requested_offset_and_recovers_from_retention(plane: StreamPlane) -> None:
     fill(plane, 8)
     late = plane.group("late").join(["orders"], Reset.LATEST)
     assert late.poll() == []
@@ -358,7 +360,7 @@ def test_a_group_begins_where_it_is_told_and_recovers_from_retention(plane: Stre
 
 
 @pytest.mark.spec("B7")
-def test_a_deleted_topic_drops_out_of_a_group(plane: StreamPlane) -> None:
+def test_a_deleted_topic_is_removed_from_a_group(plane: StreamPlane) -> None:
     plane.topics.create("other", TopicConfig(engine=Engine.MEMORY))
     fill(plane, 4)
     fill(plane, 2, "other")
@@ -378,7 +380,7 @@ def test_a_deleted_topic_drops_out_of_a_group(plane: StreamPlane) -> None:
     partitions=st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 9), min_size=1),
     members=st.integers(1, 6),
 )
-def test_partitions_are_dealt_out_completely_and_evenly(partitions: dict[str, int], members: int) -> None:
+def test_partitions_are_assigned_completely_and_evenly(partitions: dict[str, int], members: int) -> None:
     dealt = assign_partitions(partitions, {member: frozenset(partitions) for member in range(members)})
     everything = sorted(place for places in dealt.values() for place in places)
     assert everything == sorted((topic, number) for topic, count in partitions.items() for number in range(count))
@@ -386,6 +388,6 @@ def test_partitions_are_dealt_out_completely_and_evenly(partitions: dict[str, in
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_members_of_a_group_are_named_by_it(plane: StreamPlane) -> None:
+def test_members_are_found_by_the_name_of_their_group(plane: StreamPlane) -> None:
     assert isinstance(plane.group("g"), GroupMembers)
     assert plane.group("g").group == "g"

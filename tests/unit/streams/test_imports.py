@@ -1,4 +1,4 @@
-"""Imports: every batch once, wherever the importer is killed and whatever happens before it is finished."""
+"""Imports: every batch exactly once, wherever the importer is killed, and despite changes before it resumes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ ONCE = [[b"before", b"a", b"b", b"d"], [b"c", b"e", b"f"]]
 
 
 @pytest.mark.parametrize("engine", ["segment", "rocksdb"])
-def test_a_batch_is_imported_once_and_its_stage_goes(tmp_path: Path, engine: str) -> None:
+def test_a_batch_is_imported_once_and_its_stage_is_removed(tmp_path: Path, engine: str) -> None:
     store(tmp_path, engine=engine)
     part = staged(tmp_path, "q", 0, CHUNKS)
     with open_imports(tmp_path) as imports:
@@ -90,7 +90,7 @@ def test_a_batch_is_imported_once_and_its_stage_goes(tmp_path: Path, engine: str
         assert read_run(db.store, "q").last_batch == 0
 
 
-def test_of_a_run_that_cannot_come_again_nothing_is_remembered(tmp_path: Path) -> None:
+def test_the_row_of_a_single_batch_run_is_deleted(tmp_path: Path) -> None:
     store(tmp_path)
     with open_imports(tmp_path) as imports:
         assert imports.run("once-1", 0, [staged(tmp_path, "once-1", 0, CHUNKS)]).records == 6
@@ -99,7 +99,7 @@ def test_of_a_run_that_cannot_come_again_nothing_is_remembered(tmp_path: Path) -
         assert list(runs(db.store)) == []
 
 
-def test_runs_are_apart_and_batches_follow_one_another(tmp_path: Path) -> None:
+def test_runs_are_independent_and_their_batches_are_ordered(tmp_path: Path) -> None:
     store(tmp_path)
     with open_imports(tmp_path) as imports:
         for run, batch in (("a", 0), ("b", 0), ("a", 1), ("a", 0), ("b", 0)):
@@ -108,7 +108,9 @@ def test_runs_are_apart_and_batches_follow_one_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("engine", "every"), [("segment", 1), ("rocksdb", 4)])
-def test_killed_at_every_step_each_record_is_there_once(tmp_path: Path, forge: Forge, engine: str, every: int) -> None:
+def test_an_import_killed_at_any_step_has_every_record_exactly_once(
+    tmp_path: Path, forge: Forge, engine: str, every: int
+) -> None:
     fresh = _prepared(tmp_path / "fresh", engine)
     reported = forge.run(CHILD, str(shutil.copytree(fresh, tmp_path / "all")), "q", 3, _parts(tmp_path), 0)
     assert reported.count("appended") == len(CHUNKS)
@@ -121,11 +123,11 @@ def test_killed_at_every_step_each_record_is_there_once(tmp_path: Path, forge: F
         child.close()
         extra: list[bytes] = []
         if step % 2:
-            # Others append before the query comes back, and begin with what the import begins with.
+            # Other clients append before the query resumes, starting with the same record as the import.
             extra = [b"a", b"x"]
             with basaltmq.open(path) as db:
                 db.topic("orders").append(extra, partition=0)
-        # Staged again, in another order, by the query that comes back.
+        # The resumed query stages the records again, in another order.
         again = staged(path, "q", 3, list(reversed(CHUNKS)))
         with open_imports(path) as imports:
             imports.run("q", 3, [again])
@@ -148,7 +150,7 @@ def _parts(tmp_path: Path) -> str:
     return (tmp_path / "parts").read_text()
 
 
-def test_what_another_run_left_is_finished_first(tmp_path: Path, forge: Forge) -> None:
+def test_an_interrupted_import_of_another_run_is_completed_first(tmp_path: Path, forge: Forge) -> None:
     path = _prepared(tmp_path / "data", "segment")
     child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), 2)
     assert len(list(child.lines(60))) == 2
@@ -159,7 +161,7 @@ def test_what_another_run_left_is_finished_first(tmp_path: Path, forge: Forge) -
     assert values(path) == [[*ONCE[0], b"z"], ONCE[1]]
 
 
-def test_a_topic_made_again_meanwhile_gets_the_whole_batch(tmp_path: Path, forge: Forge) -> None:
+def test_a_topic_created_again_gets_the_whole_batch(tmp_path: Path, forge: Forge) -> None:
     path = _prepared(tmp_path / "data", "segment")
     child = forge.start(CHILD, str(path), "q", 3, _parts(tmp_path), 3)
     assert len(list(child.lines(60))) == 3
@@ -167,7 +169,7 @@ def test_a_topic_made_again_meanwhile_gets_the_whole_batch(tmp_path: Path, forge
     child.close()
     with basaltmq.open(path) as db:
         db.delete_topic("orders")
-        # What is in it looks like the beginning of the import, at the same offsets, and is not.
+        # Its records equal the start of the import, at the same offsets, but are foreign.
         alike = [Record(value, None, (("from", b"test"),), timestamp_ms=1000) for value in (b"a", b"b")]
         db.topic("orders", partitions=2).append([b"before", *alike], partition=0)
     with open_imports(path) as imports:
@@ -175,7 +177,7 @@ def test_a_topic_made_again_meanwhile_gets_the_whole_batch(tmp_path: Path, forge
     assert values(path) == [[b"before", b"a", b"b", b"a", b"b", b"d"], ONCE[1]]
 
 
-def test_a_stage_that_is_not_what_was_staged_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_changed_stage_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     store(tmp_path)
     part = staged(tmp_path, "q", 0, CHUNKS)
     file = folder_of(tmp_path, "q", 0) / part.file
@@ -187,7 +189,7 @@ def test_a_stage_that_is_not_what_was_staged_is_refused_and_nothing_is_written(t
     assert values(tmp_path) == [[b"before"], []]
 
 
-def test_what_a_topic_would_refuse_is_refused_before_anything_happens(tmp_path: Path) -> None:
+def test_records_that_a_topic_would_refuse_are_refused_while_staging(tmp_path: Path) -> None:
     store(tmp_path)
     writer = PartWriter(folder_of(tmp_path, "q", 0), 0)
     with pytest.raises(LimitExceededError):
@@ -205,7 +207,7 @@ def test_what_a_topic_would_refuse_is_refused_before_anything_happens(tmp_path: 
             assert read_run(db.store, "q").intent is None
 
 
-def test_a_store_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_a_store_in_use_is_refused_with_a_remedy(tmp_path: Path) -> None:
     store(tmp_path)
     with basaltmq.open(tmp_path), pytest.raises(StoreLockedError, match="exclusive access"), open_imports(tmp_path):
         pass
@@ -225,12 +227,12 @@ def test_unfinished_stages_expire(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("run", ["", "../up", "a/b", "x" * 101, ".hidden"])
-def test_a_run_is_named_so_that_a_folder_can_be(tmp_path: Path, run: str) -> None:
+def test_a_run_name_is_a_valid_directory_name(tmp_path: Path, run: str) -> None:
     with pytest.raises(InvalidArgumentError, match="a run name has"):
         folder_of(tmp_path, run, 0)
 
 
-def test_a_cut_off_batch_is_finished_once_though_others_append_between_its_chunks(
+def test_an_interrupted_batch_is_completed_once_despite_foreign_appends_between_its_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(tmp_path)
@@ -256,11 +258,11 @@ def test_a_cut_off_batch_is_finished_once_though_others_append_between_its_chunk
     with basaltmq.open(tmp_path) as db:
         found = [[record.value for record in db.topic("orders").read(p)] for p in (0, 1)]
     assert begun[0][-5:] == [b"a", b"b", b"other", b"c", b"other"]
-    # Records of others with the same value have another time, and are not taken for the chunk.
+    # Foreign records with the same value have another time, so they do not match the chunk.
     assert found == [[*begun[0], b"other"], [*begun[1], b"d"]]
 
 
-def test_a_cut_off_batch_waits_while_what_it_left_may_lie_behind_what_is_not_decided(
+def test_an_interrupted_batch_is_not_completed_while_earlier_records_are_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(tmp_path)

@@ -1,4 +1,4 @@
-"""The consume-queue index: keys, look-ups over gathered and written entries, rows by time, rebuild."""
+"""The consume-queue index: keys, lookups over buffered and written entries, time rows, rebuild."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ U32 = st.integers(0, (1 << 32) - 1)
 
 
 @given(U64, U64, U64)
-def test_frame_keys_come_back_and_sort_by_shard_and_offset(shard: int, one: int, other: int) -> None:
+def test_frame_keys_survive_a_round_trip_and_sort_by_shard_and_offset(shard: int, one: int, other: int) -> None:
     key = stream_keys.frame_key(shard, one)
     assert stream_keys.decode_frame_key(key) == (shard, one)
     assert (key < stream_keys.frame_key(shard, other)) == (one < other)
@@ -32,7 +32,7 @@ def test_frame_keys_come_back_and_sort_by_shard_and_offset(shard: int, one: int,
 
 
 @given(U32, U64, U64)
-def test_log_keys_come_back(lane: int, start: int, shard: int) -> None:
+def test_log_keys_survive_a_round_trip(lane: int, start: int, shard: int) -> None:
     assert stream_keys.decode_log_checkpoint_key(stream_keys.log_checkpoint_key(lane)) == lane
     assert stream_keys.decode_log_synced_key(stream_keys.log_synced_key(lane)) == lane
     assert stream_keys.decode_log_changed_key(stream_keys.log_changed_key(lane)) == lane
@@ -47,7 +47,7 @@ def test_log_keys_come_back(lane: int, start: int, shard: int) -> None:
         stream_keys.decode_log_synced_key(stream_keys.log_checkpoint_key(lane))
 
 
-def test_entries_and_sums_come_back_and_rows_of_another_length_are_refused() -> None:
+def test_entries_and_stats_survive_a_round_trip_and_other_lengths_are_refused() -> None:
     entry = Entry(9, 5, 4096, 800, 5, 77, 78, 1 << 63, 99, 3)
     assert Entry.decode(9, entry.encode()) == entry
     stats = SegmentStats()
@@ -61,9 +61,7 @@ def test_entries_and_sums_come_back_and_rows_of_another_length_are_refused() -> 
 
 @pytest.mark.spec("D2")
 @pytest.mark.parametrize("flush_after", [0, 3, 5])
-def test_one_seek_finds_the_frame_that_holds_an_offset_whether_gathered_or_written(
-    tmp_path: Path, flush_after: int
-) -> None:
+def test_one_seek_finds_the_frame_of_an_offset_buffered_or_written(tmp_path: Path, flush_after: int) -> None:
     rig = SegmentRig(tmp_path)
     shard, other = rig.shard(), rig.shard()
     for number in range(5):
@@ -79,7 +77,7 @@ def test_one_seek_finds_the_frame_that_holds_an_offset_whether_gathered_or_writt
 
 
 @pytest.mark.spec("B2")
-def test_times_out_of_order_are_found_exactly_and_stay_so_when_the_head_goes(tmp_path: Path) -> None:
+def test_lookups_of_unordered_times_are_exact_also_after_a_trim(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for time_ms in (100, 50, 60, 300, 200, 400):
@@ -96,7 +94,7 @@ def test_times_out_of_order_are_found_exactly_and_stay_so_when_the_head_goes(tmp
 
 @pytest.mark.spec("D3")
 @pytest.mark.promise("P6", "P9")
-def test_only_what_came_after_the_checkpoint_is_read_at_start(tmp_path: Path) -> None:
+def test_only_frames_after_the_checkpoint_are_read_at_start(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for _ in range(20):
@@ -114,7 +112,7 @@ def test_only_what_came_after_the_checkpoint_is_read_at_start(tmp_path: Path) ->
 
 @pytest.mark.spec("D3")
 @pytest.mark.promise("P6")
-def test_a_lost_index_is_built_again_the_same_and_says_how_far_it_is(tmp_path: Path) -> None:
+def test_a_lost_index_is_rebuilt_identically_and_reports_progress(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=1000)
     shard = rig.shard()
     for number in range(30):
@@ -128,7 +126,7 @@ def test_a_lost_index_is_built_again_the_same_and_says_how_far_it_is(tmp_path: P
 
 
 @pytest.mark.promise("P7")
-def test_an_index_that_knows_more_than_the_log_is_taken_back(tmp_path: Path) -> None:
+def test_an_index_ahead_of_the_log_is_rolled_back(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for number in range(6):
@@ -145,7 +143,7 @@ def test_an_index_that_knows_more_than_the_log_is_taken_back(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("P7")
-def test_zeros_where_the_index_knows_frames_are_found_although_the_length_is_right(tmp_path: Path) -> None:
+def test_zeroed_frames_are_detected_although_the_file_size_is_right(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for number in range(6):
@@ -165,7 +163,7 @@ def test_zeros_where_the_index_knows_frames_are_found_although_the_length_is_rig
 @pytest.mark.spec("D4")
 @pytest.mark.promise("P6", "P10")
 @pytest.mark.parametrize("what", ["trim", "delete"])
-def test_an_index_that_a_power_loss_threw_back_follows_the_shard_rows_again(tmp_path: Path, what: str) -> None:
+def test_an_index_behind_the_shard_rows_after_a_power_loss_is_brought_up_to_date(tmp_path: Path, what: str) -> None:
     rig = SegmentRig(tmp_path)
     shard, other = rig.shard(), rig.shard()
     for number in range(6):
@@ -179,7 +177,7 @@ def test_an_index_that_a_power_loss_threw_back_follows_the_shard_rows_again(tmp_
     else:
         rig.engine.delete_shard(shard)
     rig.crash()
-    # The disk has the shard rows, which were synced, but neither the index nor the frame that announced the change.
+    # The disk has the synced shard rows, but neither the index nor the TRIM frame of the change.
     rig.wipe_index()
     batch = Batch()
     for key, value in old.items():

@@ -1,4 +1,4 @@
-"""Keys of plain frames, found without a look at records."""
+"""Key hashes of plain frames, computed without decoding records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _found(batch: ColumnBatch, *, records: int | None = None, is_wanted: bool = 
 @pytest.mark.parametrize(
     "keys", [[b"a"], [b"a", b"b", b"a"], [b"", b"long" * 100, b"x"], [b"k%d" % at for at in range(500)]]
 )
-def test_hashes_are_those_the_index_has_of_the_records(keys: list[bytes]) -> None:
+def test_hashes_equal_those_of_the_decoded_records(keys: list[bytes]) -> None:
     batch = ColumnBatch.from_records([Record(b"v" * at, key) for at, key in enumerate(keys)], 1)
     words = IndexTerms(batch, ShardConfig(index_keys=True))
     found = _found(batch)
@@ -41,11 +41,11 @@ def test_hashes_are_those_the_index_has_of_the_records(keys: list[bytes]) -> Non
         [Record(b"v", b"a", headers=(("h", b"x"),))],
         [Record(b"v", b"a", tags=(b"t",))],
         [Record(b"v", b"a", expire_at_ms=5)],
-        # As many buffers as values and keys have.
+        # The same number of buffers as a body with values and keys.
         [Record(b"v", tags=(b"t",), expire_at_ms=5)],
     ],
 )
-def test_a_body_with_anything_else_is_left_to_others(records: list[Record]) -> None:
+def test_a_body_with_other_columns_takes_the_slow_path(records: list[Record]) -> None:
     assert _found(ColumnBatch.from_records(records, 1)) is None
 
 

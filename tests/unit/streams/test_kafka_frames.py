@@ -21,8 +21,8 @@ from basaltmq.errors import (
     UnsupportedCodecError,
 )
 from basaltmq.log.batches import codecs, kafka
-from basaltmq.log.batches.kafka_run import LARGE_BYTES, PIECE_BYTES
 from basaltmq.log.batches.record import Record
+from basaltmq.log.kafka_run import LARGE_BYTES, PIECE_BYTES
 from basaltmq.log.verify import verify_log
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, IfAllOlder
 from basaltmq.streams.engines.segment.kafka import KafkaRead
@@ -41,7 +41,7 @@ def control() -> bytes:
 
 
 @pytest.mark.spec("B2", "B6")
-def test_a_batch_is_read_as_it_came_and_as_records_and_as_arrow(tmp_path: Path) -> None:
+def test_a_batch_is_readable_unchanged_as_records_and_as_arrow(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False)
     rig.put(shard, b"ours")
@@ -50,7 +50,7 @@ def test_a_batch_is_read_as_it_came_and_as_records_and_as_arrow(tmp_path: Path) 
     assert (append.base_offset, append.last_offset) == (1, 2)
     found = rig.engine.read_kafka(shard, 0)
     ours, theirs = found.batches
-    assert theirs[8:] == sent[8:], "all but the base offset"
+    assert theirs[8:] == sent[8:], "only the base offset differs"
     assert kafka.check_batch(theirs).base_offset == 1
     assert [record.value for record in kafka.records(ours)] == [b"ours"]
     assert (found.next_offset, found.high_watermark) == (3, 3)
@@ -58,14 +58,14 @@ def test_a_batch_is_read_as_it_came_and_as_records_and_as_arrow(tmp_path: Path) 
     assert [(record.offset, record.value) for record in read.records()] == [(0, b"ours"), (1, b"one"), (2, b"two")]
     assert read.arrow().column("value").to_pylist() == [b"ours", b"one", b"two"]
     assert rig.engine.read_by_offset(shard, 2).records()[0].value == b"two"
-    assert rig.engine.read_kafka(shard, 2).batches == [theirs], "a batch is not cut"
+    assert rig.engine.read_kafka(shard, 2).batches == [theirs], "a batch is never split"
     assert rig.engine.read_kafka(shard, 3) == KafkaRead([], 3, 0, 3)
     assert verify_log(tmp_path / "log") == []
     rig.close()
 
 
 @pytest.mark.spec("B2")
-def test_batches_are_given_up_to_a_size_and_the_first_whatever_its_size(tmp_path: Path) -> None:
+def test_batches_are_returned_up_to_a_size_and_at_least_one(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False)
     sent = [batch(bytes(100) * (at + 1)) for at in range(6)]
@@ -82,7 +82,7 @@ def test_batches_are_given_up_to_a_size_and_the_first_whatever_its_size(tmp_path
 
 
 @pytest.mark.promise("P3")
-def test_nothing_at_or_past_the_high_watermark_is_read(tmp_path: Path) -> None:
+def test_records_at_or_above_the_high_watermark_are_not_read(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=False)
     rig.engine.append_kafka(shard, batch(b"a"))
@@ -96,7 +96,7 @@ def test_nothing_at_or_past_the_high_watermark_is_read(tmp_path: Path) -> None:
 @pytest.mark.spec("B2")
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("index_keys", [False, True])
-def test_look_ups_deletes_trims_and_a_rebuild_work_on_them(tmp_path: Path, index_keys: bool) -> None:
+def test_lookups_deletes_trims_and_rebuilds_work_on_kafka_batches(tmp_path: Path, index_keys: bool) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=700)
     shard = rig.shard(index_keys=index_keys)
     for at in range(20):
@@ -158,7 +158,7 @@ def test_compaction_keeps_the_latest_of_each_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P6", "P9")
-def test_a_crash_loses_nothing_and_no_batch_is_looked_into_where_keys_are_not_indexed(
+def test_a_crash_loses_nothing_and_batches_are_not_decoded_without_a_key_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=700)
@@ -178,7 +178,7 @@ def test_a_crash_loses_nothing_and_no_batch_is_looked_into_where_keys_are_not_in
     rig.close()
 
 
-def test_what_cannot_be_kept_is_refused_and_nothing_is_appended(tmp_path: Path) -> None:
+def test_invalid_batches_are_refused_and_nothing_is_appended(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     good = batch(b"x")
@@ -244,7 +244,7 @@ def test_damaged_batches_are_skipped_on_request_and_counted(tmp_path: Path, dama
 
 
 @pytest.mark.promise("P7")
-def test_a_batch_of_another_topic_at_the_position_of_this_one_is_damage(tmp_path: Path) -> None:
+def test_a_batch_of_another_topic_at_an_indexed_position_is_damage(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shards = [rig.shard(index_keys=False) for _ in range(2)]
     for shard in shards:
@@ -276,7 +276,7 @@ def test_a_damaged_batch_does_not_hide_the_state_of_other_producers(tmp_path: Pa
 
 
 @pytest.mark.spec("B2")
-def test_every_batch_is_read_once_whatever_the_limits_the_sizes_and_the_neighbours(tmp_path: Path) -> None:
+def test_every_batch_is_read_once_with_any_limits_and_sizes(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
     shards = [rig.shard(index_keys=False), rig.shard(index_keys=False)]
@@ -311,7 +311,7 @@ def test_every_batch_is_read_once_whatever_the_limits_the_sizes_and_the_neighbou
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("size", [10, 2 * LARGE_BYTES])
-def test_damage_is_named_where_a_reader_goes_on_from_its_bookmark(tmp_path: Path, size: int) -> None:
+def test_damage_is_named_when_a_reader_continues_at_a_bookmark(tmp_path: Path, size: int) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
     shard = rig.shard(index_keys=False)
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""Syncs of a lane by the loop that asks: short ones in the call itself, everything else by the thread."""
+"""Syncs of a lane: short ones run on the requesting loop, all others in the thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from basaltmq.errors import StorageError
 from basaltmq.log.lane import Lane
 from basaltmq.log.lane_sync import HERE_BYTES_MAX, LaneSync
-from basaltmq.store.sync.loop_time import AWAY_MIN
+from basaltmq.store.sync.loop_sync import AWAY_MIN
 
 WAIT_S = 30.0
 THREAD = "basalt-sync"
 
 
 class Watched:
-    """A lane whose syncs are noted, by the thread that made them."""
+    """A lane that records the thread of each sync."""
 
     def __init__(self, path: Path) -> None:
         self.lane = Lane.open(path, clock_ms=lambda: 1_000_000, random_u32=lambda: 7)
@@ -70,7 +70,7 @@ def spin_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_what_is_little_the_loop_syncs_and_tidies_in_the_call_that_asks(watched: Watched) -> None:
+def test_the_loop_syncs_little_data_in_the_requesting_call(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         watched.append()
@@ -84,7 +84,7 @@ def test_what_is_little_the_loop_syncs_and_tidies_in_the_call_that_asks(watched:
 
 
 @pytest.mark.promise("P1")
-def test_what_is_much_the_thread_syncs(watched: Watched) -> None:
+def test_the_thread_syncs_large_data(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         watched.append(HERE_BYTES_MAX + 8)
@@ -97,7 +97,7 @@ def test_what_is_much_the_thread_syncs(watched: Watched) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_the_loop_goes_on_while_somebody_else_syncs_the_lane(watched: Watched) -> None:
+def test_the_loop_does_not_wait_for_another_sync_of_the_lane(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         watched.append()
@@ -112,13 +112,13 @@ def test_the_loop_goes_on_while_somebody_else_syncs_the_lane(watched: Watched) -
     asyncio.run(work())
 
 
-def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries_again(watched: Watched) -> None:
+def test_after_a_slow_sync_the_thread_runs_the_next_ones_before_the_loop_tries_again(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group(here_s_max=0.0)
         for _ in range(AWAY_MIN + 2):
             watched.append()
             await asyncio.wait_for(group.durable(), WAIT_S)
-            # The thread tells before it sleeps, and only then the loop may take its place.
+            # The loop may sync only after the thread has become idle.
             while not group._idle:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         assert watched.threads == [here(), *[THREAD] * AWAY_MIN, here()]
@@ -128,7 +128,7 @@ def test_after_a_slow_sync_the_thread_does_the_next_ones_and_then_the_loop_tries
 
 
 @pytest.mark.promise("P1")
-def test_a_loop_that_waits_for_its_own_write_is_served_by_the_thread(watched: Watched) -> None:
+def test_the_thread_syncs_for_a_loop_that_blocks(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         watched.append()
@@ -140,7 +140,7 @@ def test_a_loop_that_waits_for_its_own_write_is_served_by_the_thread(watched: Wa
 
 
 @pytest.mark.promise("P1")
-def test_threads_that_come_while_the_loop_syncs_are_served_by_the_thread(watched: Watched) -> None:
+def test_the_thread_serves_threads_that_wait_during_a_sync_of_the_loop(watched: Watched) -> None:
     async def work() -> None:
         group = watched.group()
         waiter = threading.Thread(target=group.wait_durable)
@@ -162,7 +162,7 @@ def test_threads_that_come_while_the_loop_syncs_are_served_by_the_thread(watched
 
 
 @pytest.mark.promise("P1")
-def test_a_loop_that_ends_with_its_question_leaves_nothing_undone(watched: Watched) -> None:
+def test_a_loop_that_closes_after_its_request_leaves_no_work(watched: Watched) -> None:
     groups: list[LaneSync] = []
 
     async def ask() -> None:

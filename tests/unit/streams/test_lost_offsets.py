@@ -1,4 +1,4 @@
-"""A log that lost its tail does not give the lost offsets out again."""
+"""Offsets that a log lost with its tail are not assigned again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from basaltmq.log.recovery import Loss, LostTail
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import streams as stream_keys
+from basaltmq.streams.engines.segment.lost_offsets import COMMITTED_AHEAD_MAX
 from basaltmq.streams.engines.segment.producers_row import Known, Producer, decode_row, encode_row
-from basaltmq.streams.lost_offsets import COMMITTED_AHEAD_MAX
 
 pytestmark = [pytest.mark.promise("P7", "P10"), pytest.mark.spec("B6")]
 
@@ -24,7 +24,7 @@ def only_segment(rig: SegmentRig) -> Path:
 
 
 def filled(path: Path, **config: object) -> tuple[SegmentRig, int]:
-    """Offsets 0 to 9 in five frames."""
+    """Write offsets 0 to 9 in five frames."""
     rig = SegmentRig(path)
     shard = rig.shard(**config)
     for _ in range(5):
@@ -42,7 +42,7 @@ def commit(rig: SegmentRig, shard: int, group: str, offset: int) -> None:
 
 
 @pytest.mark.parametrize("is_removed", [True, False])
-def test_offsets_of_a_tail_that_was_synced_are_not_reused(tmp_path: Path, is_removed: bool) -> None:
+def test_offsets_of_a_lost_synced_tail_are_not_reused(tmp_path: Path, is_removed: bool) -> None:
     rig, shard = filled(tmp_path)
     other = rig.shard()
     kept = 0 if is_removed else position_of(rig, shard, 6)
@@ -56,7 +56,7 @@ def test_offsets_of_a_tail_that_was_synced_are_not_reused(tmp_path: Path, is_rem
     assert [type(each) for each in rig.engine.losses] == [LostTail, Loss]
     assert rig.engine.losses[1] == Loss(shard, first_lost, 9)
     assert rig.put(shard, b"new") == 10
-    assert rig.put(other, b"first") == 0, "a shard that lost nothing goes on where it was"
+    assert rig.put(other, b"first") == 0, "a shard without loss continues at its next offset"
     expected = [*range(first_lost), 10]
     assert [record.offset for record in rig.drained(shard)] == expected
     rows = rig.rows()
@@ -67,7 +67,7 @@ def test_offsets_of_a_tail_that_was_synced_are_not_reused(tmp_path: Path, is_rem
     rig.close()
 
 
-def test_a_damaged_frame_at_the_end_of_what_was_synced_keeps_its_offsets(tmp_path: Path) -> None:
+def test_offsets_of_a_damaged_last_synced_frame_are_not_reused(tmp_path: Path) -> None:
     rig, shard = filled(tmp_path)
     rig.engine.checkpoint()
     rig.put(shard, b"c", b"d")
@@ -79,13 +79,13 @@ def test_a_damaged_frame_at_the_end_of_what_was_synced_keeps_its_offsets(tmp_pat
         file.seek(at + 100)
         file.write(b"\xff" * 8)
     rig.open()
-    assert rig.engine.lanes[0].log.end == at, "the damaged frame was cut off"
+    assert rig.engine.lanes[0].log.end == at, "the damaged frame was truncated"
     assert Loss(shard, 12, 12) in rig.engine.losses
     assert rig.put(shard, b"new") == 13
     rig.close()
 
 
-def test_a_frame_that_was_never_synced_leaves_no_hole(tmp_path: Path) -> None:
+def test_an_unsynced_lost_frame_leaves_no_offset_gap(tmp_path: Path) -> None:
     rig, shard = filled(tmp_path)
     rig.engine.checkpoint()
     at = rig.engine.lanes[0].log.end
@@ -98,8 +98,8 @@ def test_a_frame_that_was_never_synced_leaves_no_hole(tmp_path: Path) -> None:
     rig.close()
 
 
-def test_a_group_that_read_lost_records_skips_no_new_ones(tmp_path: Path) -> None:
-    """Records at `written` were visible, read and committed; then the power went before they were synced."""
+def test_a_group_that_committed_lost_records_skips_no_new_records(tmp_path: Path) -> None:
+    """Records at `written` were read and committed, and a power loss removed them before a sync."""
     rig, shard = filled(tmp_path)
     wild = rig.shard()
     rig.put(wild, b"x")
@@ -113,10 +113,10 @@ def test_a_group_that_read_lost_records_skips_no_new_ones(tmp_path: Path) -> Non
     rig.crash()
     os.truncate(only_segment(rig), at)
     rig.open()
-    assert not rig.engine.losses, "nothing that was confirmed as synced is lost"
+    assert not rig.engine.losses, "no record confirmed at synced is lost"
     assert rig.put(shard, b"new") == 12
     assert [record.offset for record in rig.drained(shard)] == [*range(10), 12]
-    assert rig.put(wild, b"y") == 1, "a commit far beyond the log says nothing about it"
+    assert rig.put(wild, b"y") == 1, "a commit far beyond the log is ignored"
     rig.close()
 
 

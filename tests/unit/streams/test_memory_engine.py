@@ -1,4 +1,4 @@
-"""The memory engine's own: steps of retention and compaction that stay bounded."""
+"""The memory engine: retention and compaction run in bounded steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from basaltmq.durability import Durability
 from basaltmq.log.batches.record import Record
 from basaltmq.store.memory import MemoryStore
 from basaltmq.streams.engines import memory as memory_engine
+from basaltmq.streams.engines import retention
 from basaltmq.streams.engines.memory import MemoryEngine
 from basaltmq.streams.offsets import PersistentOffsets
 from basaltmq.streams.shards import Engine, ShardConfig, Shards, ShardSpec
@@ -22,6 +23,7 @@ STEP = 40
 class Rig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(memory_engine, "RECORDS_PER_STEP", STEP)
+        monkeypatch.setattr(retention, "RECORDS_PER_STEP", STEP)
         self.now_ms = 1_000_000
         store = MemoryStore()
         self.watermarks = Watermarks(store)
@@ -45,7 +47,7 @@ class Rig:
 
 @pytest.mark.spec("B10")
 @pytest.mark.promise("P8")
-def test_compaction_of_a_large_shard_takes_many_bounded_steps_and_leaves_the_latest(
+def test_compaction_of_a_large_shard_takes_bounded_steps_and_keeps_the_latest_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seed = random.randrange(1 << 32)
@@ -56,7 +58,7 @@ def test_compaction_of_a_large_shard_takes_many_bounded_steps_and_leaves_the_lat
     latest: dict[bytes | None, int] = {}
     keyless: list[int] = []
     for offset in range(1_000):
-        # One key has most of the records, as a hot one does.
+        # One hot key has most of the records.
         key = chance.choice([b"hot", b"hot", b"hot", b"%d" % chance.randrange(50), None])
         value = None if chance.random() < 0.1 else b"v"
         rig.engine.write(shard, Record(value, key, tags=(b"t%d" % (offset % 3),)))
@@ -86,7 +88,7 @@ def test_compaction_of_a_large_shard_takes_many_bounded_steps_and_leaves_the_lat
     for _ in range(100):
         rig.engine.retain(rig.now_ms)
     found = {record.offset for record in rig.engine.read_by_offset(shard, 0, 10_000).records() if not record.value}
-    assert found <= set(keyless), "a tombstone past its time is still there"
+    assert found <= set(keyless), "a tombstone that is due was not removed"
     rig.close()
 
 
@@ -97,7 +99,7 @@ def test_retention_removes_a_bounded_part_per_step(monkeypatch: pytest.MonkeyPat
     shard = rig.shard(ShardConfig(durability=Durability.MEMORY, retention_records=10))
     for number in range(200):
         rig.engine.write(shard, Record(b"%d" % number, b"key"))
-    # A step that did its share leaves the round where it is; the one after it may find the round at its end.
+    # A step that used its limit keeps the position of the round. The next step may find the end of the round.
     removed = [gone for _ in range(20) if (gone := rig.engine.retain(rig.now_ms))]
     assert removed == [40, 40, 40, 40, 30]
     assert rig.engine.shard_info(shard).start_offset == 190

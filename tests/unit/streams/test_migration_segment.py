@@ -1,4 +1,4 @@
-"""MigrationState topics to and from segment files, with what is not durable yet."""
+"""Migration of topics to and from the segment engine, with records that are not durable yet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from basaltmq.streams.topics import TopicConfig
 
 
 class Opened:
-    """A store on disk with all three engines."""
+    """Open a store on disk with all three engines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,13 +70,13 @@ def everything(plane: StreamPlane, partition: int) -> list[tuple[int, bytes]]:
 
 @pytest.mark.spec("D5")
 @pytest.mark.promise("P3", "P10")
-def test_a_topic_goes_through_all_engines_and_restarts_and_stays_the_same(opened: Opened) -> None:
+def test_a_topic_is_unchanged_after_migrations_through_all_engines_and_restarts(opened: Opened) -> None:
     plane = opened.plane
     plane.topics.create("orders", TopicConfig(partitions=2, engine=Engine.SEGMENT))
     for number in range(600):
         plane.drivers.append("orders", Record(b"%d" % number, key=b"k%d" % (number % 9)), partition=number % 2)
     for partition in (0, 1):
-        # The appends above asked for `synced` and nobody waited: they are not visible yet, and must not be lost.
+        # The appends above requested `synced` without a waiter. They are not visible yet and must not be lost.
         assert plane.drivers.info("orders", partition).high_watermark < 300
     plane.engines.get(Engine.SEGMENT).sync()
     plane.drivers.delete_by_offset("orders", 0, [0, 7, 299])
@@ -100,7 +100,7 @@ def test_a_topic_goes_through_all_engines_and_restarts_and_stays_the_same(opened
 
 @pytest.mark.spec("D5")
 @pytest.mark.promise("P1")
-def test_what_nobody_has_waited_for_is_carried_over(opened: Opened) -> None:
+def test_records_without_a_waiter_are_migrated(opened: Opened) -> None:
     plane = opened.plane
     plane.topics.create("orders", TopicConfig(engine=Engine.SEGMENT))
     for number in range(2_500):
@@ -110,7 +110,7 @@ def test_what_nobody_has_waited_for_is_carried_over(opened: Opened) -> None:
     assert everything(plane, 0) == [(number, b"%d" % number) for number in range(2_500)]
 
 
-def test_a_time_that_an_older_version_stored_does_not_stop_a_migration(
+def test_an_out_of_range_time_of_an_older_version_does_not_block_a_migration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with basaltmq.open(tmp_path) as db:

@@ -1,4 +1,4 @@
-"""Topics that go with what they stand under leave nothing behind."""
+"""Topics deleted with their parent leave no rows."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def plane(store: MemoryStore) -> Iterator[StreamPlane]:
 
 
 def rows(store: MemoryStore) -> dict[Family, list[tuple[bytes, bytes]]]:
-    """What a store holds, the shard counter apart: numbers are never given out twice."""
+    """Return all rows except the shard counter, which never goes back."""
     return {each: [row for row in store.scan(each) if row[0] != b"N"] for each in FAMILIES}
 
 
 def fill(plane: StreamPlane, name: str, topics: int = 3) -> tuple[UUID, Topics]:
-    """A virtual host with topics, records and offsets of a group."""
+    """Create a virtual host with topics, records and offsets of a group."""
     vhost = plane.catalog.create_many([NewObject(Kind.VHOST, name)])[0]
     made = Topics(plane.catalog, plane.shards, plane.offsets, plane.watermarks.group, plane.engines.get, parent=vhost)
     for number in range(topics):
@@ -67,7 +67,7 @@ def fill(plane: StreamPlane, name: str, topics: int = 3) -> tuple[UUID, Topics]:
 
 
 @given(st.uuids())
-def test_the_key_of_an_orphaned_topic_comes_back_and_no_other_is_taken_for_one(topic_id: UUID) -> None:
+def test_the_key_of_an_orphaned_topic_survives_a_round_trip_and_others_are_refused(topic_id: UUID) -> None:
     key = stream_keys.orphaned_topic_key(topic_id)
     assert stream_keys.decode_orphaned_topic_key(key) == topic_id
     for other in (key[:-1], key + b"x", stream_keys.shard_name_prefix(topic_id)):
@@ -77,7 +77,7 @@ def test_the_key_of_an_orphaned_topic_comes_back_and_no_other_is_taken_for_one(t
 
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("in_steps", [False, True])
-def test_nothing_is_left_of_the_topics_of_a_deleted_vhost(
+def test_the_topics_of_a_deleted_vhost_leave_no_rows(
     store: MemoryStore, plane: StreamPlane, in_steps: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if in_steps:
@@ -93,7 +93,7 @@ def test_nothing_is_left_of_the_topics_of_a_deleted_vhost(
 
 
 @pytest.mark.promise("P10")
-def test_what_a_crash_left_is_removed_by_the_next_process(store: MemoryStore) -> None:
+def test_orphans_left_by_a_crash_are_removed_by_the_next_process(store: MemoryStore) -> None:
     first = StreamPlane(store, FakeClock())
     before = rows(store)
     vhost, _ = fill(first, "going")
@@ -106,7 +106,7 @@ def test_what_a_crash_left_is_removed_by_the_next_process(store: MemoryStore) ->
 
 
 @pytest.mark.promise("P10")
-def test_copies_of_a_migration_under_way_go_too(store: MemoryStore, plane: StreamPlane) -> None:
+def test_copies_of_a_running_migration_are_deleted_too(store: MemoryStore, plane: StreamPlane) -> None:
     before = rows(store)
     vhost, topics = fill(plane, "going", topics=2)
     topic = topics.get("t1")
@@ -119,7 +119,7 @@ def test_copies_of_a_migration_under_way_go_too(store: MemoryStore, plane: Strea
 
 
 @pytest.mark.promise("P10")
-def test_a_topic_deleted_through_the_catalog_alone_loses_its_shards_and_one_deleted_by_name_leaves_no_word(
+def test_a_topic_deleted_through_the_catalog_loses_its_shards_and_one_deleted_by_name_has_no_orphan_row(
     store: MemoryStore, plane: StreamPlane
 ) -> None:
     before = rows(store)
@@ -134,9 +134,7 @@ def test_a_topic_deleted_through_the_catalog_alone_loses_its_shards_and_one_dele
 
 
 @pytest.mark.promise("P10")
-def test_a_step_that_fails_is_done_again(
-    store: MemoryStore, plane: StreamPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_is_repeated(store: MemoryStore, plane: StreamPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows(store)
     vhost, _ = fill(plane, "going", topics=1)
     plane.catalog.delete(vhost)

@@ -1,4 +1,4 @@
-"""What is particular to the RocksDB engine: its rows, its bounds, its steps."""
+"""Properties of the RocksDB engine only: its rows, limits and bounded steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def rows(rig: Rig) -> int:
     at=st.integers(0, 1 << 20),
     bit=st.integers(0, 7),
 )
-def test_a_row_comes_back_and_any_flipped_bit_or_cut_is_seen(written: Record, at: int, bit: int) -> None:
+def test_a_row_survives_a_round_trip_and_any_change_is_detected(written: Record, at: int, bit: int) -> None:
     key = stream_keys.stream_record_key(3, 9)
     raw = encode_row(key, written, 77)
     found = decode_row(key, raw)
@@ -112,7 +112,7 @@ def test_an_append_is_one_batch_of_records_index_and_tail(rig: Rig) -> None:
 
 @pytest.mark.spec("B10")
 @pytest.mark.promise("P3")
-def test_a_large_prefix_goes_in_steps_and_takes_its_index_rows_along(rig: Rig) -> None:
+def test_a_large_prefix_is_deleted_in_steps_with_its_index_rows(rig: Rig) -> None:
     shard = rig.shard(index_times=False)
     for _ in range(3):
         rig.engine.batch_write(shard, [record("x", key=b"k", tags=(b"t",))] * 4_000)
@@ -143,7 +143,7 @@ def test_a_deleted_shard_leaves_no_row(rig: Rig, count: int) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_idle_shards_cost_rows_and_not_memory(rig: Rig) -> None:
+def test_idle_shards_use_no_memory(rig: Rig) -> None:
     rig.engine = RocksdbEngine(
         rig.store, rig.shards, rig.offsets, rig.clock, watermarks=rig.watermarks, shards_loaded_max=4
     )
@@ -156,9 +156,7 @@ def test_idle_shards_cost_rows_and_not_memory(rig: Rig) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_look_up_without_index_looks_at_a_bounded_number_of_records(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lookup_without_index_examines_a_bounded_number_of_records(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter, "SCANNED_MAX", 10)
     shard = rig.shard(index_tags=False)
     rig.engine.batch_write(shard, [record(n, tags=(b"last",) if n == 49 else ()) for n in range(50)])
@@ -174,7 +172,7 @@ def test_a_look_up_without_index_looks_at_a_bounded_number_of_records(
 
 
 @pytest.mark.promise("P8")
-def test_writers_that_nobody_waits_for_are_held(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_without_a_waiter_are_throttled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watermark, "UNSYNCED_APPENDS_MAX", 5)
     shard = rig.shard(durability=Durability.SYNCED)
     syncs = rig.store.syncs
@@ -185,7 +183,7 @@ def test_writers_that_nobody_waits_for_are_held(rig: Rig, monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("P1", "P11")
-def test_a_failed_sync_shows_nothing_and_fails_its_waiters(rig: Rig) -> None:
+def test_records_of_a_failed_sync_stay_invisible_and_its_waiters_fail(rig: Rig) -> None:
     shard = rig.shard(durability=Durability.SYNCED)
     append = rig.engine.write(shard, record("x"))
     rig.store.fail_sync = StorageError("on purpose")
@@ -200,7 +198,7 @@ def test_a_failed_sync_shows_nothing_and_fails_its_waiters(rig: Rig) -> None:
 
 
 @pytest.mark.promise("P3")
-def test_a_sync_shows_only_what_was_written_before_it_began(rig: Rig) -> None:
+def test_a_sync_shows_only_earlier_writes(rig: Rig) -> None:
     shard = rig.shard(durability=Durability.SYNCED)
     first = rig.engine.write(shard, record("first"))
     with rig.syncs_held():

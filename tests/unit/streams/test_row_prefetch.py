@@ -1,4 +1,4 @@
-"""Rows of shards read ahead: the same as the store says, whatever is written meanwhile."""
+"""Read-ahead of shard rows is never stale, with any concurrent writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNT = 400
 
 
 class Counting(MemoryStore):
-    """Counts what it is asked for."""
+    """Counts the requested rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def filled() -> Counting:
     return store
 
 
-def test_shards_touched_in_order_are_read_many_at_a_time() -> None:
+def test_sequential_shards_are_read_ahead() -> None:
     store = filled()
     rows = RowPrefetch(store)
     assert [rows.get(shard) for shard in range(COUNT)] == [b"row %d" % shard for shard in range(COUNT)]
@@ -55,7 +55,7 @@ def test_shards_touched_in_order_are_read_many_at_a_time() -> None:
     assert rows.get(COUNT) is None
 
 
-def test_shards_touched_in_any_order_are_read_one_by_one() -> None:
+def test_shards_in_random_order_are_read_one_by_one() -> None:
     store = filled()
     rows = RowPrefetch(store)
     for shard in range(0, COUNT, 2):
@@ -65,7 +65,7 @@ def test_shards_touched_in_any_order_are_read_one_by_one() -> None:
 
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("pause", [1, 7, 100])
-def test_a_row_is_what_the_store_says_whatever_was_written_since_it_was_read(pause: int) -> None:
+def test_a_prefetched_row_is_never_stale(pause: int) -> None:
     rng = random.Random(pause)
     store = filled()
     rows = RowPrefetch(store)
@@ -81,7 +81,7 @@ def test_a_row_is_what_the_store_says_whatever_was_written_since_it_was_read(pau
             store.write(batch)
 
 
-def test_where_others_write_all_the_time_little_is_read_in_vain() -> None:
+def test_under_constant_writes_read_ahead_is_rarely_tried() -> None:
     store = filled()
     rows = RowPrefetch(store)
     for shard in range(COUNT):

@@ -1,4 +1,4 @@
-"""Frames of a shard that lie apart in the log, between those of others: picked by the index, read like neighbours."""
+"""Frames of a shard scattered between those of others: located by the index, read like adjacent ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = 20_261_116
 pytestmark = [pytest.mark.spec("B2"), pytest.mark.promise("P3")]
 
 
-def test_every_record_is_read_once_whatever_the_limits_and_the_order_of_frames(tmp_path: Path) -> None:
+def test_every_record_is_read_once_with_any_limits_and_order_of_frames(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     rig = SegmentRig(tmp_path, segment_bytes=1 << 14)
     shards = [rig.shard(), rig.shard(), rig.shard()]
@@ -77,7 +77,7 @@ def test_damage_between_scattered_frames_is_reported_after_the_frames_before_it(
     rig.close()
 
 
-def test_frames_that_lie_apart_are_read_together_not_one_by_one(tmp_path: Path) -> None:
+def test_scattered_frames_are_read_in_groups(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=1 << 20)
     shard, other = rig.shard(), rig.shard()
     for _ in range(50):

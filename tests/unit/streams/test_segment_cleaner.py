@@ -1,4 +1,4 @@
-"""Cleaning: space comes back, readers are not disturbed, nothing comes back that went."""
+"""Cleaning frees space, does not disturb readers, and never restores deleted records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def same_when_rebuilt(rig: SegmentRig) -> None:
 
 
 @pytest.mark.spec("B10", "D4")
-def test_segments_of_which_nothing_is_kept_are_deleted(tmp_path: Path) -> None:
+def test_segments_without_live_frames_are_deleted(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=1000)
     shard = rig.shard()
     for _ in range(40):
@@ -36,7 +36,7 @@ def test_segments_of_which_nothing_is_kept_are_deleted(tmp_path: Path) -> None:
 
 @pytest.mark.spec("D4")
 @pytest.mark.promise("P10")
-def test_a_deleted_shard_leaves_no_rows_and_does_not_come_back(tmp_path: Path) -> None:
+def test_a_deleted_shard_leaves_no_rows_and_does_not_reappear(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard, other = rig.shard(), rig.shard()
     for number in range(5):
@@ -143,7 +143,7 @@ def test_compaction_merges_small_frames_and_keeps_the_latest_per_key(tmp_path: P
 
 
 @pytest.mark.spec("B10")
-def test_frames_whose_records_expired_shrink_to_nothing_and_offsets_go_on(tmp_path: Path) -> None:
+def test_frames_with_expired_records_shrink_and_offsets_continue(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for _ in range(20):
@@ -159,7 +159,7 @@ def test_frames_whose_records_expired_shrink_to_nothing_and_offsets_go_on(tmp_pa
     rig.close()
 
 
-def test_readers_go_on_while_segments_are_cleaned_away_under_them(tmp_path: Path) -> None:
+def test_readers_continue_while_cleaning_deletes_their_segments(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=3000)
     busy, quiet = rig.shard(), rig.shard()
     for number in range(150):
@@ -196,7 +196,7 @@ def files_bytes(rig: SegmentRig) -> int:
 
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("how", ["delete", "trim"])
-def test_the_active_segment_is_freed_when_it_is_mostly_garbage(tmp_path: Path, how: str) -> None:
+def test_the_active_segment_is_cleaned_when_it_is_mostly_garbage(tmp_path: Path, how: str) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=256 << 20)
     shard, kept = rig.shard(), rig.shard()
     rig.put(kept, b"kept")
@@ -214,7 +214,7 @@ def test_the_active_segment_is_freed_when_it_is_mostly_garbage(tmp_path: Path, h
     rig.close()
 
 
-def test_little_garbage_in_the_active_segment_is_freed_only_when_space_is_short(tmp_path: Path) -> None:
+def test_little_garbage_in_the_active_segment_is_cleaned_only_when_space_is_low(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=256 << 20)
     shard = rig.shard()
     rig.put(shard, bytes(1 << 20))

@@ -1,5 +1,7 @@
-"""What is particular to the segment engine: damage, bad input, memory, a store that stalls. Behaviour all engines share
-is in the conformance suite."""
+"""Properties of the segment engine only: damage, invalid input, memory, a stalled store.
+
+The conformance suite tests the behaviour that all engines share.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("place", ["header", "body"])
-def test_a_damaged_frame_is_an_error_that_names_it_and_its_neighbours_are_read(tmp_path: Path, place: str) -> None:
+def test_a_damaged_frame_raises_an_error_that_names_it_and_other_frames_are_readable(
+    tmp_path: Path, place: str
+) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for number in range(3):
@@ -51,7 +55,7 @@ def test_a_damaged_frame_is_an_error_that_names_it_and_its_neighbours_are_read(t
 
 
 @pytest.mark.promise("P7")
-def test_a_rebuild_over_damage_names_the_offsets_that_are_lost(tmp_path: Path) -> None:
+def test_a_rebuild_over_damage_names_the_lost_offsets(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for number in range(4):
@@ -70,7 +74,7 @@ def test_a_rebuild_over_damage_names_the_offsets_that_are_lost(tmp_path: Path) -
 
 
 @pytest.mark.promise("P11")
-def test_a_full_disk_poisons_the_lane_and_what_was_written_is_there_after_a_reopen(
+def test_a_full_disk_poisons_the_lane_and_written_records_survive_a_reopen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = SegmentRig(tmp_path)
@@ -99,7 +103,7 @@ def test_a_full_disk_poisons_the_lane_and_what_was_written_is_there_after_a_reop
 
 @pytest.mark.promise("P1")
 @pytest.mark.promise("P6")
-def test_frames_that_wait_for_a_sync_are_written_before_the_index_knows_them_and_by_the_sync_at_the_latest(
+def test_awaited_frames_are_written_before_their_index_rows_and_at_the_latest_by_the_sync(
     tmp_path: Path,
 ) -> None:
     rig = SegmentRig(tmp_path)
@@ -117,7 +121,7 @@ def test_frames_that_wait_for_a_sync_are_written_before_the_index_knows_them_and
     assert [record.value for record in rig.drained(shard)] == [b"one", b"two"]
     rig.engine.batch_write(shard, (Record(b"three"),), Durability.SYNCED)
     rig.engine.batch_write(shard, (Record(b"four"),), Durability.WRITTEN)
-    assert path.stat().st_size == rig.engine.lanes[0].log.end, "a write that waits for no sync takes along what does"
+    assert path.stat().st_size == rig.engine.lanes[0].log.end, "a write without a sync also writes the gathered frames"
     before = rig.rows()
     assert rig.rebuilt() == before
     rig.close()
@@ -133,10 +137,10 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     rig.put(shard, b"0")
     gathered = index.rows
     rig.put(shard, b"1")
-    assert index.rows > gathered, "nothing is due"
+    assert index.rows > gathered, "no write is due"
     rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"2")
-    assert index.rows <= gathered, "those before are written"
+    assert index.rows <= gathered, "earlier rows are written"
     rig.engine.batch_write(shard, (Record(b"3"),), Durability.SYNCED)
     rig.now_ms += INDEX_WRITE_INTERVAL_MS
     before = index.rows
@@ -151,7 +155,7 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     monkeypatch.setattr(rig.store, "write", stalled)
     before = index.rows
     rig.put(shard, b"5")
-    assert index.rows > before, "a portion that the store does not take is no reason to refuse a write"
+    assert index.rows > before, "a portion that the store refuses does not fail the write"
     monkeypatch.setattr(rig.store, "write", real)
     rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"6")
@@ -159,7 +163,7 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
     monkeypatch.setattr(segment_reader, "INDEX_WRITE_ROWS_MAX", 0)
     rig.now_ms += INDEX_WRITE_INTERVAL_MS
     rig.put(shard, b"7")
-    assert index.rows > gathered, "so many are left to the limit"
+    assert index.rows > gathered, "so many rows are written only at the limit"
     assert [record.value for record in rig.drained(shard)] == [b"%d" % at for at in range(8)]
     written = rig.rows()
     assert rig.rebuilt() == written
@@ -167,9 +171,7 @@ def test_index_rows_are_written_in_portions_while_no_frame_awaits_a_sync(
 
 
 @pytest.mark.promise("P8")
-def test_a_store_that_stalls_refuses_the_write_and_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_store_refuses_the_write_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     for _ in range(4):
@@ -192,7 +194,7 @@ def test_a_store_that_stalls_refuses_the_write_and_loses_nothing(
 
 
 @pytest.mark.promise("P8")
-def test_states_of_idle_shards_leave_memory_and_come_back_right(tmp_path: Path) -> None:
+def test_states_of_idle_shards_are_evicted_and_reloaded_correctly(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shards = [rig.shard() for _ in range(50)]
     rig.engine._states._limit = 5
@@ -208,7 +210,7 @@ def test_states_of_idle_shards_leave_memory_and_come_back_right(tmp_path: Path) 
 
 
 @pytest.mark.spec("B6")
-def test_columns_are_held_to_the_same_limits_as_records(tmp_path: Path) -> None:
+def test_columns_have_the_same_limits_as_records(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     with pytest.raises(LimitExceededError, match="record 0"):
@@ -223,7 +225,7 @@ def test_columns_are_held_to_the_same_limits_as_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P3")
-def test_a_read_ends_with_a_frame_and_partial_reads_meet_every_record_once(tmp_path: Path) -> None:
+def test_a_read_ends_at_a_frame_boundary_and_partial_reads_return_every_record_once(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=700)
     shard = rig.shard()
     values = [b"%03d" % number for number in range(60)]
@@ -245,7 +247,7 @@ def test_a_read_ends_with_a_frame_and_partial_reads_meet_every_record_once(tmp_p
     rig.close()
 
 
-def test_shards_are_spread_over_lanes_and_more_lanes_on_disk_are_all_opened(tmp_path: Path) -> None:
+def test_shards_are_distributed_over_lanes_and_all_lanes_on_disk_are_opened(tmp_path: Path) -> None:
     rig = SegmentRig(tmp_path, lanes=3)
     shards = [rig.shard() for _ in range(30)]
     for shard in shards:
@@ -278,7 +280,7 @@ def test_a_failed_sync_fails_its_waiters_and_hides_the_record(tmp_path: Path, mo
 @pytest.mark.promise("P3")
 @pytest.mark.spec("B2")
 @pytest.mark.parametrize("change", ["delete", "trim", "clean", "compact", "damage"])
-def test_a_reader_that_goes_on_sees_what_changed_after_it_stopped(tmp_path: Path, change: str) -> None:
+def test_a_continued_read_sees_changes_made_since(tmp_path: Path, change: str) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=2048)
     shard = rig.shard(compact=True)
     for at in range(60):

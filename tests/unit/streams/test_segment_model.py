@@ -1,4 +1,4 @@
-"""The segment engine against a plain model, through crashes, rebuilds and cleaning."""
+"""The segment engine compared with a plain model, through crashes, rebuilds and cleaning."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_record(rng: random.Random, now_ms: int, expires: bool) -> Record:
 @pytest.mark.spec("B2", "B5", "B6", "B10", "D2", "D3", "D4")
 @pytest.mark.promise("P3", "P6", "P10")
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_records_are_right_and_a_rebuilt_index_is_the_same(tmp_path: Path, seed: int) -> None:
+def test_random_operations_keep_records_correct_and_a_rebuilt_index_identical(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     rig = SegmentRig(tmp_path, segment_bytes=rng.choice([600, 2000]), lanes=rng.choice([1, 2]))
@@ -102,7 +102,7 @@ def test_whatever_happens_records_are_right_and_a_rebuilt_index_is_the_same(tmp_
     def tick() -> None:
         rig.now_ms += rng.choice([1, 30, 150, -40])
         rig.engine.retain(rig.now_ms)
-        # What was taken away does not come back when the clock goes back.
+        # Removed records do not reappear when the clock goes back.
         for shard in model.records:
             kept = model.records[shard] = model.kept(shard, rig.now_ms)
             latest = {record.key: offset for offset, record in sorted(kept.items())}

@@ -1,4 +1,4 @@
-"""What readers and the cleaner of the segment engine see while another thread writes, and what damage leaves behind."""
+"""Readers and the cleaner of the segment engine during writes, and after damage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 30.0
 
 
 @pytest.mark.promise("P7")
-def test_damage_met_by_a_reader_is_logged_once_with_lane_and_position(
+def test_damage_found_by_a_reader_is_logged_once_with_lane_and_position(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = SegmentRig(tmp_path)
@@ -46,7 +46,7 @@ def test_damage_met_by_a_reader_is_logged_once_with_lane_and_position(
 
 
 def test_the_cleaner_does_not_roll_a_segment_between_an_append_and_its_index_entry(tmp_path: Path) -> None:
-    """The entry is counted for the active segment, so that must be the one the frame went to."""
+    """The entry is counted for the active segment, so the frame must be in that segment."""
     rig = SegmentRig(tmp_path)
     shard = rig.shard()
     rig.put(shard, b"first")
@@ -63,7 +63,7 @@ def test_the_cleaner_does_not_roll_a_segment_between_an_append_and_its_index_ent
 
 
 def test_an_engine_whose_lane_failed_closes_all_descriptors(tmp_path: Path) -> None:
-    """One that stays open keeps the space of its segment on disk after the next writer has deleted it."""
+    """An open descriptor keeps the space of a segment that the next writer has deleted."""
     rig = SegmentRig(tmp_path)
     shard = rig.shard(durability=Durability.SYNCED)
     rig.engine.wait(rig.engine.batch_write(shard, [Record(b"kept")]))

@@ -1,4 +1,4 @@
-"""Shard rows, and the bounded memory per shard."""
+"""Shard rows, and the bounded cache of shard states."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def spec(partition: int = 0, topic_id: UUID | None = None, flags: int = 0) -> Sh
         created_ms=U64,
     )
 )
-def test_a_row_comes_back_and_a_cut_or_strange_one_is_refused(meta: ShardMeta) -> None:
+def test_a_row_survives_a_round_trip_and_invalid_rows_are_refused(meta: ShardMeta) -> None:
     raw = meta.encode()
     assert ShardMeta.decode(meta.number, raw) == meta
     for cut in (0, 1, 20, len(raw) - 1):
@@ -74,7 +74,7 @@ def test_a_row_comes_back_and_a_cut_or_strange_one_is_refused(meta: ShardMeta) -
 
 
 @pytest.mark.spec("B1")
-def test_a_name_that_is_none_is_refused() -> None:
+def test_invalid_queue_name_is_refused() -> None:
     topic_id = uuid4()
     assert shard_name(topic_id, 3) == f"{topic_id}_3"
     with pytest.raises(InvalidArgumentError, match="memory, written, synced"):
@@ -83,7 +83,7 @@ def test_a_name_that_is_none_is_refused() -> None:
 
 
 @pytest.mark.promise("P10")
-def test_numbers_are_never_given_twice_also_after_deletes_and_reopens() -> None:
+def test_shard_numbers_are_never_reused_after_deletes_and_reopens() -> None:
     store = MemoryStore()
     seen: set[int] = set()
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_numbers_are_never_given_twice_also_after_deletes_and_reopens() -> None:
 
 
 @pytest.mark.promise("P10")
-def test_threads_that_create_side_by_side_get_numbers_of_their_own() -> None:
+def test_concurrent_creates_get_different_numbers() -> None:
     store = MemoryStore()
     shards = Shards(store, FakeClock())
     made: list[int] = []
@@ -143,7 +143,7 @@ def test_shards_are_found_by_name_and_listed_by_topic() -> None:
 
 
 @pytest.mark.promise("P3")
-def test_offsets_in_a_row_only_rise() -> None:
+def test_offsets_in_a_row_never_decrease() -> None:
     store = MemoryStore()
     shards = Shards(store, FakeClock())
     number = shards.create([spec()])[0].number
@@ -156,7 +156,7 @@ def test_offsets_in_a_row_only_rise() -> None:
 
 
 @pytest.mark.spec("D4")
-def test_what_is_left_to_clean_of_deleted_shards_is_remembered() -> None:
+def test_deleted_shards_with_derived_data_are_listed_until_cleaned() -> None:
     store = MemoryStore()
     shards = Shards(store, FakeClock())
     metas = shards.create([spec(), spec()])
@@ -175,7 +175,7 @@ class Thing:
 
 
 @pytest.mark.promise("P8")
-def test_only_the_latest_used_are_kept_but_never_two_of_one() -> None:
+def test_only_recently_used_states_are_cached_and_never_two_of_one_shard() -> None:
     loads: list[int] = []
 
     def load(number: int) -> Thing:

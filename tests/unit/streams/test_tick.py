@@ -1,4 +1,4 @@
-"""Those of one turn of a loop share a sync."""
+"""The waiters of one loop turn share a sync."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from basaltmq.errors import StorageError, StoreClosedError
-from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.streams.engines.segment.tick import TickSync
 
 
@@ -27,7 +27,7 @@ class Target:
 @pytest.mark.promise("P1")
 def test_sixteen_writers_that_wait_for_each_write_need_one_sync_per_round() -> None:
     target = Target()
-    group = GroupSync(target)
+    group = GroupCommit(target)
     tick = TickSync(group)
 
     async def write() -> None:
@@ -46,7 +46,7 @@ def test_sixteen_writers_that_wait_for_each_write_need_one_sync_per_round() -> N
 @pytest.mark.promise("P1")
 def test_callbacks_and_awaiters_share_a_sync_and_its_failure() -> None:
     target = Target()
-    group = GroupSync(target)
+    group = GroupCommit(target)
     tick = TickSync(group)
     reported: list[BaseException | None] = []
 
@@ -73,7 +73,7 @@ def test_callbacks_and_awaiters_share_a_sync_and_its_failure() -> None:
 def test_a_failed_sync_or_a_closed_group_fails_all_waiters() -> None:
     target = Target()
     target.error = StorageError("gone")
-    group = GroupSync(target)
+    group = GroupCommit(target)
     tick = TickSync(group)
 
     async def run(error: type[Exception]) -> None:
@@ -88,9 +88,9 @@ def test_a_failed_sync_or_a_closed_group_fails_all_waiters() -> None:
     asyncio.run(run(StoreClosedError))
 
 
-def test_a_turn_that_never_came_does_not_hold_the_next_loop_up() -> None:
+def test_a_turn_that_never_ran_does_not_block_the_next_loop() -> None:
     target = Target()
-    group = GroupSync(target)
+    group = GroupCommit(target)
     tick = TickSync(group)
 
     async def leave() -> None:

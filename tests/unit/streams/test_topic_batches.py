@@ -1,4 +1,4 @@
-"""Topics created and deleted in batches: one batch and one sync, errors per topic, and nothing left behind."""
+"""Topics created and deleted in batches: one write and one sync, errors per topic, no rows left behind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def plane(store: GatedStore) -> Iterator[StreamPlane]:
 
 @pytest.fixture
 def batches(store: GatedStore) -> list[Batch]:
-    """The batches written from now on."""
+    """Record the batches written from now on."""
     seen: list[Batch] = []
     write = store.write
 
@@ -135,9 +135,7 @@ def test_a_batch_of_refused_topics_writes_nothing(plane: StreamPlane, store: Gat
 
 
 @pytest.mark.spec("B8")
-def test_a_row_of_the_name_index_that_names_no_topic_does_not_block_the_name(
-    plane: StreamPlane, store: GatedStore
-) -> None:
+def test_a_dangling_name_index_row_does_not_block_the_name(plane: StreamPlane, store: GatedStore) -> None:
     topic = plane.topics.create("stale", ROCKSDB)
     index = dict(store.scan(Family.OBJECT_NAMES))
     plane.topics.delete("stale")
@@ -184,7 +182,7 @@ def test_a_batch_that_fails_at_any_step_leaves_no_topic(
 
 
 @pytest.mark.spec("B8")
-def test_a_batch_that_takes_too_long_is_undone(plane: StreamPlane, store: GatedStore) -> None:
+def test_a_batch_over_the_time_limit_is_rolled_back(plane: StreamPlane, store: GatedStore) -> None:
     before = rows(store)
     store.gate.clear()
     with pytest.raises(TimedOutError, match=r"'t0000' and 4 more took longer than 50 ms and was rolled back"):

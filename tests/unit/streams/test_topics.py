@@ -48,7 +48,7 @@ STREAM_FAMILIES = (
 
 
 class UnpoisonedStore(GatedStore):
-    """A store that a failed sync does not stop, so that a test can look at what is there."""
+    """A store that a failed sync does not poison, so that tests can read it afterwards."""
 
     def poison(self, error: BaseException) -> None:
         pass
@@ -69,7 +69,7 @@ def plane(store: GatedStore) -> Iterator[StreamPlane]:
 
 
 def rows(store: GatedStore, *families: Family) -> dict[Family, list[tuple[bytes, bytes]]]:
-    """What a store holds, the shard counter apart: numbers of failed creations stay unused."""
+    """Return all rows except the shard counter: numbers of failed creations stay unused."""
     return {each: [row for row in store.scan(each) if row[0] != b"N"] for each in families or STREAM_FAMILIES}
 
 
@@ -100,7 +100,7 @@ def test_a_topic_is_created_with_its_shards_in_one_batch(plane: StreamPlane, sto
 @pytest.mark.spec("B8")
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("step", ["engine", "write", "sync", "cache"])
-def test_a_creation_that_fails_at_any_step_leaves_nothing(
+def test_a_creation_that_fails_at_any_step_leaves_no_rows(
     plane: StreamPlane, store: GatedStore, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plane.engines.get(Engine.ROCKSDB)
@@ -128,7 +128,7 @@ def test_a_creation_that_fails_at_any_step_leaves_nothing(
 
 
 @pytest.mark.spec("B8")
-def test_a_creation_that_takes_too_long_is_undone(plane: StreamPlane, store: GatedStore) -> None:
+def test_a_creation_over_the_time_limit_is_rolled_back(plane: StreamPlane, store: GatedStore) -> None:
     plane.engines.get(Engine.ROCKSDB)
     before = rows(store)
     store.gate.clear()
@@ -141,7 +141,7 @@ def test_a_creation_that_takes_too_long_is_undone(plane: StreamPlane, store: Gat
 
 
 @pytest.mark.spec("B8")
-def test_a_creation_does_not_wait_for_ever_for_another(plane: StreamPlane) -> None:
+def test_a_creation_waits_for_another_only_up_to_its_time_limit(plane: StreamPlane) -> None:
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -191,7 +191,7 @@ def test_one_of_many_concurrent_creates_succeeds(plane: StreamPlane) -> None:
         TopicConfig(record_bytes_max=0),
     ],
 )
-def test_a_config_that_makes_no_sense_is_refused(plane: StreamPlane, store: GatedStore, config: TopicConfig) -> None:
+def test_an_invalid_config_is_refused(plane: StreamPlane, store: GatedStore, config: TopicConfig) -> None:
     before = rows(store)
     with pytest.raises(InvalidConfigError):
         plane.topics.create("orders", config)
@@ -200,7 +200,7 @@ def test_a_config_that_makes_no_sense_is_refused(plane: StreamPlane, store: Gate
 
 @pytest.mark.spec("B8")
 @pytest.mark.parametrize("name", ["", "x" * 70_000, 7, "\ud800"])
-def test_a_name_that_is_none_is_refused(plane: StreamPlane, name: Any) -> None:
+def test_invalid_queue_name_is_refused(plane: StreamPlane, name: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         plane.topics.create(name, ROCKSDB)
 
@@ -235,7 +235,7 @@ def test_a_page_of_topics_with_many_partitions_ends_early(plane: StreamPlane, mo
 
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("engine", [Engine.MEMORY, Engine.ROCKSDB])
-def test_a_deleted_topic_is_gone_with_everything_and_does_not_come_back(
+def test_a_deleted_topic_leaves_no_rows_and_does_not_reappear(
     plane: StreamPlane, store: GatedStore, engine: Engine
 ) -> None:
     before = rows(store)
@@ -257,7 +257,7 @@ def test_a_deleted_topic_is_gone_with_everything_and_does_not_come_back(
 
 
 @pytest.mark.promise("P2")
-def test_a_delete_that_fails_leaves_the_topic_in_use(plane: StreamPlane, store: GatedStore) -> None:
+def test_a_failed_delete_keeps_the_topic_usable(plane: StreamPlane, store: GatedStore) -> None:
     plane.topics.create("orders", ROCKSDB)
     plane.drivers.append("orders", Record(b"a"), durability=Durability.WRITTEN)
     store.fail_write = StorageError("on purpose")
@@ -296,7 +296,7 @@ def test_settings_change_in_the_topic_and_all_its_shards(plane: StreamPlane) -> 
 
 
 @pytest.mark.spec("B4")
-def test_an_engine_is_made_once_on_first_use_whoever_comes_first(store: GatedStore) -> None:
+def test_an_engine_is_created_once_on_first_use_by_any_thread(store: GatedStore) -> None:
     made: list[str] = []
     begin = threading.Barrier(8)
     plane = StreamPlane(store, FakeClock())
@@ -326,7 +326,7 @@ def test_an_engine_is_made_once_on_first_use_whoever_comes_first(store: GatedSto
 
 
 @pytest.mark.spec("B3", "B4")
-def test_topics_of_different_engines_live_side_by_side(plane: StreamPlane) -> None:
+def test_topics_of_different_engines_coexist(plane: StreamPlane) -> None:
     plane.topics.create("fast", TopicConfig(engine=Engine.MEMORY))
     plane.topics.create("safe", ROCKSDB)
     for name in ("fast", "safe"):
@@ -340,7 +340,7 @@ def test_topics_of_different_engines_live_side_by_side(plane: StreamPlane) -> No
 
 
 @pytest.mark.spec("B4")
-def test_partitions_are_chosen_in_turns_by_key_or_as_asked(plane: StreamPlane) -> None:
+def test_partitions_are_chosen_round_robin_by_key_or_explicitly(plane: StreamPlane) -> None:
     plane.topics.create("orders", TopicConfig(partitions=3, engine=Engine.MEMORY))
     assert [plane.drivers.append("orders", Record(b""))[0] for _ in range(6)] == [0, 1, 2, 0, 1, 2]
     keyed = {plane.drivers.append("orders", Record(b"", key=b"customer"))[0] for _ in range(5)}
@@ -362,8 +362,8 @@ def test_partitions_are_chosen_in_turns_by_key_or_as_asked(plane: StreamPlane) -
 
 
 @pytest.mark.spec("B4")
-def test_keys_land_where_kafka_puts_them() -> None:
-    # Values of Kafka's own tests of its murmur2, as unsigned numbers.
+def test_keys_map_to_the_same_partitions_as_in_kafka() -> None:
+    # Values from Kafka's tests of murmur2, as unsigned numbers.
     known = {b"21": -973932308, b"foobar": -790332482, b"a-little-bit-long-string": -985981536}
     known |= {
         b"a-little-bit-longer-string": -1486304829,
@@ -376,7 +376,7 @@ def test_keys_land_where_kafka_puts_them() -> None:
 
 @pytest.mark.spec("B4", "D1")
 @pytest.mark.promise("P8")
-def test_a_change_made_beside_the_cache_is_seen(plane: StreamPlane) -> None:
+def test_a_change_through_the_catalog_invalidates_the_cache(plane: StreamPlane) -> None:
     topic = plane.topics.create("orders", ROCKSDB)
     assert plane.topics.get("orders") is plane.topics.get("orders")
     plane.catalog.rename(topic.id, "invoices")
@@ -388,7 +388,7 @@ def test_a_change_made_beside_the_cache_is_seen(plane: StreamPlane) -> None:
 @pytest.mark.spec("D5")
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize(("source", "target"), [(Engine.ROCKSDB, Engine.MEMORY), (Engine.MEMORY, Engine.ROCKSDB)])
-def test_a_topic_moves_to_another_engine_with_its_offsets_and_groups(
+def test_a_topic_migrates_to_another_engine_with_its_offsets_and_groups(
     plane: StreamPlane, store: GatedStore, source: Engine, target: Engine
 ) -> None:
     topic = plane.topics.create("orders", TopicConfig(partitions=2, engine=source, durability=Durability.MEMORY))
@@ -429,7 +429,7 @@ def test_a_topic_moves_to_another_engine_with_its_offsets_and_groups(
 
 
 @pytest.mark.spec("D5")
-def test_writers_and_readers_go_on_while_a_topic_moves(plane: StreamPlane) -> None:
+def test_writers_and_readers_continue_during_a_migration(plane: StreamPlane) -> None:
     plane.topics.create("orders", TopicConfig(engine=Engine.MEMORY))
     stop = threading.Event()
     written: list[int] = []
@@ -464,7 +464,7 @@ def test_writers_and_readers_go_on_while_a_topic_moves(plane: StreamPlane) -> No
 
 
 @pytest.mark.spec("D5")
-def test_a_migration_goes_on_after_a_restart_and_can_be_cancelled(tmp_path: Path) -> None:
+def test_a_migration_resumes_after_a_restart_and_can_be_cancelled(tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")
     plane = StreamPlane(store, FakeClock())
     plane.topics.create("orders", ROCKSDB)
@@ -479,7 +479,7 @@ def test_a_migration_goes_on_after_a_restart_and_can_be_cancelled(tmp_path: Path
     plane = StreamPlane(store, FakeClock())
     with pytest.raises(InvalidArgumentError, match="is not being migrated"):
         plane.migration.step("orders")
-    # The copy in memory is lost with the restart, so it stands behind the source and cannot be finished.
+    # The restart loses the copy in memory, so it is behind the source and cannot be finished.
     cancelled = plane.migration.cancel("lasting")
     assert (cancelled.migration, cancelled.config.engine) == (None, Engine.ROCKSDB)
     assert len(values(plane, "lasting")) == 500
@@ -490,7 +490,7 @@ def test_a_migration_goes_on_after_a_restart_and_can_be_cancelled(tmp_path: Path
 
 @pytest.mark.spec("D5")
 @pytest.mark.promise("P2")
-def test_a_switch_that_fails_leaves_the_topic_where_it_was(plane: StreamPlane, store: GatedStore) -> None:
+def test_a_failed_switch_keeps_the_topic_on_its_engine(plane: StreamPlane, store: GatedStore) -> None:
     plane.topics.create("orders", ROCKSDB)
     for number in range(10):
         plane.drivers.append("orders", Record(b"%d" % number), durability=Durability.WRITTEN)
@@ -507,7 +507,7 @@ def test_a_switch_that_fails_leaves_the_topic_where_it_was(plane: StreamPlane, s
 
 
 @pytest.mark.spec("D5")
-def test_metadata_goes_out_as_json_and_comes_back_the_same(plane: StreamPlane) -> None:
+def test_metadata_survives_an_export_and_import_as_json(plane: StreamPlane) -> None:
     for number in range(3):
         topic = plane.topics.create(
             f"t{number}", TopicConfig(partitions=number + 1, engine=Engine.ROCKSDB, retention_ms=number or None)
@@ -555,7 +555,7 @@ def test_metadata_goes_out_as_json_and_comes_back_the_same(plane: StreamPlane) -
         ),
     ],
 )
-def test_metadata_that_cannot_be_read_is_refused(
+def test_invalid_metadata_is_refused(
     plane: StreamPlane, store: GatedStore, lines: list[bytes], error: type[BasaltError]
 ) -> None:
     before = rows(store)
@@ -565,7 +565,7 @@ def test_metadata_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.spec("D1")
-def test_a_topic_is_there_after_a_reopen(tmp_path: Path) -> None:
+def test_a_topic_survives_a_reopen(tmp_path: Path) -> None:
     store = open_store(tmp_path / "s")
     plane = StreamPlane(store, FakeClock())
     topic = plane.topics.create("orders", TopicConfig(partitions=3, engine=Engine.ROCKSDB, compact=True))

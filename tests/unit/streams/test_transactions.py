@@ -1,4 +1,4 @@
-"""Frames of transactions: what is decided is seen, what was aborted never, whichever way it is read."""
+"""Frames of transactions: every kind of read shows committed records and never aborted ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def end(rig: SegmentRig, shard: int, producer: int, is_commit: bool) -> int:
 
 
 @pytest.mark.spec("B6")
-def test_a_marker_says_what_it_means_and_is_no_record(tmp_path: Path) -> None:
+def test_a_marker_has_an_outcome_and_is_not_a_record(tmp_path: Path) -> None:
     for is_commit in (True, False):
         raw = marker_batch(7, 3, is_commit, 1_700_000_000_000)
         header = read_header(raw)
@@ -47,7 +47,7 @@ def test_a_marker_says_what_it_means_and_is_no_record(tmp_path: Path) -> None:
 
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("index_keys", [False, True])
-def test_readers_end_before_what_is_undecided_and_pass_over_what_was_aborted(tmp_path: Path, index_keys: bool) -> None:
+def test_readers_stop_before_open_transactions_and_skip_aborted_ones(tmp_path: Path, index_keys: bool) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(index_keys=index_keys)
     rig.put(shard, Record(b"before", b"k", timestamp_ms=rig.now_ms))
@@ -61,7 +61,7 @@ def test_readers_end_before_what_is_undecided_and_pass_over_what_was_aborted(tmp
     assert len(rig.engine.read_kafka(shard, 0).batches) == 4
     assert len(rig.engine.read_kafka(shard, 0, is_decided=True).batches) == 1
     end(rig, shard, 2, False)
-    assert values(rig.drained(shard)) == [b"before"], "the first is not decided"
+    assert values(rig.drained(shard)) == [b"before"], "the first transaction is still open"
     end(rig, shard, 1, True)
     wanted = [b"before", b"one", b"between"]
     assert values(rig.drained(shard)) == wanted
@@ -69,7 +69,9 @@ def test_readers_end_before_what_is_undecided_and_pass_over_what_was_aborted(tmp
     assert rig.engine.read_by_offset(shard, 0).arrow().column("value").to_pylist() == wanted
     assert rig.engine.read_by_offset(shard, 2, 1).records()[0].value == b"between"
     assert rig.engine.get_offset_by_timestamp(shard, rig.now_ms, IfAllOlder.LATEST) == 0
-    assert len(rig.engine.read_kafka(shard, 0, is_decided=True).batches) == 6, "Kafka's readers leave out by themselves"
+    assert len(rig.engine.read_kafka(shard, 0, is_decided=True).batches) == 6, (
+        "Kafka clients skip aborted batches themselves"
+    )
     assert rig.engine.delete_by_key(shard, b"k") == 3
     assert rig.drained(shard) == []
     rig.close()
@@ -77,13 +79,13 @@ def test_readers_end_before_what_is_undecided_and_pass_over_what_was_aborted(tmp
 
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_outcomes_outlive_the_process_and_a_rebuild_out_of_order(tmp_path: Path, is_killed: bool) -> None:
+def test_outcomes_survive_a_restart_and_a_rebuild_from_unordered_frames(tmp_path: Path, is_killed: bool) -> None:
     rig = SegmentRig(tmp_path, segment_bytes=900)
     shard = rig.shard(index_keys=False)
     other = rig.shard(index_keys=False)
     filler = bytes(200)
     for number in range(12):
-        # Frames that go soon lie among those that stay, so that cleaning copies these behind later ones.
+        # Short-lived frames are mixed with long-lived ones, so that cleaning copies the latter behind newer frames.
         rig.put(other, filler, filler)
         rig.engine.append_kafka(shard, transactional(number % 3, number, b"%d" % number))
         if number % 3 == 2:
@@ -116,7 +118,7 @@ def test_outcomes_outlive_the_process_and_a_rebuild_out_of_order(tmp_path: Path,
 @pytest.mark.spec("B10")
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("index_keys", [True, False])
-def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tmp_path: Path, index_keys: bool) -> None:
+def test_compaction_drops_aborted_records_and_keeps_the_ones_before_them(tmp_path: Path, index_keys: bool) -> None:
     rig = SegmentRig(tmp_path)
     shard = rig.shard(compact=True, index_keys=index_keys)
     rig.engine.append_kafka(shard, transactional(1, 0, b"old", key=b"k"))
@@ -129,7 +131,7 @@ def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tm
     rig.engine.append_kafka(shard, transactional(3, 0, b"not yet", key=b"k"))
     for _ in range(4):
         rig.engine.retain(rig.now_ms)
-        rig.engine._cleaner._passes.clear()
+        rig.engine._cleaner._passes._passes.clear()
     assert values(rig.drained(shard)) == [b"old", b"b"]
     assert b"undone" not in b"".join(rig.engine.read_kafka(shard, 0).batches)
     before = rig.rows()
@@ -139,13 +141,15 @@ def test_compaction_drops_the_aborted_and_keeps_what_they_would_have_replaced(tm
     end(rig, shard, 3, True)
     for _ in range(4):
         rig.engine.retain(rig.now_ms)
-        rig.engine._cleaner._passes.clear()
+        rig.engine._cleaner._passes._passes.clear()
     assert values(rig.drained(shard)) == [b"b", b"not yet"]
     rig.close()
 
 
 @pytest.mark.spec("B10")
-def test_a_marker_stays_as_long_as_a_frame_that_it_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_marker_is_kept_as_long_as_the_frames_that_it_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segment_cleaner, "MERGED_FRAMES_MAX", 2)
     rig = SegmentRig(tmp_path)
     shard = rig.shard(compact=True)
@@ -157,7 +161,7 @@ def test_a_marker_stays_as_long_as_a_frame_that_it_decides(tmp_path: Path, monke
         rig.put(shard, Record(b"%d" % at, b"other", timestamp_ms=rig.now_ms))
     for _ in range(4):
         rig.engine.retain(rig.now_ms)
-        rig.engine._cleaner._passes.clear()
+        rig.engine._cleaner._passes._passes.clear()
     assert values(rig.drained(shard)) == [b"v1", b"v2", b"3"]
     rig.reopen()
     assert values(rig.drained(shard)) == [b"v1", b"v2", b"3"]
@@ -165,7 +169,7 @@ def test_a_marker_stays_as_long_as_a_frame_that_it_decides(tmp_path: Path, monke
 
 
 @pytest.mark.promise("P3")
-def test_a_view_from_beside_shows_the_same(tmp_path: Path) -> None:
+def test_a_view_shows_the_same_transactions(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data")
     writer.create("orders")
     engine = writer.engine
@@ -193,7 +197,7 @@ def test_a_view_from_beside_shows_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P3", "P6")
-def test_any_interleaving_reads_as_a_plain_model_says(tmp_path: Path) -> None:
+def test_any_interleaving_of_transactions_matches_a_plain_model(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -227,7 +231,7 @@ def test_any_interleaving_reads_as_a_plain_model_says(tmp_path: Path) -> None:
 
 
 def model(log: list[tuple[int, bytes | bool]]) -> list[bytes]:
-    """What a reader sees of (producer, value or decision)s."""
+    """Return the values that a reader sees of a sequence of (producer, value or outcome)."""
     seen_values: list[bytes] = []
     for at, (producer, said) in enumerate(log):
         if isinstance(said, bool):

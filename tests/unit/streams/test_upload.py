@@ -1,4 +1,4 @@
-"""Parts that come over the network: nothing of them is decoded before it is known what it becomes."""
+"""Parts received over the network: their expanded size is known before anything is decoded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(path: Path, raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_a_part_that_is_compressed_is_refused_before_it_is_decoded(tmp_path: Path, codec: str) -> None:
+def test_a_compressed_part_is_refused_before_it_is_decoded(tmp_path: Path, codec: str) -> None:
     raw = compressed(codec, rows(1000, bytes(10_000)))
     assert len(raw) < 100_000
     before = pa.total_allocated_bytes()
@@ -55,23 +55,23 @@ def test_a_part_that_is_compressed_is_refused_before_it_is_decoded(tmp_path: Pat
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
-def test_a_plain_part_is_taken(tmp_path: Path) -> None:
+def test_an_uncompressed_part_is_accepted(tmp_path: Path) -> None:
     opened(tmp_path / "part", pack([("t", 0, rows(10)), ("u", 1, rows(3, b"x" * 1000))]))
 
 
-def test_a_chunk_that_no_append_would_take_is_refused(tmp_path: Path) -> None:
+def test_a_chunk_over_the_append_limits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LimitExceededError, match=r"chunk 1 has 100001 records .* split it into more chunks"):
         opened(tmp_path / "part", pack([("t", 0, rows(1)), ("t", 0, rows(BATCH_RECORDS_MAX + 1))]))
 
 
-def test_bytes_that_are_no_file_are_refused_in_one_line_whatever_they_are(tmp_path: Path) -> None:
+def test_arbitrary_bytes_are_refused_with_a_one_line_error(tmp_path: Path) -> None:
     rng = random.Random(7)
     whole = pack([("t", 0, rows(5)), ("t", 0, rows(4))])
     for turn in range(400):
         raw = bytearray(whole)
         if turn % 2:
             del raw[rng.randrange(len(raw)) :]
-        # Where it leads: the footer and the messages.
+        # Positions in the footer and in the messages.
         for _ in range(rng.randrange(1, 4)):
             if raw:
                 raw[rng.randrange(max(0, len(raw) - 400), len(raw))] = rng.randrange(256)
@@ -83,7 +83,7 @@ def test_bytes_that_are_no_file_are_refused_in_one_line_whatever_they_are(tmp_pa
 
 
 def refusal(look: Callable[[], object]) -> str:
-    """What is said against some bytes; any other error than these would be raised."""
+    """Return the error for some bytes. Unexpected errors propagate."""
     try:
         look()
     except (InvalidArgumentError, LimitExceededError, ValueError) as error:

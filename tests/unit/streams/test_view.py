@@ -1,4 +1,4 @@
-"""Views of streams from beside the process that writes them."""
+"""Read-only views of streams next to the writing process."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_view_shows_topics_records_and_groups_of_a_running_writer(writer: Writ
 
 
 @pytest.mark.promise("P3")
-def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_one(writer: Writer) -> None:
+def test_unsynced_records_are_visible_in_written_topics_but_not_in_synced_ones(writer: Writer) -> None:
     writer.create("safe")
     writer.create("quick", durability="written")
     writer.put("safe", b"one")
@@ -81,7 +81,7 @@ def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_o
         info = view.info("safe", 0)
         assert (info.high_watermark, info.next_offset, info.records) == (1, 1, 1)
         assert values(view, "quick") == [b"fast"]
-        # The index may be flushed before the log is synced.
+        # RocksDB may flush the index before the log is synced.
         writer.engine.index.flush_to_disk()
         view.refresh()
         assert values(view, "safe") == [b"one"]
@@ -97,7 +97,7 @@ def test_what_is_not_synced_is_not_shown_of_a_synced_topic_and_is_of_a_written_o
 
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("is_flushed", [False, True])
-def test_a_write_that_asked_to_be_synced_hides_itself_and_what_follows_in_a_written_topic(
+def test_an_unsynced_synced_write_hides_itself_and_later_writes_in_a_written_topic(
     writer: Writer, is_flushed: bool
 ) -> None:
     writer.create("quick", durability="written")
@@ -117,9 +117,7 @@ def test_a_write_that_asked_to_be_synced_hides_itself_and_what_follows_in_a_writ
 
 
 @pytest.mark.promise("P3")
-def test_a_record_appears_when_its_sync_has_returned_and_not_before(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_is_visible_only_after_its_sync(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.create("safe")
     writer.put("safe", b"one")
     entered, gate = threading.Event(), threading.Event()
@@ -144,12 +142,10 @@ def test_a_record_appears_when_its_sync_has_returned_and_not_before(
 
 
 @pytest.mark.promise("P3")
-def test_copies_made_by_cleaning_are_shown_before_they_are_synced(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_by_cleaning_are_visible_before_their_sync(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.create("kept")
     writer.create("gone")
-    # All of what is kept lies in the first segment, so that its last frame is a copy too.
+    # All live frames are in the first segment, so the last frame is a copy too.
     for at in range(40):
         writer.put("kept" if at in (3, 7) else "gone", b"%d" % at * 100)
     before = values_of(writer, "kept")
@@ -174,7 +170,7 @@ def values_of(writer: Writer, topic: str) -> list[bytes]:
     return [(record.value or b"") for record in writer.read_all(topic)]
 
 
-def test_refreshing_reads_only_what_was_appended_since(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_reads_only_new_frames(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     frames: list[int] = []
     real = SegmentView.catch_up
 
@@ -194,7 +190,7 @@ def test_refreshing_reads_only_what_was_appended_since(writer: Writer, monkeypat
         view.refresh()
         assert frames == [30, 0, 2]
         assert values(view, "orders") == [b"%d" % at for at in range(32)]
-        # A change of the store that flushes nothing costs a look at the store, not at the log.
+        # A change of the store without a flush reloads the store but not the log.
         writer.create("another")
         view.refresh()
         assert view.topic("another").name == "another"
@@ -202,7 +198,7 @@ def test_refreshing_reads_only_what_was_appended_since(writer: Writer, monkeypat
 
 
 @pytest.mark.promise("P8")
-def test_when_the_writer_flushes_its_index_the_view_forgets_its_own(writer: Writer) -> None:
+def test_a_view_drops_its_index_overlay_when_the_writer_flushes_the_index(writer: Writer) -> None:
     writer.create("orders")
     with open_view(writer) as view:
         for at in range(5):
@@ -217,7 +213,7 @@ def test_when_the_writer_flushes_its_index_the_view_forgets_its_own(writer: Writ
 
 
 @pytest.mark.promise("P8")
-def test_an_index_too_far_behind_is_refused_by_name(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_too_far_behind_is_refused_with_its_path(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.create("orders")
     for at in range(12):
         writer.put("orders", b"%d" % at)
@@ -230,7 +226,7 @@ def test_an_index_too_far_behind_is_refused_by_name(writer: Writer, monkeypatch:
 
 
 @pytest.mark.promise("P10")
-def test_topics_that_come_go_and_come_again_are_followed(writer: Writer) -> None:
+def test_a_view_follows_created_deleted_and_recreated_topics(writer: Writer) -> None:
     writer.create("first")
     writer.put("first", b"a")
     with open_view(writer) as view:
@@ -251,7 +247,7 @@ def test_topics_that_come_go_and_come_again_are_followed(writer: Writer) -> None
         assert [topic.name for topic in view.topics()] == ["first", "second"]
 
 
-def test_a_shard_made_between_two_looks_at_the_store_is_not_skipped(writer: Writer) -> None:
+def test_a_shard_created_between_two_store_loads_is_not_skipped(writer: Writer) -> None:
     writer.create("first")
     with open_view(writer) as view:
         view._load_due_s = float("inf")
@@ -261,7 +257,7 @@ def test_a_shard_made_between_two_looks_at_the_store_is_not_skipped(writer: Writ
         assert values(view, "second") == [b"b"]
 
 
-def test_deletes_trims_and_compaction_are_followed(writer: Writer) -> None:
+def test_a_view_follows_deletes_trims_and_compaction(writer: Writer) -> None:
     writer.create("orders")
     writer.create("latest", compact=True)
     for at in range(30):
@@ -286,7 +282,7 @@ def test_deletes_trims_and_compaction_are_followed(writer: Writer) -> None:
         assert (caught.value.earliest, caught.value.latest) == (10, 30)
 
 
-def test_a_start_that_moved_between_two_looks_at_the_store_is_followed(writer: Writer) -> None:
+def test_a_view_follows_a_start_offset_raised_between_two_store_loads(writer: Writer) -> None:
     writer.create("orders")
     for at in range(10):
         writer.put("orders", b"%d" % at)
@@ -302,7 +298,7 @@ def test_a_start_that_moved_between_two_looks_at_the_store_is_followed(writer: W
 
 
 @pytest.mark.spec("E5")
-def test_cleaning_that_deletes_segments_under_a_reader_is_followed_without_a_refresh(writer: Writer) -> None:
+def test_a_read_of_a_cleaned_segment_succeeds_without_a_refresh(writer: Writer) -> None:
     writer.create("kept")
     writer.create("gone")
     for at in range(60):
@@ -326,7 +322,7 @@ def test_cleaning_that_deletes_segments_under_a_reader_is_followed_without_a_ref
         assert found == expected
 
 
-def test_cleaning_between_the_look_at_the_store_and_that_at_the_log_is_noticed(
+def test_cleaning_between_the_reads_of_log_and_store_is_detected(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.create("kept")
@@ -352,7 +348,7 @@ def test_cleaning_between_the_look_at_the_store_and_that_at_the_log_is_noticed(
         assert [topic.name for topic in view.topics()] == ["kept"]
 
 
-def test_memory_topics_are_listed_and_reading_them_says_why_not(writer: Writer) -> None:
+def test_memory_topics_are_listed_and_reading_them_raises_the_reason(writer: Writer) -> None:
     writer.create("ram", engine="memory")
     writer.put("ram", b"x")
     writer.plane.offsets.commit("g", {(writer.plane.topics.get("ram").id, 0): 1})
@@ -366,7 +362,7 @@ def test_memory_topics_are_listed_and_reading_them_says_why_not(writer: Writer) 
         assert view.lag("g")[0].committed == 1
 
 
-def test_a_topic_that_moves_to_another_engine_is_followed(writer: Writer) -> None:
+def test_a_view_follows_a_migration(writer: Writer) -> None:
     from basaltmq.streams.shards import Engine
 
     writer.create("orders")
@@ -383,7 +379,7 @@ def test_a_topic_that_moves_to_another_engine_is_followed(writer: Writer) -> Non
         assert values(view, "orders") == [b"%d" % at for at in range(12)]
 
 
-def test_several_lanes_are_caught_up_each_from_its_own_place(tmp_path: Path) -> None:
+def test_several_lanes_are_caught_up_from_separate_positions(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data", lanes=3)
     writer.create("orders", partitions=12)
     with open_view(writer) as view:
@@ -412,7 +408,7 @@ def test_a_thousand_topics_are_listed_and_read(writer: Writer) -> None:
         assert values(view, names[777]) == [names[777].encode()]
 
 
-def test_waiting_ends_with_a_change_with_the_time_or_with_the_view(writer: Writer) -> None:
+def test_a_wait_ends_at_a_change_a_timeout_or_close(writer: Writer) -> None:
     writer.create("orders")
     with open_view(writer) as view:
         assert not view.wait(0)
@@ -427,7 +423,7 @@ def test_waiting_ends_with_a_change_with_the_time_or_with_the_view(writer: Write
         writer.put("orders", b"two")
         waiting.join(30)
         assert found == [True]
-        # The first change seen may have been the write, before its sync.
+        # The first change may be the write, before its sync.
         view.refresh()
         assert values(view, "orders") == [b"one", b"two"]
         waiting = threading.Thread(target=lambda: found.append(ended(view)))
@@ -441,14 +437,14 @@ def test_waiting_ends_with_a_change_with_the_time_or_with_the_view(writer: Write
 
 
 def ended(view: StreamView) -> bool:
-    """A wait that may come too late."""
+    """Wait with a timeout that may pass first."""
     try:
         return view.wait(30)
     except StoreClosedError:
         return False
 
 
-def test_questions_that_make_no_sense_get_an_answer_that_does(writer: Writer) -> None:
+def test_invalid_requests_raise_clear_errors(writer: Writer) -> None:
     writer.create("orders")
     with open_view(writer) as view:
         with pytest.raises(InvalidArgumentError, match="a key or a tag"):

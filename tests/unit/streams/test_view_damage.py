@@ -1,4 +1,4 @@
-"""Views of streams after crashes, on damaged files, on backups and on nothing."""
+"""Views of streams after crashes, on damaged files, on backups and on empty stores."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_missing_segment_is_reported_and_the_read_ends(writer: Writer) -> None
 
 
 @pytest.mark.promise("P7")
-def test_a_crashed_store_is_shown_without_its_torn_tail_and_left_as_it_is(tmp_path: Path) -> None:
+def test_a_view_of_a_crashed_store_omits_the_torn_tail_and_changes_nothing(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data")
     writer.create("orders")
     writer.create("quick", durability="written")
@@ -72,7 +72,7 @@ def listing(path: Path) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.promise("P7")
-def test_damage_in_the_middle_costs_that_frame_and_no_other(tmp_path: Path) -> None:
+def test_damage_in_the_middle_loses_only_that_frame(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data")
     writer.create("orders")
     for at in range(10):
@@ -91,7 +91,7 @@ def test_damage_in_the_middle_costs_that_frame_and_no_other(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("damage", ["missing", "empty", "flipped"])
 @pytest.mark.promise("P3")
-def test_without_a_word_of_the_writer_a_view_makes_durable_what_it_shows(
+def test_without_a_mark_of_the_writer_a_view_syncs_what_it_shows(
     writer: Writer, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.create("orders")
@@ -104,7 +104,7 @@ def test_without_a_word_of_the_writer_a_view_makes_durable_what_it_shows(
     else:
         mark.write_bytes(b"\xff" + mark.read_bytes()[1:])
     writer.put("orders", b"two", wait=False)
-    # In the file, and not synced.
+    # Written to the file, but not synced.
     writer.engine.lanes[0].log.write_gathered()
     synced: list[str] = []
     real = os.fdatasync
@@ -120,7 +120,7 @@ def test_without_a_word_of_the_writer_a_view_makes_durable_what_it_shows(
 
 
 @pytest.mark.promise("P3")
-def test_what_a_view_shows_of_a_rocksdb_topic_is_durable(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_a_rocksdb_topic_in_a_view_are_durable(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.create("rocks", engine="rocksdb")
     writer.put("rocks", b"one", wait=False)
     synced: list[str] = []
@@ -138,7 +138,7 @@ def test_what_a_view_shows_of_a_rocksdb_topic_is_durable(writer: Writer, monkeyp
 
 
 @pytest.mark.promise("P3")
-def test_a_log_that_a_restarted_writer_cut_back_and_wrote_on_is_read_anew(tmp_path: Path) -> None:
+def test_a_log_truncated_by_a_restarted_writer_is_read_again(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "data")
     writer.create("orders", durability="written")
     for at in range(5):
@@ -148,7 +148,7 @@ def test_a_log_that_a_restarted_writer_cut_back_and_wrote_on_is_read_anew(tmp_pa
         entry = next(writer.engine.index.entries(writer.plane.topics.get("orders").shards[0], 3))
         path = writer.engine.lanes[0].log.segments()[0].path
         writer.kill()
-        # The last two frames rot; recovery cuts them off, and other records take their place.
+        # The last two frames are damaged. Recovery truncates them, and other records replace them.
         with open(path, "r+b") as file:
             file.seek(entry.position)
             file.write(b"\xff" * 400)
@@ -162,7 +162,7 @@ def test_a_log_that_a_restarted_writer_cut_back_and_wrote_on_is_read_anew(tmp_pa
         assert values(view, "orders") == [b"old0", b"old1", b"old2", b"new"]
 
 
-def test_a_backup_with_its_log_is_read_and_one_without_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_backup_with_its_log_is_readable_and_one_without_names_the_missing_log(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders").append([b"one", b"two"])
         db.topic("rocks", engine="rocksdb").append(b"three")
@@ -178,7 +178,7 @@ def test_a_backup_with_its_log_is_read_and_one_without_says_what_is_missing(tmp_
         assert view.topic("orders").name == "orders"
 
 
-def test_an_index_without_its_log_says_where_the_log_should_be(writer: Writer) -> None:
+def test_an_index_without_its_log_names_the_missing_directory(writer: Writer) -> None:
     writer.create("orders")
     writer.put("orders", b"one")
     writer.engine.checkpoint()
@@ -191,7 +191,7 @@ def test_an_index_without_its_log_says_where_the_log_should_be(writer: Writer) -
             view.read("orders", 0, 0)
 
 
-def test_an_empty_store_and_one_without_a_log_are_fine(tmp_path: Path) -> None:
+def test_an_empty_store_and_one_without_a_log_can_be_viewed(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         StreamView.open(tmp_path / "nothing")
     basaltmq.open(tmp_path / "data").close()

@@ -1,4 +1,4 @@
-"""Views of streams against what the writer itself says, through random work."""
+"""Views of streams compared with the writer under random operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_view(writer: Writer) -> StreamView:
 @pytest.mark.promise("P3")
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("seed", range(2))
-def test_whatever_the_writer_does_the_view_says_what_the_writer_says(tmp_path: Path, seed: int) -> None:
+def test_a_view_matches_the_writer_under_random_operations(tmp_path: Path, seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     writer = Writer(tmp_path / "data", segment_bytes=2048, lanes=1 + seed % 2)

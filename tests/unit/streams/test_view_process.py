@@ -1,4 +1,4 @@
-"""A view beside a real process that writes, is killed and is started again."""
+"""A view next to a real writer process that is killed and restarted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIVES = 2
 
 
 class Child:
-    """One life of the writer, and what it has confirmed so far."""
+    """One run of the writer, and the records it has confirmed."""
 
     def __init__(self, path: Path) -> None:
         self.confirmed: dict[str, dict[int, bytes]] = defaultdict(dict)
@@ -52,15 +52,15 @@ class Child:
         self._process.send_signal(signal.SIGKILL)
         status = self._process.wait(30)
         self._reader.join(30)
-        assert not self._reader.is_alive(), "not all that the writer confirmed was read"
-        assert status == -signal.SIGKILL, f"the writer ended on its own with status {status}; its stderr says why"
+        assert not self._reader.is_alive(), "some confirmed records were not read"
+        assert status == -signal.SIGKILL, f"the writer exited with status {status}; see its stderr"
         assert self._process.stdout is not None
         self._process.stdout.close()
 
 
 @pytest.mark.promise("P1")
 @pytest.mark.promise("P3")
-def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_path: Path) -> None:
+def test_all_confirmed_records_are_visible_in_order_through_kills_and_restarts(tmp_path: Path) -> None:
     path = tmp_path / "data"
     seen: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
     confirmed: dict[str, dict[int, bytes]] = {topic: {} for topic in TOPICS}
@@ -78,7 +78,7 @@ def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_pa
                             read_on(view, topic, seen[topic])
             finally:
                 child.kill()
-            assert sum(map(len, child.confirmed.values())) >= CONFIRMED_PER_LIFE, "the writer ended on its own"
+            assert sum(map(len, child.confirmed.values())) >= CONFIRMED_PER_LIFE, "the writer exited unexpectedly"
             for topic in TOPICS:
                 confirmed[topic].update(child.confirmed[topic])
             view = view or StreamView.open(path)
@@ -101,7 +101,7 @@ def test_everything_confirmed_appears_in_order_through_kills_and_restarts(tmp_pa
 
 
 @pytest.mark.promise("P1")
-def test_a_batch_that_only_the_ring_holds_at_a_kill_appears_with_the_next_open(tmp_path: Path) -> None:
+def test_a_batch_only_in_the_ring_at_a_kill_is_visible_after_the_next_open(tmp_path: Path) -> None:
     path = tmp_path / "data"
     child = subprocess.run(
         [sys.executable, "-m", "tests.unit.streams.ring_child", str(path)],
@@ -121,7 +121,7 @@ def test_a_batch_that_only_the_ring_holds_at_a_kill_appears_with_the_next_open(t
 def require_confirmed(
     path: Path, view: StreamView, topic: str, shown: list[bytes], confirmed: dict[int, bytes]
 ) -> None:
-    """Every confirmed offset is shown with its value. A failure names all there is to find the cause by."""
+    """Assert that every confirmed offset is visible with its value. A failure lists the details."""
     missing = sorted(offset for offset in confirmed if offset >= len(shown))
     changed = sorted(offset for offset, value in confirmed.items() if offset < len(shown) and shown[offset] != value)
     if missing or changed:
@@ -135,12 +135,12 @@ def require_confirmed(
 
 
 def read_on(view: StreamView, topic: str, shown: list[bytes]) -> None:
-    """Take what is there beyond what was seen; offsets have no holes and never change what they mean."""
+    """Read the new records. Offsets have no gaps and never change their value."""
     while True:
         try:
             batch = view.read(topic, 0, len(shown))
         except TopicNotFoundError:
-            assert not shown, f"{topic} was there and is not any more"
+            assert not shown, f"{topic} was visible and is missing now"
             return
         records = batch.records()
         assert [record.offset for record in records] == list(range(len(shown), len(shown) + len(records)))

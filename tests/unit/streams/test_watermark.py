@@ -1,4 +1,4 @@
-"""High watermarks: a sync shows what was written before it began, and nothing else."""
+"""High watermarks: a sync shows exactly the writes made before it began."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(marks: Watermarks, shard: ShardOffsets, durability: Durability = Durab
 
 
 @pytest.mark.promise("P1", "P3")
-def test_a_sync_shows_no_write_that_came_while_it_ran() -> None:
+def test_a_sync_does_not_show_writes_made_during_it() -> None:
     shard, other = ShardOffsets(0), ShardOffsets(0)
     seen: list[int] = []
     late: list[int] = []

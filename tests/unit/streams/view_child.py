@@ -1,4 +1,4 @@
-"""A process that writes until it is killed, and says on stdout what was confirmed: `topic offset value` per line."""
+"""A process that writes until it is killed and prints each confirmed record as a line `topic offset value`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A writer with small segments on a store on disk, for views to look at from beside it."""
+"""A writer with small segments on a store on disk, for tests of views."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from basaltmq.log.batches.record import Record, StoredRecord
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.store.api import Store
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
@@ -26,7 +26,7 @@ START_MS = 1_700_000_000_000
 
 
 class Writer:
-    """The process that has the store open, as far as a view can tell."""
+    """Stands for the process that has the store open."""
 
     def __init__(self, path: Path, *, segment_bytes: int = 4096, lanes: int = 1) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class Writer:
         self.store: RocksStore = open_store(self.path)
         self.plane = StreamPlane(self.store, self.clock_ms, makers={Engine.SEGMENT: partial(self._engine, self.store)})
         if (self.path / "log").is_dir():
-            # Recover the log at open, as `Basalt.open` does. A plane alone opens the engine at the first use.
+            # Recover the log at open, as `Basalt.open` does. A plane opens the engine at the first use.
             self.plane.engines.get(Engine.SEGMENT)
 
     def _engine(
@@ -69,7 +69,7 @@ class Writer:
         self.plane.topics.create(name, msgspec.convert(config, TopicConfig))
 
     def put(self, topic: str, *values: bytes | Record, partition: int = 0, wait: bool = True) -> int:
-        """Append as one batch; the first offset."""
+        """Append one batch and return its first offset."""
         records = [value if isinstance(value, Record) else Record(value) for value in values]
         [(_, append)] = self.plane.drivers.append_batch(topic, records, partition=partition)
         if wait:
@@ -87,7 +87,7 @@ class Writer:
             offset = batch.next_offset
 
     def clean(self) -> None:
-        """Retention and cleaning until there is nothing to do."""
+        """Run retention and cleaning until nothing is left to do."""
         for _ in range(50):
             self.engine.retain(self.now_ms)
         while self.engine._cleaner.clean():
@@ -98,11 +98,12 @@ class Writer:
         self.store.close()
 
     def kill(self) -> None:
-        """End as a killed process does: what was written stays, what is in memory is lost."""
+        """End like a killed process: written data stays, data in memory is lost."""
         for lane in self.engine.lanes:
             lane.watermarks.close()
             lane.log.poison(RuntimeError("killed"))
             lane.log.close()
+        self.engine.ceilings.ends.close(clear=False)
         self.plane.engines._open.pop(Engine.SEGMENT)
         self.store.poison(RuntimeError("killed"))
         self.plane.watermarks.close()
@@ -110,7 +111,7 @@ class Writer:
 
 
 def seen(view: StreamView, topic: str, partition: int = 0) -> list[StoredRecord]:
-    """Everything a view shows of a partition, from its start on."""
+    """Return all records of a partition that a view shows."""
     found: list[StoredRecord] = []
     offset = view.info(topic, partition).start_offset
     while True:

@@ -1,1 +1,1 @@
-"""Encodings of record batches: columns, Arrow, Kafka batches, and their compression."""
+"""Encodings of record batches: columns, Kafka batches, and their compression."""

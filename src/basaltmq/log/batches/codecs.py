@@ -21,6 +21,7 @@ from struct import Struct
 from typing import Any, Final
 
 from basaltmq.errors import CorruptionError, LimitExceededError, UnsupportedCodecError
+from basaltmq.varints import read_varint
 
 NONE: Final = 0
 GZIP: Final = 1
@@ -41,6 +42,7 @@ _XERIAL_HEAD_BYTES: Final = 16
 _I32: Final = Struct(">i")
 
 SNAPPY_BLOCK_BYTES: Final = 32 << 10
+_SNAPPY_LENGTH_BYTES_MAX: Final = 5
 LZ4_BLOCK_BYTES: Final = 64 << 10
 _LZ4_HEAD: Final = bytes.fromhex("04224d18 60 40 82")
 """Magic; version 1 with independent blocks; blocks of 64 KiB; the checksum of these two bytes."""
@@ -127,7 +129,7 @@ def _gzip(data: bytes, _size_bytes_max: int) -> Iterator[bytes]:
         if piece:
             yield piece
     while not stream.eof:
-        # All input is consumed; the piece limit holds back the rest of the output.
+        # All input is consumed, but the piece limit delays the rest of the output.
         piece = stream.decompress(b"", PIECE_BYTES)
         if not piece:
             raise CorruptionError("the gzip stream of a batch is truncated")
@@ -151,14 +153,10 @@ def _snappy(data: bytes, size_bytes_max: int) -> Iterator[bytes]:
 
 
 def _bare_snappy(data: bytes, size_bytes_max: int) -> bytes:
-    size = shift = 0
-    for byte in data[:5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    else:
-        raise CorruptionError("a snappy block of a batch has no valid length")
+    try:
+        size, _ = read_varint(data[:_SNAPPY_LENGTH_BYTES_MAX], 0)
+    except IndexError:
+        raise CorruptionError("a snappy block of a batch has no valid length") from None
     if size > size_bytes_max:
         raise _too_large(size_bytes_max)
     arrow = _arrow(SNAPPY)

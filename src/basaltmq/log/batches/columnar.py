@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate, compress, pairwise
@@ -71,8 +72,7 @@ HEADER_VALUE_VALIDITY: Final = 18
 KINDS_MAX: Final = 18
 
 DIRECTORIES_KEPT: Final = 1024
-"""Cached directories. Batches of one producer tend to be alike, and parsing a directory costs more than a frame's CRC.
-"""
+"""Cached directories. Batches of one producer are often alike. Parsing a directory costs more than a frame's CRC."""
 
 SHAPES_KEPT: Final = 64
 """Cached sets of columns; few are in use."""
@@ -219,13 +219,13 @@ class ColumnBatch:
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch, stamp_ms: int = UNSTAMPED) -> ColumnBatch:
         """Convert from Arrow without record objects (see `arrow`). With UNSTAMPED, the engine sets missing times."""
-        from basaltmq.log.batches.arrow import from_arrow
+        from basaltmq.log.arrow import from_arrow
 
         return from_arrow(batch, stamp_ms)
 
     def to_arrow(self, base_offset: int) -> pa.RecordBatch:
         """Convert to Arrow (see `arrow`)."""
-        from basaltmq.log.batches.arrow import to_arrow
+        from basaltmq.log.arrow import to_arrow
 
         return to_arrow(self, base_offset)
 
@@ -313,6 +313,13 @@ class ColumnBatch:
     def deltas(self) -> Sequence[int] | None:
         """Return offsets relative to the base, None if they are 0, 1, 2 ..."""
         return self._ints("i", OFFSET_DELTAS) if OFFSET_DELTAS in self.extents else None
+
+    def count_below(self, delta: int) -> int:
+        """Return how many records have an offset delta below the given one."""
+        deltas = self.deltas()
+        if deltas is None:
+            return max(0, min(self.count, delta))
+        return bisect_left(deltas, delta)
 
     def distinct_keys(self) -> set[bytes]:
         if KEY_OFFSETS not in self.extents:

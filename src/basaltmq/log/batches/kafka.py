@@ -33,6 +33,7 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceeded
 from basaltmq.log.batches.codecs import NONE, compress, pieces
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import RECORD_BYTES_MAX, TIMESTAMP_MS_MAX, Headers, StoredRecord
+from basaltmq.varints import varint
 
 MAGIC: Final = 2
 HEADER_BYTES: Final = 61
@@ -43,7 +44,7 @@ TRANSACTIONAL: Final = 0x10
 CONTROL: Final = 0x20
 
 RECORDS_MAX: Final = 100_000
-"""Most records in an appended batch, as in a write through any other protocol. Older batches may have more."""
+"""Most records in an appended batch, the same as for all other protocols. Batches of older versions may have more."""
 
 DECOMPRESSED_BYTES_MIN: Final = 32 << 20
 """Smallest limit of a decompressed batch: twice the default record limit. Producers fill batches of 16 KiB to 1 MiB,
@@ -53,7 +54,7 @@ RECORD_FRAMING_BYTES: Final = 64 << 10
 """Room for lengths and numbers of a record in addition to its content: enough for 1,024 headers."""
 
 VARINT_BYTES_MAX: Final = 10
-"""Of a 64-bit number."""
+"""Bytes of a varint with 64 bits."""
 
 NO_TIMESTAMP: Final = -1
 NO_PRODUCER: Final = -1
@@ -68,6 +69,7 @@ _MARKER_KEY: Final = Struct(">hh")
 """Version and kind."""
 _MARKER_VALUE: Final = Struct(">hi")
 """Version and coordinator epoch."""
+_UNCOVERED: Final = Struct(">qiibI")
 _COVERED: Final = Struct(">hiqqqhii")
 _CRC: Final = Struct(">I")
 _CRC_AT: Final = 17
@@ -192,11 +194,13 @@ def recompressed(raw: bytes, codec: int, level: int | None, record_bytes_max: in
         content = b"".join(pieces(header.codec, content, decompressed_bytes_max(record_bytes_max)))
     content = compress(codec, content, level)
     covered = _COVERED.pack(header.attributes & ~COMPRESSION | codec, *header[6:]) + content
+    return _assembled(header.base_offset, header.leader_epoch, covered)
+
+
+def _assembled(base_offset: int, leader_epoch: int, covered: bytes) -> bytes:
+    """Return a batch from the part that its CRC covers."""
     size = _COVERED_AT - _PREFIX_BYTES + len(covered)
-    return (
-        _HEADER.pack(header.base_offset, size, header.leader_epoch, MAGIC, _crc32c(covered), *(8 * (0,)))[:_COVERED_AT]
-        + covered
-    )
+    return _UNCOVERED.pack(base_offset, size, leader_epoch, MAGIC, _crc32c(covered)) + covered
 
 
 def decompressed_bytes_max(record_bytes_max: int) -> int:
@@ -367,17 +371,13 @@ def encode_records(found: Sequence[StoredRecord], leader_epoch: int = 0) -> byte
     covered = _COVERED.pack(
         0, found[-1].offset - base, base_ms, largest_ms, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, len(found)
     ) + b"".join(parts)
-    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
-    front = _HEADER.pack(base, size, leader_epoch, MAGIC, _crc32c(covered), *(8 * (0,)))
-    return front[:_COVERED_AT] + covered
+    return _assembled(base, leader_epoch, covered)
 
 
 def empty_batch(base_offset: int, last_offset_delta: int) -> bytes:
     """Return a batch that uses offsets but has no records, for a batch whose records were all deleted."""
     covered = _COVERED.pack(0, last_offset_delta, NO_TIMESTAMP, NO_TIMESTAMP, NO_PRODUCER, NO_PRODUCER, NO_PRODUCER, 0)
-    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
-    front = _HEADER.pack(base_offset, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
-    return front[:_COVERED_AT] + covered
+    return _assembled(base_offset, 0, covered)
 
 
 def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms: int) -> bytes:
@@ -387,9 +387,7 @@ def marker_batch(producer_id: int, producer_epoch: int, is_commit: bool, now_ms:
     attributes = TRANSACTIONAL | CONTROL
     covered = _COVERED.pack(attributes, 0, now_ms, now_ms, producer_id, producer_epoch, NO_PRODUCER, 1)
     covered += _zigzag(len(record)) + record
-    size = _COVERED_AT - _PREFIX_BYTES + len(covered)
-    front = _HEADER.pack(0, size, 0, MAGIC, _crc32c(covered), *(8 * (0,)))
-    return front[:_COVERED_AT] + covered
+    return _assembled(0, 0, covered)
 
 
 def read_marker(raw: bytes) -> bool | None:
@@ -447,15 +445,7 @@ def _headers(data: bytes, at: int, end: int) -> tuple[Headers, int]:
 
 
 def _zigzag(number: int) -> bytes:
-    number = number << 1 if number >= 0 else (-number << 1) - 1
-    if number < 0x80:
-        return bytes((number,))
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    return varint(number << 1 if number >= 0 else (-number << 1) - 1)
 
 
 def _prefixed(content: bytes | None) -> bytes:

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from basaltmq.durability import Durability
-from basaltmq.errors import InvalidArgumentError, ShardNotFoundError, StoreClosedError, StoreOverfullError
+from basaltmq.errors import ShardNotFoundError, StoreClosedError, StoreOverfullError
 from basaltmq.log.batches.record import NEVER, Record, StoredRecord, record_size_bytes
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -45,6 +45,7 @@ from basaltmq.streams.adapter import (
     check_offset,
     check_placed,
     is_expired,
+    no_offsets_left,
     plain_records,
     stamped,
 )
@@ -56,7 +57,6 @@ from basaltmq.streams.engines.retention import (
     Rounds,
     age_time_ms,
     is_tombstone,
-    pass_is_due,
     start_offset_after,
 )
 from basaltmq.streams.leaders import Leaders
@@ -223,43 +223,43 @@ class MemoryEngine(EngineBase):
         self._size_bytes_max = size_bytes_max
         self._size_bytes = 0
         self._lock = threading.Lock()
-        self._kept: dict[int, _Shard] = {}
+        self._states: dict[int, _Shard] = {}
         self._rounds = Rounds(shards, Engine.MEMORY)
         self._closed = False
 
     def plan_delete(self, batch: Batch, shard: int) -> None:
-        kept = self._of(shard)
-        with kept.lock:
-            kept.is_deleted = True
+        state = self._of(shard)
+        with state.lock:
+            state.is_deleted = True
             self._shards.plan_delete(batch, shard, derived=False)
 
     def revive(self, shard: int) -> None:
-        kept = self._of(shard)
-        with kept.lock:
-            kept.is_deleted = False
+        state = self._of(shard)
+        with state.lock:
+            state.is_deleted = False
 
     def forget(self, *shards: int) -> None:
         for shard in shards:
             self._shards.forget(shard)
             with self._lock:
-                kept = self._kept.pop(shard, None)
-            if kept is not None:
-                with kept.lock:
-                    self._count(-kept.size_bytes)
-                    kept.size_bytes = 0
+                state = self._states.pop(shard, None)
+            if state is not None:
+                with state.lock:
+                    self._count(-state.size_bytes)
+                    state.size_bytes = 0
 
     def reconfigured(self, shard: int) -> None:
         meta = self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            kept.config = meta.config
+        state = self._of(shard)
+        with state.lock:
+            state.config = meta.config
 
     def shard_info(self, shard: int) -> ShardInfo:
         meta = self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            end = kept.next_offset
-            return ShardInfo(meta, kept.start_offset, end, end, len(kept.offsets), kept.size_bytes)
+        state = self._of(shard)
+        with state.lock:
+            end = state.next_offset
+            return ShardInfo(meta, state.start_offset, end, end, len(state.offsets), state.size_bytes)
 
     def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
         return self.batch_write(shard, (record,), durability)
@@ -274,14 +274,14 @@ class MemoryEngine(EngineBase):
         size_bytes = sum(_cost_bytes(record) for record in plain)
         now_ms = self._clock_ms()
         plain = stamped(plain, now_ms)
-        kept = self._of(shard)
-        with kept.lock:
-            base = kept.next_offset
-            self._admit(kept, shard, size_bytes, base + len(plain), now_ms)
+        state = self._of(shard)
+        with state.lock:
+            base = state.next_offset
+            self._admit(state, shard, size_bytes, base + len(plain), now_ms)
             for offset, record in enumerate(plain, base):
-                kept.append(_stored(record, offset), now_ms)
-            kept.next_offset = base + len(plain)
-            return Append(shard, base, kept.next_offset - 1, level)
+                state.append(_stored(record, offset), now_ms)
+            state.next_offset = base + len(plain)
+            return Append(shard, base, state.next_offset - 1, level)
 
     def append_at(self, shard: int, records: Sequence[StoredRecord], next_offset: int) -> Append:
         self._require_leader(shard)
@@ -290,14 +290,14 @@ class MemoryEngine(EngineBase):
             check_batch(records, meta.config.record_bytes_max)
         size_bytes = sum(_cost_bytes(record) for record in records)
         now_ms = self._clock_ms()
-        kept = self._of(shard)
-        with kept.lock:
-            check_placed(records, kept.next_offset, next_offset)
-            base = kept.next_offset
-            self._admit(kept, shard, size_bytes, next_offset, now_ms)
+        state = self._of(shard)
+        with state.lock:
+            check_placed(records, state.next_offset, next_offset)
+            base = state.next_offset
+            self._admit(state, shard, size_bytes, next_offset, now_ms)
             for record in records:
-                kept.append(record, now_ms)
-            kept.next_offset = next_offset
+                state.append(record, now_ms)
+            state.next_offset = next_offset
             return Append(shard, base, next_offset - 1, Durability.MEMORY)
 
     def wait(self, append: Append) -> None:
@@ -310,83 +310,80 @@ class MemoryEngine(EngineBase):
         self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> RecordsRead:
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            return self._read(kept, shard, offset, kept.scan(offset), Budget(max_records, max_bytes))
+        state = self._of(shard)
+        with state.lock:
+            return self._read(state, shard, offset, state.scan(offset), Budget(max_records, max_bytes))
 
     def read_by_tag(
         self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> RecordsRead:
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            indexed = kept.config.index_tags
-            found = kept.of_index(kept.by_tag.get(tag, []), offset) if indexed else kept.scan(offset)
-            return self._read(kept, shard, offset, found, Budget(max_records, max_bytes), tag=tag)
+        state = self._of(shard)
+        with state.lock:
+            indexed = state.config.index_tags
+            found = state.of_index(state.by_tag.get(tag, []), offset) if indexed else state.scan(offset)
+            return self._read(state, shard, offset, found, Budget(max_records, max_bytes), tag=tag)
 
     def read_by_key(
         self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> RecordsRead:
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            indexed = kept.config.index_keys
-            found = kept.of_index(kept.by_key.get(key, []), offset) if indexed else kept.scan(offset)
-            return self._read(kept, shard, offset, found, Budget(max_records, max_bytes), key=key)
+        state = self._of(shard)
+        with state.lock:
+            indexed = state.config.index_keys
+            found = state.of_index(state.by_key.get(key, []), offset) if indexed else state.scan(offset)
+            return self._read(state, shard, offset, found, Budget(max_records, max_bytes), key=key)
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
         self._require_leader(shard)
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            if kept.config.index_keys:
-                going = list(kept.by_key.get(key, []))
+        state = self._of(shard)
+        with state.lock:
+            if state.config.index_keys:
+                going = list(state.by_key.get(key, []))
             else:
-                going = [entry.record.offset for entry in kept.entries if entry.record.key == key]
-            return self._remove(kept, going)
+                going = [entry.record.offset for entry in state.entries if entry.record.key == key]
+            return self._remove(state, going)
 
     def delete_by_offset(self, shard: int, offsets: Sequence[int]) -> int:
         self._require_leader(shard)
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            return self._remove(kept, offsets)
+        state = self._of(shard)
+        with state.lock:
+            return self._remove(state, offsets)
 
     def delete_records_before(self, shard: int, offset: int) -> int:
         self._require_leader(shard)
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            self._remove_before(kept, min(offset, kept.next_offset))
-            return kept.start_offset
+        state = self._of(shard)
+        with state.lock:
+            self._remove_before(state, min(offset, state.next_offset))
+            return state.start_offset
 
     def get_offset_by_timestamp(self, shard: int, timestamp_ms: int, otherwise: IfAllOlder) -> int:
         self._own(shard)
-        kept = self._of(shard)
-        with kept.lock:
-            found = kept.first_at_time(timestamp_ms, self._clock_ms())
+        state = self._of(shard)
+        with state.lock:
+            found = state.first_at_time(timestamp_ms, self._clock_ms())
             if found is not None:
                 return found
-            return kept.start_offset if otherwise is IfAllOlder.EARLIEST else kept.next_offset
+            return state.start_offset if otherwise is IfAllOlder.EARLIEST else state.next_offset
 
     def retain(self, now_ms: int) -> int:
         gone = 0
         with self._lock:
-            loaded = list(self._kept.values())
-        for kept in loaded:
-            with kept.lock:
-                gone += self._expire(kept, now_ms)
-        left = RECORDS_PER_STEP
-        for meta in self._rounds.step():
-            kept = self._of(meta.number)
-            with kept.lock:
-                removed = self._retain_shard(kept, now_ms, RECORDS_PER_STEP)
-                looked, compacted = self._compact(kept, now_ms, left)
-            gone += removed + compacted
-            left -= removed + looked
-            if left <= 0:
-                break
-        return gone
+            loaded = list(self._states.values())
+        for state in loaded:
+            with state.lock:
+                gone += self._expire(state, now_ms)
+        return gone + self._rounds.clean(lambda meta, limit: self._clean(meta, now_ms, limit))
+
+    def _clean(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
+        state = self._of(meta.number)
+        with state.lock:
+            removed = self._retain_shard(state, now_ms, RECORDS_PER_STEP)
+            examined, compacted = self._compact(state, now_ms, limit)
+        return removed + examined, removed + compacted
 
     def close(self) -> None:
         """Return unused reserved offsets, so that a clean restart leaves no gap."""
@@ -394,11 +391,11 @@ class MemoryEngine(EngineBase):
             return
         self._closed = True
         with self._lock:
-            kept = dict(self._kept)
-            self._kept.clear()
+            states = dict(self._states)
+            self._states.clear()
         batch = Batch()
         with self._shards.exclusive():
-            for number, each in kept.items():
+            for number, each in states.items():
                 if each.reserved_to != each.next_offset and not each.is_deleted:
                     meta = msgspec.structs.replace(
                         self._shards.get(number), start_offset=each.next_offset, next_offset_min=each.next_offset
@@ -412,19 +409,19 @@ class MemoryEngine(EngineBase):
         with self._lock:
             if self._closed:
                 raise StoreClosedError("the memory engine is closed")
-            kept = self._kept.get(shard)
-            if kept is None:
-                kept = self._kept[shard] = _Shard(self._own(shard))
-            return kept
+            state = self._states.get(shard)
+            if state is None:
+                state = self._states[shard] = _Shard(self._own(shard))
+            return state
 
-    def _admit(self, kept: _Shard, shard: int, size_bytes: int, next_offset: int, now_ms: int) -> None:
+    def _admit(self, state: _Shard, shard: int, size_bytes: int, next_offset: int, now_ms: int) -> None:
         """Run every check that can reject a write, before any change."""
-        if kept.is_deleted:
+        if state.is_deleted:
             raise ShardNotFoundError(f"shard {shard} is being deleted")
-        self._reserve(kept, shard, next_offset)
+        self._reserve(state, shard, next_offset)
         if self._size_bytes + size_bytes > self._size_bytes_max:
-            self._expire(kept, now_ms)
-            self._retain_shard(kept, now_ms)
+            self._expire(state, now_ms)
+            self._retain_shard(state, now_ms)
         with self._lock:
             if self._size_bytes + size_bytes > self._size_bytes_max:
                 raise StoreOverfullError(
@@ -437,17 +434,17 @@ class MemoryEngine(EngineBase):
         with self._lock:
             self._size_bytes += size_bytes
 
-    def _reserve(self, kept: _Shard, shard: int, next_offset: int) -> None:
+    def _reserve(self, state: _Shard, shard: int, next_offset: int) -> None:
         if next_offset > OFFSET_MAX:
-            raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
-        if next_offset > kept.reserved_to:
+            raise no_offsets_left(shard)
+        if next_offset > state.reserved_to:
             reserved_to = next_offset + OFFSETS_RESERVED
             self._shards.update(shard, next_offset_min=reserved_to)
-            kept.reserved_to = reserved_to
+            state.reserved_to = reserved_to
 
     def _read(
         self,
-        kept: _Shard,
+        state: _Shard,
         shard: int,
         offset: int,
         found: Iterable[_Entry],
@@ -456,13 +453,13 @@ class MemoryEngine(EngineBase):
         tag: bytes | None = None,
         key: bytes | None = None,
     ) -> RecordsRead:
-        check_offset(shard, offset, kept.start_offset, kept.next_offset)
+        check_offset(shard, offset, state.start_offset, state.next_offset)
         now_ms = self._clock_ms()
         records: list[StoredRecord] = []
-        next_offset = max(offset, kept.next_offset)
+        next_offset = max(offset, state.next_offset)
         for entry in found:
             record = entry.record
-            if not budget.look():
+            if not budget.examine():
                 next_offset = record.offset
                 break
             if (
@@ -475,79 +472,71 @@ class MemoryEngine(EngineBase):
                 next_offset = record.offset
                 break
             records.append(record)
-        return RecordsRead(records, next_offset, kept.start_offset, kept.next_offset)
+        return RecordsRead(records, next_offset, state.start_offset, state.next_offset)
 
-    def _remove(self, kept: _Shard, going: Collection[int]) -> int:
-        before = kept.size_bytes
-        gone = kept.remove(going)
-        self._count(kept.size_bytes - before)
+    def _remove(self, state: _Shard, going: Collection[int]) -> int:
+        before = state.size_bytes
+        gone = state.remove(going)
+        self._count(state.size_bytes - before)
         return gone
 
-    def _remove_before(self, kept: _Shard, offset: int) -> int:
-        before = kept.size_bytes
-        gone = kept.remove_before(offset)
-        self._count(kept.size_bytes - before)
+    def _remove_before(self, state: _Shard, offset: int) -> int:
+        before = state.size_bytes
+        gone = state.remove_before(offset)
+        self._count(state.size_bytes - before)
         return gone
 
-    def _expire(self, kept: _Shard, now_ms: int) -> int:
+    def _expire(self, state: _Shard, now_ms: int) -> int:
         going: list[int] = []
-        while kept.expiring and kept.expiring[0][0] <= now_ms and len(going) < RECORDS_PER_STEP:
-            going.append(heapq.heappop(kept.expiring)[1])
-        return self._remove(kept, going)
+        while state.expiring and state.expiring[0][0] <= now_ms and len(going) < RECORDS_PER_STEP:
+            going.append(heapq.heappop(state.expiring)[1])
+        return self._remove(state, going)
 
-    def _retain_shard(self, kept: _Shard, now_ms: int, limit: int | None = None) -> int:
+    def _retain_shard(self, state: _Shard, now_ms: int, limit: int | None = None) -> int:
         """Apply retention to a shard, up to `limit` records. Return how many it removed."""
         oldest = (
             Extent(
                 entry.record.offset + 1, 1, entry.size_bytes, age_time_ms(entry.record.timestamp_ms, entry.stored_ms)
             )
-            for entry in islice(kept.scan(kept.start_offset), limit)
+            for entry in islice(state.scan(state.start_offset), limit)
         )
-        start = start_offset_after(kept.config, kept.start_offset, len(kept.offsets), kept.size_bytes, oldest, now_ms)
-        return self._remove_before(kept, start)
+        start = start_offset_after(
+            state.config, state.start_offset, len(state.offsets), state.size_bytes, oldest, now_ms
+        )
+        return self._remove_before(state, start)
 
-    def _compact(self, kept: _Shard, now_ms: int, limit: int) -> tuple[int, int]:
+    def _compact(self, state: _Shard, now_ms: int, limit: int) -> tuple[int, int]:
         """Do a part of a pass in offset order. Return (records examined, records deleted)."""
-        state = kept.compaction
-        if not kept.config.compact or not (state.is_running or _begin(kept, now_ms)):
+        progress = state.compaction
+        if not state.config.compact:
             return 0, 0
+        if not progress.is_running:
+            if not progress.is_due(state.next_offset, len(state.offsets), now_ms):
+                return 0, 0
+            progress.begin(state.start_offset, state.next_offset)
         going: list[int] = []
-        looked = 0
-        state.is_running = False
-        for entry in kept.scan(state.at):
+        examined = 0
+        progress.is_running = False
+        for entry in state.scan(progress.at):
             record = entry.record
-            if record.offset >= state.bound:
+            if record.offset >= progress.bound:
                 break
-            if looked >= max(limit, 1):
-                state.is_running = True
-                state.at = record.offset
+            if examined >= max(limit, 1):
+                progress.is_running = True
+                progress.at = record.offset
                 break
-            looked += 1
+            examined += 1
             if record.key is None:
                 continue
-            if kept.by_key[record.key][-1] != record.offset:
+            if state.by_key[record.key][-1] != record.offset:
                 going.append(record.offset)
             elif is_tombstone(record.value):
-                due_ms = age_time_ms(record.timestamp_ms, entry.stored_ms) + kept.config.tombstone_retention_ms
-                if due_ms <= now_ms:
+                time_ms = age_time_ms(record.timestamp_ms, entry.stored_ms)
+                if progress.is_tombstone_due(state.config, time_ms, now_ms):
                     going.append(record.offset)
-                elif state.tombstone_due_ms is None or due_ms < state.tombstone_due_ms:
-                    state.tombstone_due_ms = due_ms
-        if not state.is_running:
-            state.passed_to = state.bound
-        return looked, self._remove(kept, going)
-
-
-def _begin(kept: _Shard, now_ms: int) -> bool:
-    """Start a compaction pass over a shard if one is due."""
-    state = kept.compaction
-    tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
-    if not tombstone_due and not pass_is_due(kept.next_offset, state.passed_to, len(kept.offsets)):
-        return False
-    state.at = kept.start_offset
-    state.bound = kept.next_offset
-    state.tombstone_due_ms = None
-    return True
+        if not progress.is_running:
+            progress.end()
+        return examined, self._remove(state, going)
 
 
 def _cost_bytes(record: Record) -> int:

@@ -13,12 +13,13 @@ There are no timers here. `Rounds` iterates over the shards, so that bounded ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final
 
 import msgspec
 
+from basaltmq.errors import ShardNotFoundError
 from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
 
 SHARDS_PER_STEP: Final = 1_000
@@ -30,6 +31,10 @@ RECORDS_PER_STEP: Final = 20_000
 COMPACT_FRACTION: Final = 10
 """A compaction pass starts when 1/10 of the shard's records are new since the last pass. This bounds the cost of passes
 over large shards."""
+
+
+PASSES_MAX: Final = 10_000
+"""Maximum shards whose last compaction pass is remembered."""
 
 
 class Extent(msgspec.Struct, frozen=True, gc=False):
@@ -76,17 +81,6 @@ def is_tombstone(value: bytes | None) -> bool:
     return value is None
 
 
-def is_tombstone_due(config: ShardConfig, time_ms: int, now_ms: int) -> bool:
-    """Whether a tombstone that is the latest record of its key may be removed."""
-    return time_ms + config.tombstone_retention_ms <= now_ms
-
-
-def pass_is_due(high_watermark: int, passed_to: int, records: int) -> bool:
-    """Whether enough records are new since the last pass, which covered offsets below `passed_to`."""
-    fresh = high_watermark - passed_to
-    return fresh > 0 and fresh * COMPACT_FRACTION >= records
-
-
 class Rounds:
     """Iterates over the shards of an engine by number, round after round."""
 
@@ -109,6 +103,25 @@ class Rounds:
         if len(page) < limit:
             self._after = 0
 
+    def clean(self, clean_shard: Callable[[ShardMeta, int], tuple[int, int]]) -> int:
+        """Clean the next shards until RECORDS_PER_STEP records are examined. Return how many records were removed.
+
+        `clean_shard` gets a shard and the records left to examine. It returns the records examined and removed.
+        """
+        left = RECORDS_PER_STEP
+        gone = 0
+        for meta in self.step():
+            try:
+                examined, removed = clean_shard(meta, left)
+            except ShardNotFoundError:
+                # The shard was deleted after the page was read.
+                continue
+            gone += removed
+            left -= examined
+            if left <= 0:
+                break
+        return gone
+
 
 class CompactionPass:
     """Progress of a shard's compaction. `at` is the engine's position: a key hash or an offset."""
@@ -124,3 +137,46 @@ class CompactionPass:
         """The last pass covered the offsets below it."""
         self.tombstone_due_ms: int | None = None
         """When the first remaining tombstone may be removed."""
+
+    def is_due(self, bound: int, records: int, now_ms: int) -> bool:
+        """Whether a tombstone is due, or enough of the records below `bound` are new since the last pass."""
+        if self.tombstone_due_ms is not None and self.tombstone_due_ms <= now_ms:
+            return True
+        fresh = bound - self.passed_to
+        return fresh > 0 and fresh * COMPACT_FRACTION >= records
+
+    def begin(self, at: int, bound: int) -> None:
+        self.is_running = True
+        self.at = at
+        self.bound = bound
+        self.tombstone_due_ms = None
+
+    def end(self) -> None:
+        self.is_running = False
+        self.passed_to = self.bound
+
+    def is_tombstone_due(self, config: ShardConfig, time_ms: int, now_ms: int) -> bool:
+        """Whether a tombstone that is the latest record of its key may be removed. Records when a later one is due."""
+        due_ms = time_ms + config.tombstone_retention_ms
+        if due_ms <= now_ms:
+            return True
+        self.tombstone_due_ms = due_ms if self.tombstone_due_ms is None else min(self.tombstone_due_ms, due_ms)
+        return False
+
+
+class CompactionPasses:
+    """The compaction passes of an engine's shards. A forgotten shard is compacted again."""
+
+    def __init__(self) -> None:
+        self._passes: dict[int, CompactionPass] = {}
+
+    def of(self, shard: int) -> CompactionPass:
+        known = self._passes.get(shard)
+        if known is None:
+            if len(self._passes) >= PASSES_MAX:
+                self._passes.pop(next(iter(self._passes)))
+            known = self._passes[shard] = CompactionPass()
+        return known
+
+    def forget(self, shard: int) -> None:
+        self._passes.pop(shard, None)

@@ -23,7 +23,6 @@ the durable part until the import is completed.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -33,6 +32,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.clock import now_ms
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.durability import Durability
 from basaltmq.errors import (
@@ -298,12 +298,8 @@ class Imports:
         self._store.sync()
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 @contextmanager
-def open_imports(path: Path, clock_ms: Callable[[], int] = _now_ms) -> Iterator[Imports]:
+def open_imports(path: Path, clock_ms: Callable[[], int] = now_ms) -> Iterator[Imports]:
     """Open the store at `path` for an import. Raises StoreLockedError if another process has it open."""
     try:
         store = open_store(path, create=False)

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError
-from basaltmq.log.batches.arrow import from_arrow
+from basaltmq.log.arrow import from_arrow
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import UNSTAMPED
 from basaltmq.store.directory import make_directory, os_error, sync_directory, sync_file

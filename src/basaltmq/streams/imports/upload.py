@@ -19,7 +19,7 @@ import pyarrow.ipc
 
 from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
-from basaltmq.log.batches.arrow import from_arrow
+from basaltmq.log.arrow import from_arrow
 from basaltmq.log.batches.record import UNSTAMPED
 from basaltmq.streams.adapter import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from basaltmq.streams.imports.arrow_file import is_compressed

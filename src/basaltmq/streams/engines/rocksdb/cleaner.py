@@ -20,25 +20,21 @@ from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.retention import (
     RECORDS_PER_STEP,
     CompactionPass,
+    CompactionPasses,
     Extent,
     Rounds,
     age_time_ms,
     is_tombstone,
-    is_tombstone_due,
-    pass_is_due,
     start_offset_after,
 )
 from basaltmq.streams.engines.rocksdb.record_row import decode_row, row_times
-from basaltmq.streams.shards import Engine, ShardConfig, ShardMeta, Shards
+from basaltmq.streams.shards import Engine, ShardMeta, Shards
 
 if TYPE_CHECKING:
     from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine, Tail
 
 RECORDS: Final = Family.STREAM_RECORDS
 INDEX: Final = Family.STREAM_RECORD_INDEX
-
-PASSES_MAX: Final = 10_000
-"""Maximum shards whose last pass is remembered. A forgotten shard is compacted again."""
 
 _KEY_ROWS_PER_BATCH: Final = 1_000
 
@@ -51,26 +47,18 @@ class Cleaner:
         self._engine = engine
         self._rounds = Rounds(shards, Engine.ROCKSDB)
         self._shards = shards
-        self._passes: dict[int, CompactionPass] = {}
+        self._passes = CompactionPasses()
 
     def forget(self, shard: int) -> None:
-        self._passes.pop(shard, None)
+        self._passes.forget(shard)
 
     def step(self, now_ms: int) -> int:
-        gone = self._expire(now_ms)
-        left = RECORDS_PER_STEP
-        for meta in self._rounds.step():
-            try:
-                removed = self._retain(meta, now_ms)
-                looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
-            except ShardNotFoundError:
-                # The shard was deleted after the page was read.
-                continue
-            gone += removed + compacted
-            left -= removed + looked
-            if left <= 0:
-                break
-        return gone
+        return self._expire(now_ms) + self._rounds.clean(lambda meta, limit: self._clean(meta, now_ms, limit))
+
+    def _clean(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
+        removed = self._retain(meta, now_ms)
+        examined, compacted = self._compact(meta, now_ms, limit) if meta.config.compact else (0, 0)
+        return removed + examined, removed + compacted
 
     def _expire(self, now_ms: int) -> int:
         due: dict[int, list[tuple[bytes, int]]] = {}
@@ -117,32 +105,20 @@ class Cleaner:
 
     def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
         """Do a part of a pass. Return (key rows examined, records deleted)."""
-        state = self._passes.get(meta.number)
-        if state is None:
-            if len(self._passes) >= PASSES_MAX:
-                self._passes.pop(next(iter(self._passes)))
-            state = self._passes[meta.number] = CompactionPass()
+        progress = self._passes.of(meta.number)
         tail = self._engine.tail_of(meta.number)
-        if not state.is_running and not self._begin(state, tail, now_ms):
-            return 0, 0
-        looked = gone = 0
-        while state.is_running and looked < max(limit, 1):
+        if not progress.is_running:
+            if not progress.is_due(tail.high_watermark, tail.records, now_ms):
+                return 0, 0
+            progress.begin(0, tail.high_watermark)
+        examined = gone = 0
+        while progress.is_running and examined < max(limit, 1):
             with tail.lock:
                 tail.require()
-                rows = self._key_rows(meta.number, state.at)
-                looked += len(rows)
-                gone += self._judge(meta, tail, state, rows, now_ms)
-        return looked, gone
-
-    def _begin(self, state: CompactionPass, tail: Tail, now_ms: int) -> bool:
-        tombstone_due = state.tombstone_due_ms is not None and state.tombstone_due_ms <= now_ms
-        if not tombstone_due and not pass_is_due(tail.high_watermark, state.passed_to, tail.records):
-            return False
-        state.is_running = True
-        state.at = 0
-        state.bound = tail.high_watermark
-        state.tombstone_due_ms = None
-        return True
+                rows = self._key_rows(meta.number, progress.at)
+                examined += len(rows)
+                gone += self._remove_superseded(meta, tail, progress, rows, now_ms)
+        return examined, gone
 
     def _key_rows(self, shard: int, hash_from: int) -> list[tuple[int, int, bool]]:
         """Return (hash, offset, is tombstone) of the next complete hashes. Empty at the end of a pass."""
@@ -156,26 +132,25 @@ class Cleaner:
             rows.append((hashed, offset, bool(value)))
         return rows
 
-    def _judge(
-        self, meta: ShardMeta, tail: Tail, state: CompactionPass, rows: list[tuple[int, int, bool]], now_ms: int
+    def _remove_superseded(
+        self, meta: ShardMeta, tail: Tail, progress: CompactionPass, rows: list[tuple[int, int, bool]], now_ms: int
     ) -> int:
         by_hash: dict[int, list[tuple[int, bool]]] = {}
         for hashed, offset, is_marked in rows:
-            if offset < state.bound:
+            if offset < progress.bound:
                 by_hash.setdefault(hashed, []).append((offset, is_marked))
         going: list[bytes] = []
         for entries in by_hash.values():
             if len(entries) > 1 or entries[0][1]:
-                going += self._superseded(meta, state, [offset for offset, _ in entries], now_ms)
+                going += self._superseded(meta, progress, [offset for offset, _ in entries], now_ms)
         gone = self._engine.remove(tail, meta.config, going) if going else 0
         if not rows or rows[-1][0] == (1 << 64) - 1:
-            state.is_running = False
-            state.passed_to = state.bound
+            progress.end()
         else:
-            state.at = rows[-1][0] + 1
+            progress.at = rows[-1][0] + 1
         return gone
 
-    def _superseded(self, meta: ShardMeta, state: CompactionPass, offsets: list[int], now_ms: int) -> list[bytes]:
+    def _superseded(self, meta: ShardMeta, progress: CompactionPass, offsets: list[int], now_ms: int) -> list[bytes]:
         """Return the row keys to delete among records whose keys have the same hash."""
         row_keys = [stream_keys.stream_record_key(meta.number, offset) for offset in offsets]
         latest: dict[bytes, tuple[bytes, bytes]] = {}
@@ -192,14 +167,6 @@ class Cleaner:
             record = decode_row(row_key, row)
             if is_tombstone(record.value):
                 stored_ms, timestamp_ms, _ = row_times(row)
-                self._tombstone(meta.config, state, row_key, age_time_ms(timestamp_ms, stored_ms), going, now_ms)
+                if progress.is_tombstone_due(meta.config, age_time_ms(timestamp_ms, stored_ms), now_ms):
+                    going.append(row_key)
         return going
-
-    def _tombstone(
-        self, config: ShardConfig, state: CompactionPass, row_key: bytes, time_ms: int, going: list[bytes], now_ms: int
-    ) -> None:
-        if is_tombstone_due(config, time_ms, now_ms):
-            going.append(row_key)
-            return
-        due_ms = time_ms + config.tombstone_retention_ms
-        state.tombstone_due_ms = due_ms if state.tombstone_due_ms is None else min(state.tombstone_due_ms, due_ms)

@@ -27,7 +27,7 @@ from struct import Struct as Layout
 from typing import Final
 
 from basaltmq.durability import Durability
-from basaltmq.errors import CorruptionError, InvalidArgumentError, ShardNotFoundError
+from basaltmq.errors import CorruptionError, ShardNotFoundError
 from basaltmq.log.batches.record import NEVER, Record, StoredRecord, record_size_bytes
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
@@ -49,6 +49,7 @@ from basaltmq.streams.adapter import (
     check_placed,
     hash64,
     is_expired,
+    no_offsets_left,
     plain_records,
     stamped,
 )
@@ -213,7 +214,7 @@ class RocksdbEngine(EngineBase):
         """Write records, index rows and the tail in one batch. The caller holds the tail's lock."""
         tail.require()
         if next_offset > OFFSET_MAX:
-            raise InvalidArgumentError(f"shard {tail.number} has no offsets left; the maximum is {OFFSET_MAX}")
+            raise no_offsets_left(tail.number)
         shard = tail.number
         batch = Batch()
         count = 0
@@ -277,7 +278,7 @@ class RocksdbEngine(EngineBase):
         next_offset = max(offset, end)
         records: list[StoredRecord] = []
         for row_key, row in self._rows(shard, offset, end, meta.config, tag, key):
-            if not budget.look():
+            if not budget.examine():
                 next_offset = stream_keys.decode_stream_record_key(row_key)[1]
                 break
             record = decode_row(row_key, row)

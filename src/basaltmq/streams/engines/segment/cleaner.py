@@ -47,12 +47,13 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.retention import (
+    PASSES_MAX,
     RECORDS_PER_STEP,
     CompactionPass,
+    CompactionPasses,
     Extent,
     Rounds,
     age_time_ms,
-    pass_is_due,
     start_offset_after,
 )
 from basaltmq.streams.engines.segment.compaction_filter import CompactionFilter, offsets_of
@@ -83,14 +84,8 @@ RECLAIMED_GARBAGE_MIN: Final = 64 << 10
 RECLAIM_STEPS_MAX: Final = 64
 """Maximum cleaning steps per `reclaim`: 2 GiB of segments."""
 
-PASSES_MAX: Final = 10_000
-"""Maximum shards whose last pass is remembered. A forgotten shard is compacted again."""
-
-
 EXPIRED_FRAMES_PER_STEP: Final = 1_000
 """Frames with expired records examined per step."""
-
-OFFSET_MAX: Final = (1 << 63) - 1
 
 _log: Final = logging.getLogger(__name__)
 
@@ -102,7 +97,7 @@ class SegmentCleaner:
         self._engine = engine
         self._store = store
         self._rounds = Rounds(shards, Engine.SEGMENT)
-        self._passes: dict[int, CompactionPass] = {}
+        self._passes = CompactionPasses()
         self._latest: LatestKeys | None = None
         self._without_row: set[int] = set()
         """Shards without idempotent producers. A producer that starts while this process runs writes a row first."""
@@ -110,28 +105,21 @@ class SegmentCleaner:
         self._damaged: set[tuple[int, int]] = set()
 
     def forget(self, shard: int) -> None:
-        self._passes.pop(shard, None)
+        self._passes.forget(shard)
         self._without_row.discard(shard)
         if self._latest is not None and self._latest.shard == shard:
             self._latest = None
 
     def step(self, now_ms: int) -> int:
         """Do a bounded part of the work. Return how many records were removed."""
-        gone = self._expire(now_ms)
-        left = RECORDS_PER_STEP
-        for meta in self._rounds.step():
-            try:
-                removed = self._retain(meta, now_ms)
-                looked, compacted = self._compact(meta, now_ms, left) if meta.config.compact else (0, 0)
-            except ShardNotFoundError:
-                # The shard was deleted after the page was read.
-                continue
-            gone += removed + compacted
-            left -= removed + looked
-            if left <= 0:
-                break
+        gone = self._expire(now_ms) + self._rounds.clean(lambda meta, limit: self._clean_shard(meta, now_ms, limit))
         self.clean()
         return gone
+
+    def _clean_shard(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
+        removed = self._retain(meta, now_ms)
+        examined, compacted = self._compact(meta, now_ms, limit) if meta.config.compact else (0, 0)
+        return removed + examined, removed + compacted
 
     def _expire(self, now_ms: int) -> int:
         """Delete expired records. Rewrite frames that have lost half of their records."""
@@ -183,7 +171,7 @@ class SegmentCleaner:
             start = start_offset_after(
                 meta.config, state.start_offset, state.kept, state.size_bytes, self._oldest(state), now_ms
             )
-        # Read frames without the lock, because that takes long. Records appended meanwhile do not lower the start.
+        # Read frames without the lock, because that takes long. Records appended in between do not lower the start.
         self.settle_trimmed(state, start)
         with state.lock:
             state.require()
@@ -222,48 +210,39 @@ class SegmentCleaner:
 
     def _compact(self, meta: ShardMeta, now_ms: int, limit: int) -> tuple[int, int]:
         """Do a part of a pass. Return (records examined, records removed)."""
-        progress = self._passes.get(meta.number)
-        if progress is None:
-            if len(self._passes) >= PASSES_MAX:
-                self._passes.pop(next(iter(self._passes)))
-            progress = self._passes[meta.number] = CompactionPass()
+        progress = self._passes.of(meta.number)
         state = self._engine.state_of(meta.number)
         if not progress.is_running:
             with state.lock:
                 bound = state.stable_offset
-            is_due = progress.tombstone_due_ms is not None and progress.tombstone_due_ms <= now_ms
-            if not is_due and not pass_is_due(bound, progress.passed_to, state.kept):
+            if not progress.is_due(bound, state.kept, now_ms):
                 return 0, 0
             if not meta.config.index_keys and not self._begin_noting(meta.number, progress.passed_to):
                 return 0, 0
             self._settle_producers(state, bound)
-            progress.is_running = True
-            progress.at = 0
-            progress.bound = bound
-            progress.tombstone_due_ms = None
+            progress.begin(0, bound)
         record_filter = CompactionFilter(self._engine, state, meta.config, progress, now_ms, self._latest)
-        looked = gone = 0
+        examined = gone = 0
         if self._latest is not None and self._latest.shard == meta.number:
-            looked = self._note(state, progress, self._latest, record_filter, limit)
+            examined = self._note(state, progress, self._latest, record_filter, limit)
             if not self._latest.is_whole:
-                return looked, 0
-        while progress.is_running and looked < max(limit, 1):
+                return examined, 0
+        while progress.is_running and examined < max(limit, 1):
             with state.lock:
                 state.require()
                 group = self._group(state, progress)
                 if not group:
-                    progress.is_running = False
-                    progress.passed_to = progress.bound
+                    progress.end()
                     if not meta.config.index_keys:
                         self._latest = None
                     break
-                looked += 1 + sum(entry.records for entry in group)
+                examined += 1 + sum(entry.records for entry in group)
                 try:
                     gone += self._rewrite(state, meta.config, group, record_filter)
                 except DamagedFrameError as error:
                     _log.error("compaction skips the damaged offsets %d to %d: %s", *_span(group), error)
                 progress.at = group[-1].last_offset + 1
-        return looked, gone
+        return examined, gone
 
     def _settle_producers(self, state: SegmentShard, bound: int) -> None:
         """Extend the producer state row to `bound` and sync it, because a pass removes the batch headers."""
@@ -306,8 +285,8 @@ class SegmentCleaner:
         limit: int,
     ) -> int:
         """Collect keys up to the pass's bound, or lower the bound if the map is full. Return the records examined."""
-        looked = 0
-        while not latest.is_whole and looked < max(limit, 1):
+        examined = 0
+        while not latest.is_whole and examined < max(limit, 1):
             with state.lock:
                 state.require()
                 at = max(latest.next_offset, state.start_offset)
@@ -318,13 +297,13 @@ class SegmentCleaner:
                     latest.is_whole = True
                     progress.bound = entry.base_offset
                 else:
-                    looked += 1 + entry.records
+                    examined += 1 + entry.records
                     try:
                         latest.note(record_filter.latest_visible(entry), entry.last_offset + 1)
                     except DamagedFrameError as error:
                         _log.error("compaction cannot read the keys of offsets %d to %d: %s", *_span([entry]), error)
                         latest.note({}, entry.last_offset + 1)
-        return looked
+        return examined
 
     def _group(self, state: SegmentShard, progress: CompactionPass) -> list[Entry]:
         """Return the next frames to compact together."""
@@ -413,12 +392,12 @@ class SegmentCleaner:
             if records is not None or (header.records == 0 and header.flags & REWRITTEN):
                 entry = entry_of(header, position, NO_TERMS, NEVER)
                 engine.index.replace(
-                    state, entry, records, config, lambda old: engine.load(state, old), lane.segment_of
+                    state, entry, records, config, lambda old: engine.load(state, old), lane.log.segment_start
                 )
             else:
                 old = engine.index.entry(header.shard, header.last_offset)
                 assert old is not None, "only live frames are copied"
-                engine.index.move(state, old._replace(position=position), None, config, lane.segment_of)
+                engine.index.move(state, old._replace(position=position), None, config, lane.log.segment_start)
 
     def reclaim(self, is_enough: Callable[[], bool]) -> None:
         """Clean segments until `is_enough`, nothing is left, or RECLAIM_STEPS_MAX steps are done."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.record import NEVER, StoredRecord
 from basaltmq.streams.adapter import hash64
-from basaltmq.streams.engines.retention import CompactionPass, age_time_ms, is_tombstone, is_tombstone_due
+from basaltmq.streams.engines.retention import CompactionPass, age_time_ms, is_tombstone
 from basaltmq.streams.engines.segment.index.rows import Entry
 from basaltmq.streams.engines.segment.latest_keys import LatestKeys
 from basaltmq.streams.engines.segment.state import SegmentShard
@@ -62,21 +62,11 @@ class CompactionFilter:
             if key is not None and self._progress is not None:
                 if latest.get(key, -1) > record.offset or self._is_superseded(entry, key):
                     continue
-                if is_tombstone(record.value) and self._is_tombstone_due(record.timestamp_ms, entry):
+                time_ms = age_time_ms(record.timestamp_ms, entry.store_time_ms)
+                if is_tombstone(record.value) and self._progress.is_tombstone_due(self._config, time_ms, self._now_ms):
                     continue
             kept.append(record)
         return kept
-
-    def _is_tombstone_due(self, timestamp_ms: int, entry: Entry) -> bool:
-        time_ms = age_time_ms(timestamp_ms, entry.store_time_ms)
-        if is_tombstone_due(self._config, time_ms, self._now_ms):
-            return True
-        due_ms = time_ms + self._config.tombstone_retention_ms
-        progress = self._progress
-        assert progress is not None, "tombstones are only checked in a compaction pass"
-        if progress.tombstone_due_ms is None or due_ms < progress.tombstone_due_ms:
-            progress.tombstone_due_ms = due_ms
-        return False
 
     def _is_superseded(self, entry: Entry, key: bytes) -> bool:
         """Whether a later frame below the pass's bound has a record with this key."""

@@ -15,13 +15,8 @@ Invariants: a frame is in the log before its entry is in the index; the checkpoi
 its entry; a segment is deleted only when the index on disk no longer needs it. Lock order: shard, markers, lane, index.
 The levels `memory` and `written` are equal here. High watermarks follow the syncs of the lane.
 
-`damages` and `losses` list the damage found at start. A reader can continue after a damaged frame.
-
 Cost of a `batch_write` of 100 x 256 B as columns: 14 us for the writev, 1.6 us for the checksum, 5 us of Python
-including the index entry, and 1 us to write the index row later. Plain records need 60 us more for encoding. With 16
-writers that share a sync, the disk takes 0.4 to 0.5 ms of the wait (0.7 ms without the lane's ring). The rest is 16
-times 20 to 25 us, and two threads that wake each other unless the loop itself syncs (`in_loop`). Tried without gain:
-two alternating groups, two concurrent syncs, and preallocation (the file system still writes its journal).
+including the index entry, and 1 us to write the index row later. Plain records need 60 us more for encoding.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from typing import Final
 import msgspec
 
 from basaltmq.durability import Durability
-from basaltmq.errors import InvalidArgumentError, LimitExceededError, ShardNotFoundError
+from basaltmq.errors import LimitExceededError, ShardNotFoundError
 from basaltmq.log.batches.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.batches.kafka import KafkaBatch, columns, incoming
 from basaltmq.log.batches.record import NEVER, Record, StoredRecord
@@ -54,7 +49,8 @@ from basaltmq.log.frame import (
     frame_bytes,
     records_of,
 )
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.recovery import Damage, Loss, LostBytes, LostTail
 from basaltmq.store.api import ManagedStore
 from basaltmq.store.batch import Batch
@@ -72,6 +68,7 @@ from basaltmq.streams.adapter import (
     hash64,
 )
 from basaltmq.streams.engines.segment.batches import DELTA_MAX, as_columns, offset_runs
+from basaltmq.streams.engines.segment.ceilings import Ceilings
 from basaltmq.streams.engines.segment.cleaner import SegmentCleaner
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import (
@@ -84,17 +81,17 @@ from basaltmq.streams.engines.segment.index.rows import (
     first_expiry,
     kafka_terms,
 )
+from basaltmq.streams.engines.segment.lost_offsets import LostOffsets
 from basaltmq.streams.engines.segment.producers_row import drop_lost_batches
-from basaltmq.streams.engines.segment.read_result import index_of, offset_at
+from basaltmq.streams.engines.segment.read_result import offset_at
 from basaltmq.streams.engines.segment.reader import LogLane, SegmentReader, wanted_records
-from basaltmq.streams.engines.segment.recovery import lanes_present, open_log, recover
+from basaltmq.streams.engines.segment.recovery import lanes_present, recover
 from basaltmq.streams.engines.segment.replay import Progress, note
 from basaltmq.streams.engines.segment.row_prefetch import RowPrefetch
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.leaders import HERE, Leaders
-from basaltmq.streams.lost_offsets import LostOffsets
 from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.shards import OFFSET_MAX, Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
+from basaltmq.streams.shards import Engine, Recent, ShardConfig, ShardMeta, Shards, ShardSpec
 from basaltmq.streams.watermark import done
 
 SHARDS_LOADED_MAX: Final = 16_384
@@ -168,11 +165,14 @@ class SegmentEngine(SegmentReader):
         random_u32: Callable[[], int],
         progress: Progress | None,
     ) -> None:
+        self.ceilings = Ceilings(path.parent)
         opened = []
-        for number in range(max(lanes, lanes_present(path))):
+        for number in range(max(lanes, lanes_present(path), self.ceilings.ends.lanes())):
             lane = path / f"{number:04d}"
-            opened.append(open_log(self, lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options))
+            end = self.ceilings.ends.lane(number)
+            opened.append(Lane.open(lane, clock_ms=self._clock_ms, random_u32=random_u32, options=options, end=end))
         logs = recover(self, self._store, opened, quarantine, progress, LostOffsets(self, self._store, self._shards))
+        self.ceilings.ends.start(log.synced_position for log in logs)
         # States loaded during recovery lack the open transactions, so load them again.
         self._states = Recent(self.load_state, self._shards_loaded_max)
         self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]
@@ -226,8 +226,8 @@ class SegmentEngine(SegmentReader):
                 state.require()
             base = state.next_offset
             last = base + batch.count - 1
-            if last >= OFFSET_MAX:
-                raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
+            if last >= state.ceiling:
+                self.ceilings.raise_above(state, last)
             lane = self._append(state, batch, base, last, now_ms, terms, level is _SYNCED)
             state.next_offset = last + 1
             if level is not _SYNCED and not state.unsynced:
@@ -238,11 +238,10 @@ class SegmentEngine(SegmentReader):
         lane.watermarks.throttle()
         return Append(shard, base, last, level, sequence)
 
-    def append_kafka(self, shard: int, raw: bytes, durability: Durability | None = None) -> Append:
-        """Append a Kafka record batch unchanged, except for its offsets, and its timestamps with append time.
-
-        The batch is decoded only if the shard has a key index.
-        """
+    def append_kafka(
+        self, shard: int, raw: bytes, durability: Durability | None = None, records: ColumnBatch | None = None
+    ) -> Append:
+        """Append a Kafka batch unchanged, except for offsets and append time. A key index needs its `records`."""
         self._require_leader(shard)
         state = self._states.get(shard)
         config = state.config
@@ -251,14 +250,15 @@ class SegmentEngine(SegmentReader):
         level = config.durability if durability is None else durability
         now_ms = self._clock_ms()
         batch = incoming(raw, now_ms, is_append_time=config.append_time)
-        has_keys = config.index_keys and batch.count
-        terms = kafka_terms(raw, columns(batch.body, config.record_bytes_max) if has_keys else None, config)
+        if records is None and config.index_keys and batch.count:
+            records = columns(batch.body, config.record_bytes_max)
+        terms = kafka_terms(raw, records if config.index_keys else None, config)
         with state.lock:
             state.require()
             base = state.next_offset
             last = base + batch.offsets - 1
-            if last >= OFFSET_MAX:
-                raise InvalidArgumentError(f"shard {shard} has no offsets left; the maximum is {OFFSET_MAX}")
+            if last >= state.ceiling:
+                self.ceilings.raise_above(state, last)
             lane = self._append(state, batch.placed(base), base, last, now_ms, terms, level is _SYNCED, KAFKA)
             if terms.flags & OF_TRANSACTIONS:
                 state.follow(terms.tag_mask, base, bool(terms.flags & IS_MARKER))
@@ -280,6 +280,8 @@ class SegmentEngine(SegmentReader):
             state.require()
             base = state.next_offset
             check_placed(records, base, next_offset)
+            if base < next_offset and next_offset > state.ceiling:
+                self.ceilings.raise_above(state, next_offset - 1)
             for run in offset_runs(base, records):
                 begin = max(state.next_offset, run[-1].offset - DELTA_MAX)
                 batch = ColumnBatch.from_records(run, now_ms, [record.offset - begin for record in run])
@@ -310,10 +312,8 @@ class SegmentEngine(SegmentReader):
         With `waits`, the frame is confirmed only after a sync, so the sync may write it.
         """
         lane = self.lanes[state.lane]
-        log = lane.log
-        index = self.index
-        count = batch.count
-        body = batch.body
+        log, index = lane.log, self.index
+        count, body = batch.count, batch.body
         time_min_ms = batch.timestamp_min_ms
         time_max_ms = batch.timestamp_max_ms
         expire_ms = NEVER
@@ -428,7 +428,12 @@ class SegmentEngine(SegmentReader):
         header = decode_header(lane.log.seed, parts[0])
         with self.log_change(lane, parts, header, garbage=0) as position:
             return self.index.delete(
-                state, offsets, position, header.size_bytes, lambda entry: self.load(state, entry), lane.segment_of
+                state,
+                offsets,
+                position,
+                header.size_bytes,
+                lambda entry: self.load(state, entry),
+                lane.log.segment_start,
             )
 
     def delete_records_before(self, shard: int, offset: int) -> int:
@@ -471,14 +476,7 @@ class SegmentEngine(SegmentReader):
 
     def _follow_start(self, lane: LogLane, state: SegmentShard, config: ShardConfig, start: int) -> int:
         """Remove frames below a durable start offset from the index. The caller holds the index lock."""
-        return self.index.trim(
-            state,
-            start,
-            config,
-            lambda entry: self.load(state, entry),
-            lane.segment_of,
-            lambda entry, offset: self._below(state, entry, offset),
-        )
+        return self.index.trim(state, start, config, lambda entry: self.load(state, entry), lane.log.segment_start)
 
     def _steps(self, state: SegmentShard, start: int) -> list[int]:
         """Return intermediate offsets up to `start`, which bound the size of the index batches."""
@@ -489,15 +487,6 @@ class SegmentEngine(SegmentReader):
             if count % TRIM_FRAMES == 0:
                 steps.append(entry.last_offset + 1)
         return steps
-
-    def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
-        """Return how many records of a frame are below an offset."""
-        if offset <= entry.base_offset or entry.records == 0:
-            return 0
-        if entry.is_dense:
-            return min(entry.records, offset - entry.base_offset)
-        batch = self.load(state, entry)
-        return 0 if batch is None else index_of(batch, entry.base_offset, offset)
 
     @contextmanager
     def log_change(self, lane: LogLane, parts: tuple[bytes, ...], header: Header, garbage: int = -1) -> Iterator[int]:
@@ -514,6 +503,7 @@ class SegmentEngine(SegmentReader):
             yield position
 
     def retain(self, now_ms: int) -> int:
+        self.ceilings.sync()
         return self._cleaner.step(now_ms)
 
     def reclaim(self, is_enough: Callable[[], bool]) -> None:
@@ -534,7 +524,6 @@ class SegmentEngine(SegmentReader):
                 self._markers.clear()
 
     def reconfigured(self, shard: int) -> None:
-        """Update the config in the shard's cached state."""
         state = self._states.get(shard)
         with state.lock:
             state.config = self._own(shard).config
@@ -545,6 +534,7 @@ class SegmentEngine(SegmentReader):
         self._closed = True
         # Close failed lanes too, because their descriptors keep the space of deleted segments.
         with ExitStack() as logs, ExitStack() as watermarks:
+            logs.push(self.ceilings.on_close)
             for lane in self.lanes:
                 logs.callback(lane.log.close)
                 watermarks.callback(lane.watermarks.close)
@@ -562,7 +552,7 @@ class SegmentEngine(SegmentReader):
                 lane = self.lanes[number]
                 parts = encode_frame(lane.log.seed, DROP, shard, 0, 0, 0, 0, 0, self._clock_ms(), b"")
                 with self.log_change(lane, parts, decode_header(lane.log.seed, parts[0])):
-                    self.index.drop(shard, lane.number, lane.segment_of)
+                    self.index.drop(shard, lane.number, lane.log.segment_start)
                 self._markers.append(stream_keys.deleted_shard_key(shard))
 
     def _finish(self) -> None:

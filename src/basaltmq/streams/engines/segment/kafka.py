@@ -9,7 +9,7 @@ A damaged frame raises, or is skipped if the caller asks for it. Its records are
 the index has its outcome. A read_committed consumer drops the batches of an aborted transaction up to its marker, so a
 skipped marker would hide the producer's next transaction. Therefore the marker is encoded again.
 
-Adjacent batches are read without an index lookup for each (`log.batches.kafka_run`). A read that reached its size limit
+Adjacent batches are read without an index lookup for each (`log.kafka_run`). A read that reached its size limit
 saves a bookmark for the next read. `take_ahead` prefetches that next read. Log bytes never change, so the prefetched
 result is valid if no record of the shard was deleted or rewritten, and if it ended at the size limit, not at the
 watermark.
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, DamagedFrameError, LimitExceededError, UnsupportedCodecError
 from basaltmq.log.batches.kafka import KafkaHeader, encode_records, incoming, marker_batch, read_header
-from basaltmq.log.batches.kafka_run import TakenBatches, take_batches
 from basaltmq.log.frame import ALIGNMENT, HEADER_BYTES, KAFKA, records_of
+from basaltmq.log.kafka_run import TakenBatches, take_batches
 from basaltmq.streams.adapter import READ_BYTES, READ_BYTES_MAX, check_offset, is_expired
 from basaltmq.streams.engines.segment.index.rows import IN_TRANSACTION, IS_MARKER, Entry
 from basaltmq.streams.engines.segment.read_result import FramePosition
@@ -69,7 +69,7 @@ def take_ahead(reader: SegmentReader, shard: int, offset: int, max_bytes: int) -
     frame_position = reader.bookmarks.take(shard, offset) if is_plain else None
     if frame_position is None:
         return None
-    reader.bookmarks.leave(shard, frame_position)
+    reader.bookmarks.save(shard, frame_position)
     bytes_max = min(max_bytes, READ_BYTES_MAX)
     log = reader.lanes[state.lane].log
     # Leave an oversized first batch to the read itself, because it may have any size.
@@ -180,10 +180,10 @@ class _Reading:
                 if entry.base_offset >= end:
                     return max(self.at, end)
                 if self._frames >= FRAMES_MAX or (self.batches and _body_bytes_min(entry) > self._left):
-                    self._leave(FramePosition(entry.base_offset, entry.position, entry.size_bytes, entry.records))
+                    self._save_bookmark(_position_of(entry))
                     return self.at
                 if is_plain:
-                    if self._walk(FramePosition(entry.base_offset, entry.position, entry.size_bytes, entry.records)):
+                    if self._walk(_position_of(entry)):
                         return self.at
                     if self.at > entry.last_offset + 1:
                         # Adjacent batches beyond this index iterator were read.
@@ -220,13 +220,13 @@ class _Reading:
             self._left -= taken.size_bytes
             self.at = taken.next_offset
         if taken.is_next:
-            self._leave(
+            self._save_bookmark(
                 FramePosition(taken.next_offset, taken.position, frame_position.size_bytes, frame_position.records)
             )
 
-    def _leave(self, frame_position: FramePosition) -> None:
+    def _save_bookmark(self, frame_position: FramePosition) -> None:
         if frame_position.base_offset == self.at:
-            self._reader.bookmarks.leave(self._state.number, frame_position)
+            self._reader.bookmarks.save(self._state.number, frame_position)
 
     def _take(self, entry: Entry) -> bool:
         """Add a frame, or what is left of it. Return False if it does not fit."""
@@ -245,6 +245,10 @@ class _Reading:
             self._left -= len(raw)
         self.at = entry.last_offset + 1
         return True
+
+
+def _position_of(entry: Entry) -> FramePosition:
+    return FramePosition(entry.base_offset, entry.position, entry.size_bytes, entry.records)
 
 
 def _body_bytes_min(entry: Entry) -> int:

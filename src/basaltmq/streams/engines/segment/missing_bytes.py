@@ -1,6 +1,6 @@
 """Finds durable bytes that are missing between the segments of a lane.
 
-Segment cleaning leaves gaps between segments. A removed or truncated file leaves a gap too. The index tells them apart:
+Segment cleaning leaves gaps between segments. So do removed or truncated files. The index distinguishes them:
 
     segment row with more bytes than the file   lost: cleaning deletes the row, durably, before the file
     gap above the checkpoint                    lost: cleaning moves the checkpoint beyond a segment before it deletes

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 from basaltmq.errors import BasaltError, SegmentGoneError
 from basaltmq.log.batches.columnar import OFFSET_DELTAS, ColumnBatch, directory_of
 from basaltmq.log.batches.record import NEVER, TIMESTAMP_MS_MAX, StoredRecord, record_size_bytes
-from basaltmq.log.batches.run import Cut, Run, Taken, take_runs
 from basaltmq.log.lane import Lane
+from basaltmq.log.run import Cut, Run, Taken, take_runs
 from basaltmq.streams.adapter import Budget
 from basaltmq.streams.batch_cursor import BatchCursor
 from basaltmq.streams.engines.segment.index.rows import Entry
@@ -41,7 +41,7 @@ def find_cutter() -> Cutter | None:
     """Return Arrow's cutter if pyarrow is already loaded. Loading it only for this would cost 33 MiB."""
     if "pyarrow" not in sys.modules:
         return None
-    from basaltmq.log.batches.arrow import cutter
+    from basaltmq.log.arrow import cutter
 
     return cutter
 
@@ -77,7 +77,7 @@ class Bookmarks:
     """Positions where reads stopped, so that the next read needs no index lookup.
 
     A bookmark is a hint: the header and checksums of the frame there show whether it is the right one. A read removes
-    the bookmark it uses and leaves a new one.
+    the bookmark it uses and saves a new one.
     """
 
     def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
@@ -88,7 +88,7 @@ class Bookmarks:
     def take(self, shard: int, offset: int) -> FramePosition | None:
         return self._positions.pop((shard, offset), None)
 
-    def leave(self, shard: int, frame_position: FramePosition) -> None:
+    def save(self, shard: int, frame_position: FramePosition) -> None:
         with self._lock:
             self._positions[shard, frame_position.base_offset] = frame_position
             if len(self._positions) > self._limit:
@@ -130,7 +130,7 @@ class Part:
         return records if self.marks is None else list(compress(records, self.marks))
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.batches.arrow import masked, to_arrow
+        from basaltmq.log.arrow import masked, to_arrow
 
         whole = to_arrow(self.batch, self.base_offset)
         if self.end - self.begin != self.batch.count:
@@ -153,7 +153,7 @@ class RecordsPart:
         return self._records
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.batches.arrow import to_arrow
+        from basaltmq.log.arrow import to_arrow
 
         records = self._records
         base = records[0].offset
@@ -184,7 +184,7 @@ class FramesRead:
         return [record for part in self._parts for record in part.records()]
 
     def arrow(self) -> pa.RecordBatch:
-        from basaltmq.log.batches.arrow import concatenated, joined
+        from basaltmq.log.arrow import concatenated, joined
 
         batches: list[pa.RecordBatch] = []
         runs: list[Run] = []
@@ -203,23 +203,13 @@ class FramesRead:
         return concatenated(batches)
 
 
-def index_of(batch: ColumnBatch, base_offset: int, offset: int) -> int:
-    """Return how many records of a frame are below an offset."""
-    if offset <= base_offset:
-        return 0
-    deltas = batch.deltas()
-    if deltas is None:
-        return min(batch.count, offset - base_offset)
-    return sum(base_offset + delta < offset for delta in deltas)
-
-
 def offset_at(batch: ColumnBatch, base_offset: int, at: int) -> int:
     deltas = batch.deltas()
     return base_offset + (at if deltas is None else deltas[at])
 
 
 def _likely(frame_position: FramePosition, taken: Taken) -> FramePosition:
-    """Return the place with the average sizes of the frames just taken."""
+    """Return the position with the average sizes of the frames just taken."""
     frames = sum([len(run.begins) for run in taken.runs])
     if not frames:
         return frame_position
@@ -261,8 +251,8 @@ class Collector:
     def take(self, base_offset: int, batch: ColumnBatch, offset: int, end: int, deleted: Sequence[int]) -> bool:
         """Take the selected records in [offset, end). Return False when the read is full."""
         budget = self._budget
-        begin = index_of(batch, base_offset, offset)
-        stop = index_of(batch, base_offset, end)
+        begin = batch.count_below(offset - base_offset)
+        stop = batch.count_below(end - base_offset)
         marks = self._marks(batch, base_offset, begin, stop, deleted)
         if begin >= stop or (marks is not None and not any(marks)):
             return True

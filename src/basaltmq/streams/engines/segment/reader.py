@@ -24,18 +24,19 @@ from basaltmq.errors import (
     CorruptionError,
     DamagedFrameError,
     LimitExceededError,
+    SegmentGoneError,
     StoreStalledError,
     UnsupportedCodecError,
 )
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.kafka import KafkaHeader
-from basaltmq.log.batches.kafka_run import LARGE_BYTES
-from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import HEADER_BYTES, KAFKA, Header, check_body, decode_header, records_of
+from basaltmq.log.kafka_run import LARGE_BYTES
 from basaltmq.log.lane import Lane
 from basaltmq.log.lane_sync import LaneSync
-from basaltmq.log.segment import SegmentGoneError
+from basaltmq.log.run import Cut
 from basaltmq.store.api import Store
+from basaltmq.store.sync.group_commit import GroupCommit
 from basaltmq.streams.adapter import (
     BATCH_RECORDS_MAX,
     READ_BYTES,
@@ -82,10 +83,8 @@ ADJACENT_CHECKED: Final = 16
 RETRIES: Final = 16
 """Maximum retries of a read that meets segment cleaning. Each retry means that one more segment was deleted."""
 
-
 DAMAGED_FRAMES_MAX: Final = 1_000
 """Damaged frames remembered, about 1 KB each. Beyond this, the first one is forgotten, and logged again if read."""
-
 
 INDEX_WRITE_INTERVAL_MS: Final = 50
 """Interval for writing buffered index rows. At 1,000 rows per second the append that writes them takes 0.2 ms longer;
@@ -105,8 +104,9 @@ class LogLane:
         self.log = log
         self.lock = lock
         """The index's lock. An append needs both, and a second lock would cost as much as the index entry."""
-        group = partial(LaneSync, log=log, after_sync=log.move_ring_frames) if in_loop else None
-        self.watermarks = Watermarks(log, log.sync_through_ring, log.move_ring_frames, group)
+        finish = log.move_ring_frames
+        group = partial(LaneSync, log=log, finish=finish) if in_loop else partial(GroupCommit, finish=finish)
+        self.watermarks = Watermarks(log, log.sync_through_ring, group)
         self.tick = TickSync(self.watermarks.group)
         self.index_write_due_ms = 0
 
@@ -138,13 +138,6 @@ class LogLane:
         with contextlib.suppress(BasaltError):
             self.log.sync()
 
-    def segment_of(self, position: int) -> int:
-        """Return the start of the segment with this position, or -1 if it is deleted."""
-        try:
-            return self.log.segment_at(position).start
-        except SegmentGoneError:
-            return -1
-
 
 class SegmentReader(EngineBase):
     """Reads of shards in segment files. Subclasses, the writing engine or a view, set the attributes."""
@@ -159,8 +152,7 @@ class SegmentReader(EngineBase):
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self.bookmarks = Bookmarks()
         self.damaged_frames: dict[tuple[int, int], DamagedFrameError] = {}
-        """Damaged frames that reads met, by lane and position. Each is logged once: a consumer may retry it for ever.
-        """
+        """Damaged frames that reads found, by lane and position. Each is logged once, however often it is read."""
         self.cursors = Cursors()
         keep_freed_memory()
 
@@ -350,7 +342,7 @@ class SegmentReader(EngineBase):
         except _UNREADABLE as error:
             raise self.damaged(state, entry, error, first_offset=max(offset, batch.next_offset)) from error
         if batch.is_paused:
-            self.cursors.leave(state.number, entry.position, batch)
+            self.cursors.save(state.number, entry.position, batch)
         return is_whole
 
     def _walk_from(
@@ -358,7 +350,7 @@ class SegmentReader(EngineBase):
     ) -> int:
         reached = collector.walk(log, state.number, frame_position, end)
         if collector.reached is not None:
-            self.bookmarks.leave(state.number, collector.reached)
+            self.bookmarks.save(state.number, collector.reached)
         return reached
 
     def _candidates(

@@ -14,24 +14,22 @@ total size (P9).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.log.committed import read_mark
 from basaltmq.log.frame import COLUMNAR, DELETES, HEADER_BYTES, KAFKA, decode_deletes, decode_header, frame_bytes
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
 from basaltmq.log.recovery import Damage, LostBytes, LostTail, intact, repair, scan
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
 from basaltmq.store.directory import make_directory, write_durably
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
+from basaltmq.streams.engines.segment.lost_offsets import LostOffsets
 from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
 from basaltmq.streams.engines.segment.replay import Progress, Replay
 from basaltmq.streams.engines.segment.state import indexed_next_of
-from basaltmq.streams.lost_offsets import LostOffsets
 
 if TYPE_CHECKING:
     from basaltmq.streams.engines.segment.engine import SegmentEngine
@@ -46,48 +44,30 @@ LOG_LOSSES_BYTES_MAX: Final = 1 << 20
 _log: Final = logging.getLogger(__name__)
 
 
-def open_log(
-    engine: SegmentEngine,
-    path: Path,
-    *,
-    clock_ms: Callable[[], int],
-    random_u32: Callable[[], int],
-    options: LaneOptions | None,
-) -> tuple[Lane, int]:
-    """Open a lane. Return it with its durable position. A lane that ends before that position has lost its tail."""
-    mark = read_mark(path)
-    log = Lane.open(path, clock_ms=clock_ms, random_u32=random_u32, options=options)
-    if mark is not None and log.end < mark.synced_position:
-        engine.losses.append(LostTail(path, log.end, mark.synced_position))
-    return log, 0 if mark is None else mark.synced_position
-
-
 def recover(
     engine: SegmentEngine,
     store: Reader,
-    opened: list[tuple[Lane, int]],
+    logs: list[Lane],
     quarantine: Path,
     progress: Progress | None,
     lost: LostOffsets,
 ) -> list[Lane]:
-    """Repair the logs that `open_log` opened and bring the index in line with them. Return the logs."""
-    logs = [log for log, _ in opened]
-    durable = [position for _, position in opened]
+    """Repair opened logs and bring the index in line with them. Return the logs."""
     index = engine.index
-    for number, log in enumerate(logs):
-        # COMMITTED may be lost with the segments. The index also records the durable position.
-        known = index.unsynced.synced(number)
-        if known > durable[number] and log.end < known:
-            engine.losses.append(LostTail(log.path, log.end, known))
-        durable[number] = max(durable[number], known)
-    lacking = [
+    # COMMITTED may be lost with the segments. ENDS and the index also have the durable position.
+    durable = [max(log.durable_before_open, index.unsynced.synced(number)) for number, log in enumerate(logs)]
+    short: list[LostTail | LostBytes] = [
+        LostTail(log.path, log.end, position) for log, position in zip(logs, durable, strict=True) if log.end < position
+    ]
+    short += [
         LostBytes(log.path, *each)
         for number, log in enumerate(logs)
         for each in missing_bytes(store, number, log.segments(), durable[number])
     ]
-    engine.losses += lacking
-    is_short = bool(lacking) or any(_is_short(index, number, log) for number, log in enumerate(logs))
+    engine.losses += short
+    is_short = bool(short)
     begins = [index.checkpoint(number) for number in range(len(logs))]
+    hidden = _hidden(logs, begins, short)
     starts = _starts(engine, logs, lost)
     is_stale = starts is None
     if starts is None:
@@ -106,8 +86,11 @@ def recover(
         repaired = repair(log, start, quarantine, replay.apply, replay.take)
         done_before += log.end - start
         engine.damages += repaired.damages
-        lost.add_damages(repaired.damages, log.end, log.durable_before_open)
-        is_short = is_short or repaired.cut is not None
+        lost.add_damages(repaired.damages, durable[number])
+        for damage in repaired.damages:
+            if (begins[number] or 0) <= damage.position < durable[number] and not damage.certain:
+                hidden[number] = max(hidden.get(number, 0), damage.position + damage.end - damage.begin)
+        is_short = is_short or repaired.cut is not None or any(damage.certain for damage in repaired.damages)
         engine.losses += replay.lost()
         # A damaged frame that was the last of its shard leaves no offset gap, so report damages separately.
         engine.faults += [str(damage) for damage in repaired.damages if damage.position < durable[number]]
@@ -118,8 +101,8 @@ def recover(
         if not is_stale:
             _restore_stats(index, number, log, start)
     _watch(index, logs)
-    if is_short or is_rolled_back or (is_stale and any(begin is not None for begin in begins)):
-        engine.losses += lost.raise_floors()
+    if is_short or hidden or is_rolled_back or (is_stale and any(begin is not None for begin in begins)):
+        engine.losses += lost.raise_floors(hidden)
     engine.faults += [str(loss) for loss in engine.losses]
     _keep(engine.faults, quarantine)
     if is_stale or is_rolled_back:
@@ -149,9 +132,15 @@ def _keep(faults: list[str], quarantine: Path) -> None:
         _log.error("%s could not be written: %s", path, error)
 
 
-def _is_short(index: StreamIndex, number: int, log: Lane) -> bool:
-    """Whether synced bytes are lost. Still true after a crash during recovery, until the index is replaced."""
-    return log.end < max(log.durable_before_open, index.unsynced.synced(number))
+def _hidden(logs: list[Lane], begins: list[int | None], short: list[LostTail | LostBytes]) -> dict[int, int]:
+    """Return, by lane, the end of the lost bytes that the index on disk does not cover. `begins`: the checkpoints."""
+    hidden: dict[int, int] = {}
+    for number, (log, begin) in enumerate(zip(logs, begins, strict=True)):
+        for loss in short:
+            end = loss.synced_position if isinstance(loss, LostTail) else loss.end
+            if loss.lane == log.path and (begin is None or begin < end):
+                hidden[number] = max(hidden.get(number, 0), end)
+    return hidden
 
 
 def _watch(index: StreamIndex, logs: list[Lane]) -> None:

@@ -17,7 +17,6 @@ import google_crc32c
 
 from basaltmq.errors import InvalidArgumentError, LimitExceededError, ShardNotFoundError
 from basaltmq.log.batches.columnar import ColumnBatch
-from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import (
     AWAITED,
     COLUMNAR,
@@ -38,7 +37,8 @@ from basaltmq.log.frame import (
 )
 from basaltmq.log.lane import Lane
 from basaltmq.log.recovery import Found, Loss
-from basaltmq.log.segment import Segment, SegmentGoneError
+from basaltmq.log.run import Cut
+from basaltmq.log.segment import Segment
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.engines.segment.index.index import StreamIndex
 from basaltmq.streams.engines.segment.index.plain import PlainRows, key_hashes
@@ -52,7 +52,6 @@ from basaltmq.streams.engines.segment.index.rows import (
     first_expiry,
     kafka_terms,
 )
-from basaltmq.streams.engines.segment.read_result import index_of
 from basaltmq.streams.engines.segment.state import SegmentShard
 from basaltmq.streams.shards import ShardConfig
 
@@ -76,7 +75,6 @@ KNOWN_MAX: Final = 10_000
 
 PROGRESS_BYTES: Final = 64 << 20
 """Bytes between progress calls."""
-
 
 ONLY_VALUES: Final = (3).to_bytes(2, "little")
 """The buffer count of a body that has only values and times."""
@@ -270,14 +268,16 @@ class Replay:
             terms = IndexTerms(batch, config) if has_terms else NO_TERMS
         entry = entry_of(header, position, terms, first_expiry(batch, base, state.start_offset))
         if header.flags & REWRITTEN:
-            self._index.replace(state, entry, batch, config, lambda old: self._load(state, old), self._segment_of)
+            self._index.replace(
+                state, entry, batch, config, lambda old: self._load(state, old), self._log.segment_start
+            )
         else:
             if is_edge and entry.is_dense:
                 state.skipped = min(entry.records, state.start_offset - base)
             elif is_edge and batch is not None:
-                state.skipped = index_of(batch, base, state.start_offset)
+                state.skipped = batch.count_below(state.start_offset - base)
             if header.flags & RELOCATED or is_late:
-                self._index.move(state, entry, batch, config, self._segment_of)
+                self._index.move(state, entry, batch, config, self._log.segment_start)
             else:
                 if base > state.next_offset:
                     self._gaps.append(Loss(state.number, state.next_offset, base - 1))
@@ -299,7 +299,7 @@ class Replay:
 
     def _event(self, state: SegmentShard | None, header: Header, position: int, body: bytes) -> None:
         if header.kind == DROP:
-            self._index.drop(header.shard, self._lane, self._segment_of)
+            self._index.drop(header.shard, self._lane, self._log.segment_start)
         elif state is None:
             return
         elif header.kind == DELETES:
@@ -309,16 +309,12 @@ class Replay:
                 position,
                 header.size_bytes,
                 lambda entry: self._load(state, entry),
-                self._segment_of,
+                self._log.segment_start,
             )
         elif header.kind == TRIM:
+            config = self._engine.config_of(header.shard)
             self._index.trim(
-                state,
-                state.start_offset,
-                self._engine.config_of(header.shard),
-                lambda entry: self._load(state, entry),
-                self._segment_of,
-                lambda entry, offset: self._below(state, entry, offset),
+                state, state.start_offset, config, lambda entry: self._load(state, entry), self._log.segment_start
             )
 
     def _state(self, shard: int) -> SegmentShard | None:
@@ -327,23 +323,9 @@ class Replay:
         except (ShardNotFoundError, InvalidArgumentError):
             return None
 
-    def _segment_of(self, position: int) -> int:
-        try:
-            return self._log.segment_at(position).start
-        except SegmentGoneError:
-            return -1
-
     def _load(self, state: SegmentShard, entry: Entry) -> ColumnBatch | None:
         raw = self._log.read(entry.position, entry.size_bytes)
         header = decode_header(self._log.seed, raw)
         body = raw[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         check_body(header, body)
         return records_of(header, body, state.config.record_bytes_max)
-
-    def _below(self, state: SegmentShard, entry: Entry, offset: int) -> int:
-        if offset <= entry.base_offset or entry.records == 0:
-            return 0
-        if entry.is_dense:
-            return min(entry.records, offset - entry.base_offset)
-        batch = self._load(state, entry)
-        return 0 if batch is None else index_of(batch, entry.base_offset, offset)

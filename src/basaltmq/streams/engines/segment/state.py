@@ -33,6 +33,7 @@ class SegmentShard(ShardOffsets):
     """One shard. Its lock guards the offsets. Changes of the counts also need the lane's lock."""
 
     __slots__ = (
+        "ceiling",
         "config",
         "deleted",
         "frames",
@@ -70,6 +71,8 @@ class SegmentShard(ShardOffsets):
             ) = _ROW.unpack(raw)
             next_offset = max(next_offset, self.indexed_next)
         super().__init__(next_offset)
+        self.ceiling = next_offset
+        """Appends reserve offsets from here on (see `ceilings`)."""
         self.number = meta.number
         self.lane = meta.lane
         self.config = meta.config

@@ -12,7 +12,7 @@ import threading
 from functools import partial
 
 from basaltmq.errors import BasaltError, StorageError
-from basaltmq.store.sync.group_commit import GroupSync, Synced, call_all, resolve
+from basaltmq.store.sync.group_commit import GroupCommit, Synced, call_all, resolve
 
 
 class _Turn(threading.local):
@@ -25,7 +25,7 @@ class _Turn(threading.local):
 class TickSync:
     """Waits for the durability of all earlier writes, for coroutines of any loop."""
 
-    def __init__(self, group: GroupSync) -> None:
+    def __init__(self, group: GroupCommit) -> None:
         self._group = group
         self._turn = _Turn()
 

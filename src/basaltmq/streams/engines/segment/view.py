@@ -23,7 +23,7 @@ from typing import Final
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, LimitExceededError, ShardNotFoundError, StorageError, StoreBehindError
 from basaltmq.log.frame import DROP, HEADER_BYTES, RELOCATED, decode_header
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, Found, scan
 from basaltmq.store.families import Family
@@ -143,7 +143,7 @@ class SegmentView(SegmentEngine):
         header = found.header
         with self.index.lock:
             self.index.flush()
-            segment = lane.segment_of(found.position)
+            segment = lane.log.segment_start(found.position)
             note(self.index, lane.number, segment, found.position, header, header.size_bytes)
 
     def _follow_starts(self) -> None:

@@ -59,6 +59,7 @@ from basaltmq.streams.engines.segment.index.rows import (
     delete_terms_of,
     first_expiry,
     put_entries,
+    records_below,
     set_expiry,
 )
 from basaltmq.streams.engines.segment.index.segment_stats import SegmentStatsTable
@@ -386,11 +387,10 @@ class StreamIndex:
         config: ShardConfig,
         load: Load,
         segment_of: SegmentOf,
-        below: Callable[[Entry, int], int],
     ) -> int:
-        """Remove frames completely below `start`. Return how many records that removes.
+        """Remove frames completely below `start`, which is durable. Return how many records that removes.
 
-        The caller holds `lock`. `start` is durable. `below` returns how many records of a frame are below an offset.
+        The caller holds `lock`.
         """
         assert not self._entries, "flush before noting the change"
         number = shard.number
@@ -406,7 +406,7 @@ class StreamIndex:
         delete_terms_of(self._store, batch, number, unreadable)
         self._undelete(batch, shard, 0, start - 1, (), segment_of)
         shard.start_offset = max(shard.start_offset, start)
-        shard.skipped = 0 if first_kept is None else below(first_kept, start)
+        shard.skipped = 0 if first_kept is None else records_below(first_kept, start, load)
         if first_kept is not None and first_kept.expire_min_ms and first_kept.base_offset < start:
             gone = self.deleted(number, start, first_kept.last_offset) if shard.deleted else ()
             set_expiry(batch, number, first_kept, shard.start_offset, gone, load(first_kept))

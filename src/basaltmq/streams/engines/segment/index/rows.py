@@ -11,7 +11,7 @@ without the tag.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from struct import Struct as Layout
 from typing import Final, NamedTuple
 
@@ -84,6 +84,16 @@ class Entry(NamedTuple):
     @property
     def is_dense(self) -> bool:
         return self.records == self.last_offset - self.base_offset + 1
+
+
+def records_below(entry: Entry, offset: int, load: Callable[[Entry], ColumnBatch | None]) -> int:
+    """Return how many records of a frame are below an offset."""
+    if offset <= entry.base_offset or entry.records == 0:
+        return 0
+    if entry.is_dense:
+        return min(entry.records, offset - entry.base_offset)
+    batch = load(entry)
+    return 0 if batch is None else batch.count_below(offset - entry.base_offset)
 
 
 def put_entries(row_keys: list[bytes], row_values: list[bytes], entries: Mapping[int, list[Entry]]) -> None:
@@ -211,7 +221,7 @@ NO_TERMS: Final = IndexTerms(None, ShardConfig())
 
 
 def kafka_terms(raw: bytes, records: ColumnBatch | None, config: ShardConfig) -> IndexTerms:
-    """Return the index words of a Kafka record batch. `records` is None if its keys are not indexed."""
+    """Return the index terms of a Kafka record batch. `records` is None if its keys are not indexed."""
     header = kafka.read_header(raw)
     if not header.is_transactional:
         return NO_TERMS if records is None else IndexTerms(records, config)

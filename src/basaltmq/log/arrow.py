@@ -31,7 +31,7 @@ from basaltmq.log.batches import columnar
 from basaltmq.log.batches.columnar import BATCH_RECORDS_MAX, BODY_BYTES_MAX, Buffer, ColumnBatch
 from basaltmq.log.batches.ipc import MessageHead
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, UNSTAMPED, StoredRecord
-from basaltmq.log.batches.run import Run
+from basaltmq.log.run import Run
 
 try:
     import pyarrow as pa

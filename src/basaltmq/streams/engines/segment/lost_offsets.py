@@ -6,18 +6,18 @@ would skip the record. So the next offset stays above every offset that these so
 
     index rows          the end of each shard; used only if synced bytes are lost, because unsynced frames were never
                         confirmed as synced
-    damaged frames      shard and offsets of a frame in the tail with an intact header
+    damaged frames      shard and offsets of a durable frame with an intact header
+    ceilings            for shards without a frame behind lost bytes that the index on disk does not cover; not all
+                        offsets below a ceiling need to have been assigned (`ceilings`)
     committed offsets   what groups have read
 
 The floor is `next_offset_min` in the shard row. It is durable before the first append. A crash before that leaves the
-old index on disk, unless RocksDB has flushed the new index. Then only the committed offsets are left.
-
-Frames that appear in no flushed index, no intact header and no committed offset cannot be protected.
+ceilings, and the old durable end in ENDS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import BasaltError
@@ -53,19 +53,20 @@ class LostOffsets:
         for key, raw in self._store.scan(Family.STREAM_INDEX, *key_parts.prefix_range(b"N")):
             self._add(stream_keys.decode_stream_tail_key(key), indexed_next_of(raw))
 
-    def add_damages(self, damages: list[Damage], end: int, synced: int) -> None:
-        """Record frames with intact headers between the lane's end and its synced position."""
+    def add_damages(self, damages: list[Damage], synced: int) -> None:
+        """Record damaged frames with intact headers below the lane's synced position."""
         for damage in damages:
-            if damage.certain and end <= damage.position < synced and damage.shard is not None:
+            if damage.certain and damage.position < synced and damage.shard is not None:
                 self._add(damage.shard, (damage.last_offset or 0) + 1)
 
     def _add(self, shard: int, following: int) -> None:
         self._next[shard] = max(self._next.get(shard, 0), following)
 
-    def raise_floors(self) -> list[Loss]:
+    def raise_floors(self, hidden: Mapping[int, int]) -> list[Loss]:
         """Write and sync the floors of shards that end too early. Call after log replay.
 
-        Return the offsets that are certainly lost. Offsets that only a group shows may never have been synced.
+        `hidden` has, by lane, the end of the lost bytes for which ceilings count. Return the lost offsets. Offsets that
+        only a group shows are left out, because they may never have been synced.
         """
         lost = []
         raised = False
@@ -73,6 +74,12 @@ class LostOffsets:
             state = self._state(number)
             if state is not None and state.next_offset < following <= OFFSET_MAX:
                 lost.append(Loss(number, state.next_offset, following - 1))
+                self._raise(state, following)
+                raised = True
+        for number, following in self._engine.ceilings.found().items() if hidden else ():
+            state = self._state(number)
+            if state is not None and state.next_offset < following and self._is_hidden(state, hidden):
+                lost.append(Loss(number, state.next_offset, following - 1, certain=False))
                 self._raise(state, following)
                 raised = True
         for number, following in self._committed():
@@ -84,11 +91,19 @@ class LostOffsets:
             self._store.sync()
         return lost
 
+    def _is_hidden(self, state: SegmentShard, hidden: Mapping[int, int]) -> bool:
+        """Whether lost bytes may contain the shard's last frames, because no frame of it is behind them."""
+        end = hidden.get(state.lane)
+        if end is None:
+            return False
+        last = self._engine.index.entry_before(state.number, OFFSET_MAX)
+        return last is None or last.position < end
+
     def _raise(self, state: SegmentShard, following: int) -> None:
         # A producer that resends a lost batch must not be treated as a duplicate.
         drop_lost_batches(self._store, state.number, state.next_offset)
         self._shards.update(state.number, next_offset_min=following)
-        state.next_offset = state.high_watermark = following
+        state.next_offset = state.high_watermark = state.ceiling = following
 
     def _state(self, number: int) -> SegmentShard | None:
         try:

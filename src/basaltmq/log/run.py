@@ -1,11 +1,11 @@
-"""A run: consecutive frames of one shard in the log with the same layout, left in the buffer they were read into.
+"""A run: consecutive frames of one shard in the log with the same layout, in the buffer of one read.
 
-A sequential reader of a shard mostly meets plain, adjacent batches of one producer. `take_runs` checks each frame,
+A sequential reader of a shard mostly reads plain, adjacent batches of one producer. `take_runs` checks each frame,
 including its checksums, and keeps only the start of each. Objects per frame and per record are created on demand. Arrow
 reads a run column by column (see `arrow`).
 
-Taking stops at anything irregular: another shard, a gap, a copy made by cleaning, damage, a frame cut off by the end of
-the buffer, a body with expiries or offset gaps, or a time above TIMESTAMP_MS_MAX. The caller handles that frame.
+A run ends before any other frame: of another shard, after a gap, copied by cleaning, damaged, truncated by the end of
+the buffer, with expiries or offset gaps, or with a time above TIMESTAMP_MS_MAX. The caller handles that frame.
 
 Invariants: frames of a run are dense, so each base offset follows from the first. All have the same, checked directory.
 No frame reaches past `end`, and the result is within the given limits. A frame costs 1.3 us plus its checksum.
@@ -25,7 +25,7 @@ from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, StoredRecord
 from basaltmq.log.frame import AWAITED, COLUMNAR, HEADER_BYTES, MAGIC, PLAIN_HEADER
 
 Cut: TypeAlias = Callable[[int, int], bytes]
-"""Returns the part (begin, length) of the buffer for the checksum, without a copy; see `arrow.cutter`."""
+"""Returns the part (begin, length) of the buffer without a copy, for the checksum (see `arrow.cutter`)."""
 
 _TIMES: Final = Struct("<qq")
 _TIMES_AT: Final = 40 - HEADER_BYTES
@@ -108,14 +108,14 @@ def take_runs(
     front = b""
     count = body_bytes = frame_data_bytes = 0
     at = records = data_bytes = 0
-    is_odd = is_next = is_full = is_cut = False
+    is_irregular = is_next = is_full = is_cut = False
     expected = base_offset
     while expected < end:
         begin = at + HEADER_BYTES
         if begin > size:
             is_cut = True
             break
-        magic, header_crc, body_crc, length, of, base, said, last_delta, _, largest_ms, _, rest = _unpack(raw, at)
+        magic, header_crc, body_crc, length, of, base, claimed, last_delta, _, largest_ms, _, rest = _unpack(raw, at)
         if base != expected or of != shard or (rest != COLUMNAR and rest != _AWAITED) or magic != MAGIC:
             break
         if largest_ms > TIMESTAMP_MS_MAX:
@@ -133,10 +133,10 @@ def take_runs(
             except CorruptionError:
                 break
             front = raw[begin : begin + directory_bytes(len(extents))]
-            is_odd = EXPIRIES in extents or OFFSET_DELTAS in extents
+            is_irregular = EXPIRIES in extents or OFFSET_DELTAS in extents
             begins = []
             runs.append(Run(raw, base, count, extents, body_bytes, begins))
-        if is_odd or count != said or last_delta != count - 1 or body_bytes != length:
+        if is_irregular or count != claimed or last_delta != count - 1 or body_bytes != length:
             break
         records += count
         data_bytes += frame_data_bytes
