@@ -18,10 +18,11 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.queues.change import Change
-from basaltmq.queues.quarantine import Suspects
+from basaltmq.queues.entries.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES
 from basaltmq.store.versions import bring_up_to_date
 
 CONTENT: Final = "queue_storage"
@@ -38,9 +39,6 @@ _CLEAN_ROW: Final = b"queue_clean"
 _ENQUEUED: Final = Struct(">Q")
 _ENQUEUED_BITS: Final = 63
 """Enqueue times are nanoseconds in 63 bits, which last until the year 2262."""
-
-_TIME_AND_ID_BYTES: Final = 24
-"""Size of the enqueue time and message id at the end of a message's key."""
 
 
 def encode_enqueued(enqueued_ns: int) -> bytes:
@@ -121,8 +119,8 @@ def last_enqueued_ns(store: Store) -> int:
     end: bytes | None = None
     while (last := next(iter(store.scan(Family.MESSAGES, b"", end, reverse=True)), None)) is not None:
         found.append(last[0])
-        end = last[0][:-_TIME_AND_ID_BYTES] or last[0]
-    times = [int.from_bytes(key[-_TIME_AND_ID_BYTES:-16], "big") for key in found]
+        end = last[0][:-TIME_AND_ID_BYTES] or last[0]
+    times = [int.from_bytes(key[-TIME_AND_ID_BYTES:-16], "big") for key in found]
     return max((enqueued_ns for enqueued_ns in times if not enqueued_ns >> _ENQUEUED_BITS), default=0)
 
 

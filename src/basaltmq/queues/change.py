@@ -126,10 +126,10 @@ class Change:
         """Return the owners of `before` steps, which are the queues that the change modified."""
         return list(self._steps_before)
 
-    def of_caller(self, ask: Callable[[A], B], about: A) -> B:
-        """Call a function passed in by the caller. Its errors are the caller's and make no queue fail."""
+    def call_filter(self, wanted: Callable[[A], B], message: A) -> B:
+        """Call a function of the caller. Its errors are raised to the caller and do not fail the queue."""
         try:
-            return ask(about)
+            return wanted(message)
         except Exception:
             self.is_callers_fault = True
             raise

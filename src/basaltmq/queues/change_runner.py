@@ -61,7 +61,7 @@ class ChangeRunner:
         return self._current is not None
 
     def do(self, operation: Callable[[Change], T], now_ns: int | None = None) -> T:
-        """Run an operation as a change of its own, or as part of the open change."""
+        """Run an operation as part of the open change, or as a new change if none is open."""
         with self.lock:
             if self._closed:
                 self.require_open()
@@ -74,7 +74,7 @@ class ChangeRunner:
             return result
 
     def run(self, operation: Callable[[Change], T], now_ns: int | None = None) -> tuple[Change, T]:
-        """Run an operation as a change of its own, without follow-up work. The caller holds the lock."""
+        """Run an operation as a new change, without follow-up work. The caller holds the lock."""
         change = Change(self.clock_ns() if now_ns is None else now_ns)
         try:
             result = operation(change)

@@ -21,8 +21,8 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
-from basaltmq.queues.ready.backing import APART, SHARED, Entry
-from basaltmq.queues.ready.rows import body_of
+from basaltmq.queues.entries.backing import APART, SHARED, Entry
+from basaltmq.queues.entries.rows import body_of
 from basaltmq.store.api import Store
 from basaltmq.store.batch import PUT
 from basaltmq.store.families import Family

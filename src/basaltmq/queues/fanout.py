@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues import entry_builder
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.events.event import ENQUEUED
-from basaltmq.queues.ready.plain import Plain
+from basaltmq.queues.lifecycle import entry_builder
 from basaltmq.store.families import Family
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _publish_plain(queues: Sequence[Queue], change: Change, drafts: Sequence[Dra
         for queue, entries in zip(group, made, strict=True):
             queue.touch(change)
             queue.stats.add(len(drafts), size_bytes, apart=len(body_ids))
-            change.ready[queue.name] = None
+            queue.note_ready(change, entries)
             shared.events.note(change, ENQUEUED, queue, entries)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from basaltmq.queues.entries.rows import split_sub_queue
 from basaltmq.queues.ready.fair_queue import FairQueue
 from basaltmq.queues.ready.priority_queue import PriorityQueue
-from basaltmq.queues.ready.rows import split_sub_queue
 from basaltmq.queues.throttle.token_buckets import TokenBuckets
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class ThrottleKey(NamedTuple):
 
 def fairness_keys(queue: Queue, now_ns: int) -> tuple[int, list[FairnessKey]]:
     """Return how many keys have ready messages, and the first `KEYS_MAX` of them ordered by name."""
-    queue.settle_down(now_ns)
+    queue.unpark_all(now_ns)
     found: dict[str, FairnessKey] = {}
     rows_left = ROWS_MAX
     backing = queue.backing

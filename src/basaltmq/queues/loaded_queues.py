@@ -16,6 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Final
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import (
     BasaltError,
     CorruptionError,
@@ -26,14 +27,14 @@ from basaltmq.errors import (
 )
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig, decode_config, default_row, encode_config
+from basaltmq.queues.entries.backing import BackingQueue
 from basaltmq.queues.leases.prepared import is_held
 from basaltmq.queues.leases.table import Leases
 from basaltmq.queues.leases.waiters import Waiters
 from basaltmq.queues.lifecycle import timers
-from basaltmq.queues.queue import MS, PlaneContext, Queue
-from basaltmq.queues.ready.backing import BackingQueue
+from basaltmq.queues.queue import PlaneContext, Queue
 from basaltmq.queues.ready.fair_queue import FairQueue, sub_queues_on_disk
-from basaltmq.queues.ready.paging_queue import SPILL_WAIT_MS
+from basaltmq.queues.ready.on_disk import SPILL_WAIT_MS
 from basaltmq.queues.ready.priority_queue import PriorityQueue
 from basaltmq.queues.recovery.failed import FailedQueues
 from basaltmq.queues.recovery.recount import counted
@@ -231,7 +232,7 @@ class LoadedQueues:
     def set_unused_timer(self, change: Change, config: QueueConfig) -> None:
         """If the queue has `expires_ms`, set the timer that deletes it when unused."""
         if config.expires_ms is not None:
-            self._shared.timers.set(change, change.now_ns + config.expires_ms * MS, timers.UNUSED, config.name)
+            self._shared.timers.set(change, change.now_ns + config.expires_ms * NS_PER_MS, timers.UNUSED, config.name)
 
     def hooks(self, config: QueueConfig) -> QueueHooks | None:
         """Compile the scripts of a queue. Raises ScriptError."""
@@ -307,7 +308,7 @@ class LoadedQueues:
                 queue.backing.shrink()
                 over_budget = self._shared.budget.room_bytes() < 0
             if len(self._queues) > self._loaded_max:
-                if queue.leases.has_memory_only() or name in self._waiters or not self._page_out(queue):
+                if queue.scans or queue.leases.has_memory_only() or name in self._waiters or not self._page_out(queue):
                     self._queues.move_to_end(name)
                 else:
                     self.unload(name)
@@ -317,7 +318,7 @@ class LoadedQueues:
         if not queue.stats.transient:
             self._save(queue)
             return True
-        queue.settle_down(queue.used_ns)
+        queue.unpark_all(queue.used_ns)
         queue.backing.shrink()
         if queue.backing.resident_len():
             return False

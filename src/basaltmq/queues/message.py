@@ -28,8 +28,8 @@ from basaltmq.store.keys import queues as queue_keys
 
 LAYOUT: Final = 2
 
-PAYLOAD_BYTES_MAX: Final = 64 << 20
-"""A queue message is one row and one value in memory. Larger content belongs in the chunked message store."""
+PAYLOAD_BYTES_MAX: Final = 128 << 20
+"""RabbitMQ's default limit. A payload is one value in memory, and two of this size fit a batch."""
 
 PROPERTIES_BYTES_MAX: Final = 1 << 20
 HEADERS_BYTES_MAX: Final = 1 << 20

@@ -27,11 +27,15 @@ from basaltmq.errors import BasaltError, InvalidArgumentError, InvalidConfigErro
 from basaltmq.ids import Ids
 from basaltmq.queues import fanout
 from basaltmq.queues.boot import EnqueueClock, check_version, wipe_transient
+from basaltmq.queues.browsing.readers import Readers
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
 from basaltmq.queues.config import QueueConfig, encode_config
 from basaltmq.queues.content import Content
+from basaltmq.queues.damage import Damage
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.due import Due
+from basaltmq.queues.entries.quarantine import Quarantine
 from basaltmq.queues.events.recorder import Listener, NoListener
 from basaltmq.queues.key_stats import FairnessKey, ThrottleKey, fairness_keys, throttle_keys
 from basaltmq.queues.leases.delivery import Delivery
@@ -39,24 +43,21 @@ from basaltmq.queues.leases.expiry import LeaseExpiry
 from basaltmq.queues.leases.table import Tokens, check_visibility
 from basaltmq.queues.leases.waiters import Listen, Waiter, Waiters
 from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
-from basaltmq.queues.lifecycle.due import Due
-from basaltmq.queues.lifecycle.failures import fail
+from basaltmq.queues.lifecycle.failures import Edit, fail
 from basaltmq.queues.lifecycle.reclaim import Reclaim
 from basaltmq.queues.lifecycle.redrive import DueNs, Page, Wanted
 from basaltmq.queues.lifecycle.timers import Timers
 from basaltmq.queues.loaded_queues import LOADED_MAX, LoadedQueues
 from basaltmq.queues.long_operations import LongOperations
 from basaltmq.queues.message import Message
-from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.queue import PlaneContext, Queue
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.byte_limit import lease_bytes
-from basaltmq.queues.recovery.damage import Damage
 from basaltmq.queues.runtime_config import RuntimeConfig, Setting, SettingsPage
 from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.queues.scripts.hooks import HookCounters
 from basaltmq.queues.stats import QueueStats
-from basaltmq.queues.throttle.settings import ThrottleSettings
+from basaltmq.queues.throttle_settings import ThrottleSettings
 from basaltmq.queues.transactions.transaction import QueueTransaction
 from basaltmq.queues.transactions.work import Find, T
 from basaltmq.queues.transactions.xa import QueueXa
@@ -124,6 +125,7 @@ class QueuePlane:
         self._settings = ThrottleSettings(settings, self._shared, self._changes, self._loaded, self._due.announce_due)
         self.damage = Damage(store, self._shared, self._changes, self._loaded)
         """Quarantined rows and failed queues."""
+        self.readers = Readers(self._changes, self._queue_for_read, self._was_read, clock_ns)
         self.damage.settle()
 
     @property
@@ -230,8 +232,7 @@ class QueuePlane:
         with self._lock:
             queue = self._queue_for_read(name)
             found = fairness_keys(queue, self._clock_ns())
-            self._wake_after_scan(queue)
-            self.damage.settle()
+            self._was_read(queue)
             return found
 
     def throttle_keys(self) -> list[ThrottleKey]:
@@ -420,16 +421,18 @@ class QueuePlane:
         error: str = "",
         delay_ms: int = 0,
         reject: bool = False,
+        edit: Edit | None = None,
+        is_failure: bool = True,
     ) -> int:
         """Negatively acknowledge messages of a lease: retry after `delay_ms`, or dead-letter at a limit or with
-        `reject`."""
+        `reject`. `edit` changes the properties. Without `is_failure` no attempt is counted."""
         if delay_ms < 0:
             raise InvalidArgumentError(f"delay_ms must be 0 or more, not {delay_ms}")
 
         def run(change: Change) -> int:
             queue = self._queue(name)
             entries = queue.take(change, token, ids)
-            fail(queue, change, entries, error, delay_ms=delay_ms, reject=reject)
+            fail(queue, change, entries, error, delay_ms=delay_ms, reject=reject, edit=edit, is_failure=is_failure)
             return len(entries)
 
         return self._changes.do(run)
@@ -450,12 +453,7 @@ class QueuePlane:
 
     def browse_page(self, name: str, count: int = 100, *, after: bytes = b"") -> tuple[list[Message], bytes]:
         """Return ready messages in key order, unchanged, and the `after` value of the next page."""
-        with self._lock:
-            queue = self._queue_for_read(name)
-            found = queue.browse(count, after)
-            self._wake_after_scan(queue)
-            self.damage.settle()
-            return found
+        return self.readers.page(name, count, after)
 
     def purge(self, name: str) -> int:
         """Delete all ready messages and return their number. Leased and delayed messages stay."""
@@ -562,10 +560,12 @@ class QueuePlane:
         self._waiters.wake_queue(name)
         return failure
 
-    def _wake_after_scan(self, queue: Queue) -> None:
-        """Wake consumers after a full scan, which unparked throttled messages. The next lease parks them again."""
+    def _was_read(self, queue: Queue) -> None:
+        """Wake consumers, because the read has unparked throttled messages; the next lease parks them again. Quarantine
+        damaged rows."""
         if queue.throttling is not None:
             self._wake(queue.name)
+        self.damage.settle()
 
     def _written(self, change: Change) -> None:
         """Wake waiters of the queues in which the change made messages ready."""

@@ -10,13 +10,13 @@ from basaltmq.ids import Ids
 from basaltmq.queues.boot import EnqueueClock
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
+from basaltmq.queues.entries.quarantine import Quarantine
 from basaltmq.queues.events.recorder import Listener, NoListener
 from basaltmq.queues.leases.expiry import LeaseExpiry
 from basaltmq.queues.leases.table import LeaseCall, Tokens
 from basaltmq.queues.lifecycle.dead_letters import DeadLetterRouter
 from basaltmq.queues.lifecycle.reclaim import Reclaim
 from basaltmq.queues.lifecycle.timers import Timers
-from basaltmq.queues.quarantine import Quarantine
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.scripts.budget import ScriptBudget
 from basaltmq.queues.throttle.token_buckets import TokenBuckets

@@ -12,31 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError
-from basaltmq.queues import entry_builder
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
-from basaltmq.queues.entry_builder import ENQUEUE_MAX, MS, NewEntries
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.events.event import ACKED, ENQUEUED
 from basaltmq.queues.leases import granting
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.table import FOREVER, LEASE_MAX, LeaseCall, Leases, check_visibility
-from basaltmq.queues.lifecycle import dedup, failures, limits
+from basaltmq.queues.lifecycle import dedup, entry_builder, failures, limits, script_results
 from basaltmq.queues.lifecycle.delays import delay
+from basaltmq.queues.lifecycle.entry_builder import ENQUEUE_MAX, NewEntries
 from basaltmq.queues.lifecycle.ttl import expire
 from basaltmq.queues.message import Message, encode_row
 from basaltmq.queues.plane_context import PlaneContext
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, RETURNED, SPILLED, TIMED, BackingQueue, Entry
 from basaltmq.queues.ready.budget import MemoryBudget
 from basaltmq.queues.ready.byte_limit import fit
 from basaltmq.queues.ready.fair_queue import SUB_QUEUES_MAX
-from basaltmq.queues.ready.plain import Plain
-from basaltmq.queues.scripts import advice
 from basaltmq.queues.scripts.hooks import QueueHooks
 from basaltmq.queues.stats import DURABLE_FIELDS, QueueStats
 from basaltmq.queues.throttle.queue_throttle import QueueThrottle
@@ -45,11 +44,13 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp
 from basaltmq.store.keys.queues import queue_stats_key, timed_of, transient_counts_key
 
+if TYPE_CHECKING:
+    from basaltmq.queues.browsing.scan import Scan
+
 FLOOR_EVERY: Final = 10_000
 """Acks between two updates of the floor. At most this many tombstones are read when the queue is loaded."""
 
-
-__all__ = ["ENQUEUE_MAX", "MS", "Queue", "PlaneContext"]
+__all__ = ["ENQUEUE_MAX", "Queue", "PlaneContext"]
 
 
 class Queue:
@@ -71,6 +72,7 @@ class Queue:
         "leases",
         "name",
         "prefix_bytes",
+        "scans",
         "shared",
         "stats",
         "throttling",
@@ -97,6 +99,7 @@ class Queue:
         self.prefix_bytes = len(lp(config.name))
         self.used_ns = now_ns
         self.hooks: QueueHooks | None = None
+        self.scans: list[Scan] = []
         self.throttling: QueueThrottle | None = None
         self.delayed_from = b""
         self.expiry_from = b""
@@ -205,7 +208,7 @@ class Queue:
         partly: bool,
     ) -> list[bytes]:
         if self.config.on_enqueue_script is not None and not prepared:
-            drafts = advice.on_enqueue(self, drafts)
+            drafts = script_results.on_enqueue(self, drafts)
         ids, entries, delayed, sub = self.build_entries(change, drafts, body_id, memory=memory)
         self.stats.enqueued += len(ids)
         if sub is None and not prepared and not self.backing.has_room_for(entries):
@@ -250,7 +253,13 @@ class Queue:
             self.stats.floor_ns = min(self.stats.floor_ns, lowest_ns)
         self.backing.publish(change, entries, sub)
         if entries:
-            change.ready[self.name] = None
+            self.note_ready(change, entries)
+
+    def note_ready(self, change: Change, entries: Sequence[Entry]) -> None:
+        """Wake consumers for messages that the change makes ready."""
+        change.ready[self.name] = None
+        for scan in self.scans:
+            change.after(partial(scan.note, entries))
 
     def build_entries(
         self,
@@ -315,9 +324,9 @@ class Queue:
         throttling = self._throttling()
         if throttling is not None:
             # Returned messages are older than those parked in this change, so unpark all to restore the order.
-            change.undo(lambda: self.settle_down(change.now_ns))
+            change.undo(lambda: self.unpark_all(change.now_ns))
             woken, size_bytes_max = throttling.woken(change, count, size_bytes_max)
-            ready = self._without_expired(change, woken)
+            ready = self.without_expired(change, woken)
         while len(ready) < count and not (ready and size_bytes_max == 0):
             fetched = self.backing.fetch(count - len(ready))
             if not fetched:
@@ -327,7 +336,7 @@ class Queue:
                 fetched, room_bytes = fit(self.backing, fetched, size_bytes_max, is_first=not ready)
             going = fetched if throttling is None else throttling.admit(change, fetched)
             change.undo(partial(self.backing.put_back, going))
-            going = self._without_expired(change, going)
+            going = self.without_expired(change, going)
             ready += going
             if room_bytes == 0 and len(going) == len(fetched):
                 break
@@ -336,7 +345,7 @@ class Queue:
                 size_bytes_max = max(0, size_bytes_max - sum([e.size_bytes for e in going]))
         return ready
 
-    def _without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:
+    def without_expired(self, change: Change, entries: list[Entry]) -> list[Entry]:
         """Expire those fetched messages whose time is up. Return the others."""
         if not [e for e in entries if e.expires_ns]:
             return entries
@@ -362,7 +371,7 @@ class Queue:
         token_ns = self.throttling.next_wake_ns()
         return token_ns is not None and token_ns <= now_ns
 
-    def settle_down(self, now_ns: int) -> None:
+    def unpark_all(self, now_ns: int) -> None:
         """Return all parked messages to the backing queue before a full scan."""
         if self.throttling is not None:
             self.throttling.unpark(now_ns)
@@ -389,7 +398,7 @@ class Queue:
         if visibility_ms is None:
             visibility_ms = self.config.visibility_timeout_ms
         check_visibility(visibility_ms)
-        return now_ns + visibility_ms * MS if visibility_ms else FOREVER
+        return now_ns + visibility_ms * NS_PER_MS if visibility_ms else FOREVER
 
     def ack(self, change: Change, token: int, ids: Sequence[bytes] | None = None) -> int:
         """Acknowledge messages of a lease (all by default). Return their number."""
@@ -459,9 +468,15 @@ class Queue:
                 entry.flags |= RETURNED
         else:
             entries = failures.count_returns(self, change, entries, self.config.delivery_limit)
+        self.requeue(change, entries)
+
+    def requeue(self, change: Change, entries: list[Entry]) -> None:
+        """Return messages to their places, and trim the queue if it exceeds its limits."""
         self.backing.requeue(change, entries)
         if entries:
-            change.ready[self.name] = None
+            self.note_ready(change, entries)
+            if self.config.length_max is not None or self.config.bytes_max is not None:
+                change.after(lambda: self.shared.check_limits(self.name))
 
     def extend(
         self, change: Change, token: int, visibility_ms: int | None = None, ids: Sequence[bytes] | None = None
@@ -477,7 +492,8 @@ class Queue:
         if ids is None or len(ids) == len(call.entries):
             if ids is not None:
                 for message_id in ids:
-                    self._require_held(call, message_id)
+                    if message_id not in call.entries:
+                        self.leases.take(token, [message_id])
             before_ns = call.expires_ns
             self.leases.move_expiry(change.batch, call, expires_ns)
             change.undo(lambda: setattr(call, "expires_ns", before_ns))
@@ -491,10 +507,6 @@ class Queue:
         change.undo(lambda: self.leases.forget(part))
         change.after(lambda: self.shared.lease_expiry.add(expires_ns, self.name, part.token))
         return part.token
-
-    def _require_held(self, call: LeaseCall, message_id: bytes) -> None:
-        if message_id not in call.entries:
-            self.leases.take(call.token, [message_id])
 
     def set_aside(self, change: Change, entries: Sequence[Entry]) -> None:
         """Remove the rows of fetched messages that return to their places after a retry delay."""
@@ -582,14 +594,3 @@ class Queue:
     def reseal(self, entry: Entry, message: Message) -> bytes:
         """Encode the row of an entry after its message has changed."""
         return rows.rewrap(entry.row, encode_row(message))
-
-    def browse(self, count: int, after: bytes = b"") -> tuple[list[Message], bytes]:
-        """Return ready messages in key order, unchanged, and the key to continue after."""
-        self.settle_down(self.used_ns)
-        while entries := self.backing.browse(after, count):
-            after = entries[-1].key
-            bodies = self.bodies(None, [e for e in entries if e.flags & APART])
-            shown = [self.open(e, bodies.get(e.key)) for e in entries if not e.flags & APART or e.key in bodies]
-            if shown:
-                return shown, after
-        return [], after

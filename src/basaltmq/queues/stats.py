@@ -26,9 +26,9 @@ from typing import Final
 from zlib import crc32
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues.quarantine import Loss
-from basaltmq.queues.ready.backing import APART, TRANSIENT, Entry
-from basaltmq.queues.ready.plain import Plain
+from basaltmq.queues.entries.backing import APART, TRANSIENT, Entry
+from basaltmq.queues.entries.plain import Plain
+from basaltmq.queues.entries.quarantine import Loss
 
 LAYOUT: Final = 3
 FIELDS: Final = (

@@ -1,4 +1,4 @@
-"""A plane on a store in memory, with a clock the test moves."""
+"""Fixtures: a plane on a memory store, with a manual clock."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_NS = 1_700_000_000_000_000_000
 
 
 class Nowhere:
-    """Takes no notes: the test has no damaged rows."""
+    """A quarantine for tests without damaged rows."""
 
     def note(self, family: Family, key: bytes, value: bytes | None, reason: str) -> None:
         raise AssertionError(f"a row of family {family.label} cannot be read: {reason}")
@@ -31,7 +31,7 @@ NOWHERE = Nowhere()
 
 
 class Clock:
-    """Nanoseconds that pass when told to."""
+    """A manual clock in nanoseconds."""
 
     def __init__(self) -> None:
         self.now_ns = START_NS
@@ -44,7 +44,7 @@ class Clock:
 
 
 class TestStore(MemoryStore):
-    """A store in memory that can refuse writes and remembers the batches it took."""
+    """A memory store that can refuse writes and records its batches."""
 
     __test__ = False
 
@@ -69,7 +69,7 @@ class TestStore(MemoryStore):
 
 
 class Planes:
-    """Opens planes on one store; opening again is what a restart after a kill does."""
+    """Opens planes on one store. Opening again simulates a restart after a kill."""
 
     def __init__(self, store: TestStore, clock: Clock, commit: GroupCommit) -> None:
         self.store = store
@@ -104,7 +104,7 @@ def plane(planes: Planes) -> QueuePlane:
 
 @pytest.fixture
 def make(plane: QueuePlane) -> Callable[..., str]:
-    """Makes a queue with a configuration, and gives its name."""
+    """Create a queue and return its name."""
 
     def create(name: str = "q", **fields: Any) -> str:
         plane.create(QueueConfig(name=name, durability=Durability.WRITTEN, **fields))
@@ -114,7 +114,7 @@ def make(plane: QueuePlane) -> Callable[..., str]:
 
 
 def payloads(plane: QueuePlane, queue: str, count: int = 1000) -> list[bytes]:
-    """Drain a queue; what was in it, in order."""
+    """Drain a queue and return its payloads in order."""
     drained: list[bytes] = []
     while deliveries := plane.lease(queue, count):
         drained += [delivery.payload for delivery in deliveries]
@@ -123,7 +123,7 @@ def payloads(plane: QueuePlane, queue: str, count: int = 1000) -> list[bytes]:
 
 
 def settle(plane: QueuePlane, clock: Clock) -> int | None:
-    """Do everything that is due."""
+    """Run all due work."""
     for _ in range(10_000):
         deadline = plane.run_due(clock())
         if deadline is None or deadline > clock():

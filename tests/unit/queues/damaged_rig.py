@@ -1,4 +1,4 @@
-"""A store with every kind of row of the queue plane, rows of it damaged, and what then comes out of its queues."""
+"""A store with every kind of row of the queue plane, whose rows tests damage before they drain the queues."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.unit.queues.conftest import MS, START_NS, Clock
 
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.api import Store
@@ -23,18 +23,18 @@ from basaltmq.store.memory import MemoryStore
 from basaltmq.store.sync.group_commit import GroupCommit
 
 LATER_NS: Final = START_NS + 3_600_000 * MS
-"""Everything that waits for its time is due by then."""
+"""A time after all deadlines."""
 
 XID: Final = Xid(1, b"global", b"branch")
 ACKED: Final = b"acked by the branch"
-"""Comes out only if the branch cannot be committed."""
+"""Payload that is delivered only if the branch cannot be committed."""
 
 SHARED: Final = b"shared"
-"""Payloads that begin so come twice: two queues have them."""
+"""Prefix of payloads that two queues have."""
 
 Row = tuple[Family, bytes, bytes]
 Damage = Callable[[bytes, bytes], tuple[bytes, bytes]]
-"""What key and value of a row become."""
+"""A row after the damage: key and value."""
 
 BY_VALUE: Final = (
     Family.MESSAGES,
@@ -49,7 +49,7 @@ BY_VALUE: Final = (
     Family.STATE,
     Family.DELETED_QUEUES,
 )
-"""Families whose values say something."""
+"""Families whose values have content."""
 
 BY_KEY: Final = (
     Family.MESSAGES,
@@ -61,7 +61,7 @@ BY_KEY: Final = (
     Family.DEDUP_EXPIRY,
     Family.CONTENT_REFS,
 )
-"""Families whose keys say something."""
+"""Families whose keys have content."""
 
 
 def truncated(key: bytes, value: bytes) -> tuple[bytes, bytes]:
@@ -77,7 +77,7 @@ def relaid(key: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 def scrambled(key: bytes, value: bytes) -> tuple[bytes, bytes]:
-    # Of another length, so that a body is noticed too: nothing but its length is checked.
+    # Change the length, because only the length of a body is checked.
     return key, random.Random(value).randbytes(len(value) + 3)
 
 
@@ -94,12 +94,12 @@ DAMAGES: Final[dict[str, Damage]] = {
 
 
 def damages_of(family: Family) -> list[Damage]:
-    """What is noticed in a family: a body has no layout, only its length is known."""
+    """Return the damages that a family detects. A body has no layout; only its length is checked."""
     return [damage for damage in DAMAGES.values() if family is not Family.MESSAGE_CONTENT or damage is not relaid]
 
 
 def populate(plane: QueuePlane) -> set[bytes]:
-    """Fill the queues of a plane; the payloads that are to come out of them."""
+    """Fill the queues of a plane. Return the payloads that they must deliver."""
     made: set[bytes] = set()
 
     def payload(what: str, size: int = 0) -> bytes:
@@ -135,7 +135,7 @@ def populate(plane: QueuePlane) -> set[bytes]:
     session.enqueue("branch", [payload("branch"), payload("large branch", 6000)])
     session.end()
     plane.xa.prepare(XID)
-    # A deleted queue whose rows are still to be taken away.
+    # A deleted queue whose rows are not reclaimed yet.
     plane.enqueue(make("gone"), [b"x" * 9000])
     step, plane._shared.reclaim.step = plane._shared.reclaim.step, lambda change: None  # type: ignore[method-assign]
     plane.delete("gone")
@@ -167,7 +167,7 @@ class Harness:
         store.write(batch)
 
     def at_risk(self, chosen: Iterable[Row]) -> set[bytes]:
-        """The payloads that may be lost with rows: of messages, of bodies, of what a branch is to enqueue."""
+        """Return the payloads that may be lost with these rows."""
         found: set[bytes] = set()
         for family, key, value in chosen:
             if family in (Family.MESSAGES, Family.DELAYED):
@@ -187,7 +187,7 @@ class Harness:
 
 
 def drain(plane: QueuePlane, now_ns: int) -> list[bytes]:
-    """Everything that comes out of all queues, once all that is due is done."""
+    """Run all due work and return the payloads of all queues."""
     found: list[bytes] = []
     if XID in plane.xa.recover():
         plane.xa.commit(XID)
@@ -196,7 +196,7 @@ def drain(plane: QueuePlane, now_ns: int) -> list[bytes]:
         for config in plane.configs():
             while deliveries := plane.lease(config.name, 5):
                 found += [each.payload for each in deliveries]
-                # Whatever a consumer may ask of a message can be read.
+                # All fields of a message must be readable.
                 assert all(each.message().queue == config.name and each.headers is not None for each in deliveries)
                 plane.ack(config.name, deliveries[0].token)
         if deadline_ns is None or deadline_ns > now_ns:

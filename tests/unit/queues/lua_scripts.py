@@ -1,4 +1,4 @@
-"""Scripts for tests: a shape, and ways to call a script once."""
+"""Lua scripts for tests, and helpers that call a script once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPE = ScriptShape(
 
 
 def script(body: str, **options: object) -> LuaScript:
-    """With a CPU limit that a slow machine does not reach before the limit a test is about."""
+    """Return limits with a CPU limit so high that a slow machine reaches the tested limit first."""
     options = {"limits": ScriptLimits(cpu_ms_max=10_000)} | options
     return LuaScript(f"function hook(msg)\n{body}\nend", SHAPE, **options)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""What the plane offers a broker: plain drafts at once, refusals per draft, routed dead letters, delivery limit."""
+"""Interface for brokers: bulk drafts, refusals per draft, routed dead letters, delivery limit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settl
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError, QueueFullError
 from basaltmq.pipeline.audit.queues import audit_queues
-from basaltmq.queues import entry_builder
 from basaltmq.queues.config import Overflow, QueueConfig, decode_config, encode_config
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.lifecycle import entry_builder
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
@@ -34,7 +34,7 @@ DRAFTS = st.lists(
 
 
 @given(drafts=DRAFTS, ttl_ms=st.sampled_from([None, 1000]))
-def test_plain_drafts_made_at_once_are_those_made_one_by_one(drafts: list[Draft], ttl_ms: int | None) -> None:
+def test_bulk_built_plain_drafts_equal_those_built_singly(drafts: list[Draft], ttl_ms: int | None) -> None:
     from basaltmq.store.sync.group_commit import GroupCommit
 
     entries = []
@@ -54,7 +54,7 @@ def test_plain_drafts_made_at_once_are_those_made_one_by_one(drafts: list[Draft]
     assert len(entries[0]) == len(drafts)
 
 
-def test_bad_drafts_are_refused_on_the_fast_way_too(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_bulk_building_refuses_invalid_drafts(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     for bad in (
         Draft(payload="text"),  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_bad_drafts_are_refused_on_the_fast_way_too(plane: QueuePlane, make: Cal
 @pytest.mark.spec("E7")
 @pytest.mark.parametrize("overflow", [Overflow.REJECT_PUBLISH, Overflow.REJECT_PUBLISH_DEAD_LETTER])
 @pytest.mark.parametrize("limit", [{"length_max": 2}, {"bytes_max": 12_000}])
-def test_a_full_queue_says_which_drafts_it_refused(
+def test_full_queue_names_the_refused_drafts(
     plane: QueuePlane, store: TestStore, make: Callable[..., str], overflow: Overflow, limit: dict[str, int]
 ) -> None:
     make("dead")
@@ -100,7 +100,7 @@ def test_a_full_queue_says_which_drafts_it_refused(
     assert [p[:1] for p in payloads(plane, queue)] == [b"\0", b"\1", b"a"][: 2 if "length_max" in limit else 3]
     if overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER:
         assert [p[:1] for p in payloads(plane, "dead")] == [b"\2", b"\3", b"a"][: 3 if "length_max" in limit else 2]
-    # A draft that was refused is not remembered as sent.
+    # The dedup id of a refused draft is not recorded.
     again: list[int] = []
     assert all(plane.enqueue(queue, drafts[4:5], refused=again))
     assert again == []
@@ -110,7 +110,7 @@ def test_a_full_queue_says_which_drafts_it_refused(
 
 
 @pytest.mark.spec("E7")
-def test_dead_letters_go_where_the_router_says_in_the_batch_they_die_in(
+def test_dead_letters_are_routed_in_the_batch_of_their_failure(
     plane: QueuePlane, store: TestStore, make: Callable[..., str], clock: Clock
 ) -> None:
     work = make("work", ttl_ms=1000)
@@ -137,7 +137,7 @@ def test_dead_letters_go_where_the_router_says_in_the_batch_they_die_in(
     in_two = plane.lease(two, 5)
     assert in_two[0].payload == b"b" * 5000
     plane.ack(two, in_two[0].token)
-    # The body that the two share is there as long as one of them is.
+    # The shared body exists as long as one of its messages.
     in_one = plane.lease(one, 5)
     assert [(d.payload[:2], d.message().properties) for d in in_one] == [
         (b"aa", b"x-death of pa"),
@@ -147,7 +147,7 @@ def test_dead_letters_go_where_the_router_says_in_the_batch_they_die_in(
     assert in_one[1].id == held[1].id != in_two[0].id
     plane.ack(one, in_one[0].token)
     assert left(store) == []
-    # Expired messages, also those somewhere in the middle, take the same way; to the queue they died in too.
+    # Expired messages are routed too, also to the same queue.
     asked.clear()
     plane.enqueue(work, [Draft(payload=b"e", properties=b"1"), Draft(payload=b"f" * 9000, ttl_ms=10)])
     clock.pass_ms(10)
@@ -159,9 +159,7 @@ def test_dead_letters_go_where_the_router_says_in_the_batch_they_die_in(
     assert plane.lease(work)[0].message().properties == b"x-death of 1"
 
 
-def test_a_router_without_an_opinion_leaves_dead_letters_to_the_queue(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_router_returning_none_uses_the_dead_letter_queue(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make(dead_letter_queue="dead")
     plane.dead_letter_router = lambda config, message, reason: None
     plane.enqueue(queue, [b"x"])
@@ -172,7 +170,7 @@ def test_a_router_without_an_opinion_leaves_dead_letters_to_the_queue(
 @pytest.mark.spec("E7")
 @pytest.mark.parametrize("transient", [False, True])
 @pytest.mark.parametrize("visibility_ms", [0, 1000])
-def test_a_message_that_came_back_too_often_is_dead_over_restarts_too(
+def test_delivery_limit_counts_across_restarts(
     planes: Planes, clock: Clock, transient: bool, visibility_ms: int
 ) -> None:
     plane = planes.open()
@@ -197,9 +195,7 @@ def test_a_message_that_came_back_too_often_is_dead_over_restarts_too(
 
 
 @pytest.mark.promise("P1")
-def test_the_level_memory_writes_nothing_and_is_gone_with_the_process(
-    planes: Planes, plane: QueuePlane, store: TestStore
-) -> None:
+def test_memory_durability_writes_nothing_to_disk(planes: Planes, plane: QueuePlane, store: TestStore) -> None:
     plane.create(QueueConfig(name="m", durability=Durability.MEMORY))
     plane.create(QueueConfig(name="d", durability=Durability.WRITTEN))
     plane.enqueue("d", [b"kept"])
@@ -219,7 +215,7 @@ def test_the_level_memory_writes_nothing_and_is_gone_with_the_process(
     assert again.stats("m")["acked"] == 2
 
 
-def test_the_configuration_keeps_what_the_layer_above_has_to_remember() -> None:
+def test_config_stores_broker_properties() -> None:
     config = QueueConfig(name="q", extra=bytes(range(256)), delivery_limit=5)
     assert decode_config("q", encode_config(config)) == config
     with pytest.raises(InvalidConfigError):
@@ -231,12 +227,12 @@ def test_the_configuration_keeps_what_the_layer_above_has_to_remember() -> None:
 
 @pytest.mark.promise("P2", "P4")
 @pytest.mark.parametrize("answer", ["ack", "nack", "release", "reject"])
-def test_what_a_change_has_settled_is_not_read_from_disk_by_the_same_change(planes: Planes, answer: str) -> None:
+def test_messages_settled_in_a_change_are_not_leased_again_in_it(planes: Planes, answer: str) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, dead_letter_queue="dead"))
     plane.enqueue("q", [b"1", b"2", b"3"])
     held = plane.lease("q", 2)
-    # What is on disk only is read again from the head, and is leased as its row says.
+    # Messages only on disk are read again from the head.
     plane = planes.open()
     with plane.change():
         if answer == "ack":
@@ -257,7 +253,7 @@ def test_what_a_change_has_settled_is_not_read_from_disk_by_the_same_change(plan
 
 
 @pytest.mark.promise("P2")
-def test_a_transaction_that_acks_and_makes_a_full_queue_drop_its_head_drops_what_is_in_it(planes: Planes) -> None:
+def test_ack_and_enqueue_in_a_full_queue_drops_only_queued_messages(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, length_max=2, dead_letter_queue="dead"))
     plane.enqueue("q", [b"0"])
@@ -274,7 +270,7 @@ def test_a_transaction_that_acks_and_makes_a_full_queue_drop_its_head_drops_what
     assert list(audit_queues(planes.store)) == []
 
 
-def test_priorities_are_not_turned_on_or_off_while_messages_wait_for_their_time(planes: Planes) -> None:
+def test_priorities_cannot_change_while_messages_are_delayed(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     plane.enqueue("q", [Draft(payload=b"later", delay_ms=50)])
@@ -289,7 +285,7 @@ def test_priorities_are_not_turned_on_or_off_while_messages_wait_for_their_time(
 
 
 @pytest.mark.promise("P10")
-def test_a_lease_of_transient_messages_that_was_given_a_time_goes_with_its_queue(planes: Planes) -> None:
+def test_timed_lease_of_transient_messages_is_deleted_with_its_queue(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.MEMORY))
     plane.enqueue("q", [b"a"])

@@ -1,4 +1,4 @@
-"""Looking through queues: everything of a range of time, whatever sub-queues it is in, page by page, untouched."""
+"""Browsing of queues by time, page by page, over all sub-queues."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(seen: Reader, queue: str, from_ns: int = 0, to_ns: int = 1 << 62, page
     return rows
 
 
-def test_messages_of_a_time_are_found_in_every_sub_queue_and_left_as_they_are(tmp_path: Path) -> None:
+def test_browse_by_time_covers_all_sub_queues_without_changes(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         jobs = db.queue("jobs")
         db.queue("jobs2").enqueue(b"another's")
@@ -58,7 +58,7 @@ def test_messages_of_a_time_are_found_in_every_sub_queue_and_left_as_they_are(tm
         jobs.ack(leased)
 
 
-def test_a_queue_made_again_shows_nothing_of_the_one_before(tmp_path: Path) -> None:
+def test_recreated_queue_shows_no_old_messages(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.queue("jobs").enqueue(b"old")
         db.delete_queue("jobs")
@@ -70,7 +70,7 @@ def test_a_queue_made_again_shows_nothing_of_the_one_before(tmp_path: Path) -> N
             assert [payload for payload, _ in found(seen, "jobs")] == [b"young"]
 
 
-def test_priorities_are_distinguished_from_fairness_keys(tmp_path: Path) -> None:
+def test_browse_separates_priorities_from_fairness_keys(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.queue("ranked", priorities_max=9).enqueue(b"x", priority=5, fairness_key="tenant")
         with db.store.snapshot(*FAMILIES) as seen:

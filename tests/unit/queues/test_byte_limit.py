@@ -1,4 +1,4 @@
-"""A lease that says how many bytes it wants: what fits is handed out, nothing more is read, order and counts stay."""
+"""Byte limits of leases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def drafts(keys: int = 1) -> list[Draft | bytes]:
 
 
 def taken(plane: QueuePlane, size_bytes_max: int, count: int = 100) -> list[list[int]]:
-    """The first byte of each message, by call, until the queue is empty."""
+    """Return the first byte of each message, by lease call, until the queue is empty."""
     calls: list[list[int]] = []
     while found := plane.lease("q", count, size_bytes_max=size_bytes_max):
         calls.append([each.payload[0] for each in found])
@@ -30,7 +30,7 @@ def taken(plane: QueuePlane, size_bytes_max: int, count: int = 100) -> list[list
 
 
 @pytest.mark.promise("P3", "P8")
-def test_a_lease_hands_out_what_fits_and_the_first_in_any_case(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_lease_returns_at_least_one_message_over_the_byte_limit(plane: QueuePlane, make: Callable[..., str]) -> None:
     make()
     plane.enqueue("q", drafts())
     assert taken(plane, 10_000) == [[0, 1], [2], [3], [4, 5], [6]]
@@ -43,7 +43,7 @@ def test_a_lease_hands_out_what_fits_and_the_first_in_any_case(plane: QueuePlane
 
 
 @pytest.mark.promise("P8")
-def test_bodies_that_do_not_fit_are_not_read(
+def test_bodies_beyond_the_byte_limit_are_not_read(
     plane: QueuePlane, store: TestStore, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make()
@@ -62,7 +62,7 @@ def test_bodies_that_do_not_fit_are_not_read(
 
 
 @pytest.mark.promise("P2", "P3")
-def test_a_lease_that_is_not_written_leaves_every_message_at_its_place(
+def test_failed_lease_write_leaves_messages_in_place(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     make()
@@ -75,7 +75,7 @@ def test_a_lease_that_is_not_written_leaves_every_message_at_its_place(
 
 
 @pytest.mark.promise("P3")
-def test_messages_over_the_byte_limit_keep_their_order_and_are_not_redelivered(
+def test_messages_over_the_byte_limit_keep_order_and_are_not_redelivered(
     plane: QueuePlane, make: Callable[..., str]
 ) -> None:
     make()
@@ -92,7 +92,7 @@ def test_messages_over_the_byte_limit_keep_their_order_and_are_not_redelivered(
 
 
 @pytest.mark.promise("P8")
-def test_a_lease_that_does_not_say_how_much_is_bounded_too(
+def test_default_byte_limit_applies(
     plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(byte_limit, "LEASE_BYTES_MAX", 10_000)

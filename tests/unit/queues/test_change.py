@@ -1,4 +1,4 @@
-"""A change leaves no cycle behind: its batch is freed at once, and the collector has nothing to do for it."""
+"""Changes leave no reference cycles, so their batches are freed without the garbage collector."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def quiet_collector() -> Iterator[None]:
 
 @pytest.mark.promise("P8", "P13")
 @pytest.mark.usefixtures("quiet_collector")
-def test_operations_leave_no_cycles() -> None:
+def test_operations_leave_no_reference_cycles() -> None:
     store = TestStore()
     with closing(GroupCommit(store)) as commit, QueuePlane(store, commit) as plane:
         for name in ("q", "r"):

@@ -1,4 +1,4 @@
-"""Messages that stay columns from publish to ack do what entries do, and become entries where somebody wants a part."""
+"""Messages stored as columns from publish to ack behave like entries."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from basaltmq.ids import Ids
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.entries import plain as plain_module
+from basaltmq.queues.entries.plain import ColumnQueue, Plain
+from basaltmq.queues.entries.rows import plain_rows, read_plain, weighted_rows, wrap
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready import plain as plain_module
 from basaltmq.queues.ready import row_changes
 from basaltmq.queues.ready.budget import PagingLimits
 from basaltmq.queues.ready.fair_queue import FairQueue
-from basaltmq.queues.ready.plain import ColumnQueue, Plain
-from basaltmq.queues.ready.rows import plain_rows, read_plain, weighted_rows, wrap
 from basaltmq.store.batch import DELETE, DELETE_RANGE, PUT, Batch
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
@@ -29,7 +29,7 @@ Make = Callable[..., str]
 
 
 def is_plain(plane: QueuePlane, queue: str, token: int) -> bool:
-    """Whether a lease has its messages as columns."""
+    """Return whether a lease holds its messages as columns."""
     return plane._loaded.require(queue).leases.require(token).plain is not None
 
 
@@ -41,7 +41,7 @@ def columns(first: int, count: int) -> Plain:
 
 
 @pytest.mark.parametrize("count_taken", [1, 5, 64, 200])
-def test_a_column_queue_returns_messages_in_order_however_it_is_split(count_taken: int) -> None:
+def test_column_queue_keeps_order_for_any_split(count_taken: int) -> None:
     waiting = ColumnQueue()
     seen: list[tuple[bytes, bytes, int]] = []
     added = 0
@@ -55,7 +55,7 @@ def test_a_column_queue_returns_messages_in_order_however_it_is_split(count_take
         assert waiting.first() == b"k%04d" % len(seen)
         taken = waiting.take(count_taken)
         seen += zip(taken.keys, taken.rows, taken.sizes, strict=True)
-        # What was handed over is somebody else's too.
+        # The caller may keep the columns.
         assert [plain.keys, plain.rows, plain.sizes] == before
     while len(waiting):
         taken = waiting.take(count_taken)
@@ -71,7 +71,7 @@ def read(rows: list[bytes]) -> Plain | None:
     return read_plain([b"%d" % number for number in range(len(rows))], rows, list(map(len, rows)))
 
 
-def test_rows_are_columns_only_if_there_is_nothing_to_say_of_any_of_them() -> None:
+def test_only_plain_rows_are_read_as_columns() -> None:
     plain = plain_rows([b"", b"abc"], 0)
     with_properties = plain_rows([b"abcd"], 0, [b"properties"])
     weighted = weighted_rows([b"x" * 9], 0, [b""], [7])
@@ -85,7 +85,7 @@ def test_rows_are_columns_only_if_there_is_nothing_to_say_of_any_of_them() -> No
 
 
 @pytest.mark.spec("C7")
-def test_messages_published_by_the_hundred_are_leased_and_acked_as_columns(
+def test_bulk_published_messages_are_leased_and_acked_as_columns(
     plane: QueuePlane, make: Make, store: TestStore
 ) -> None:
     queue = make()
@@ -107,7 +107,7 @@ def test_messages_published_by_the_hundred_are_leased_and_acked_as_columns(
 
 @pytest.mark.spec("C7")
 @pytest.mark.parametrize("order", ["all", "reversed", "part"])
-def test_an_ack_by_ids_settles_just_those(plane: QueuePlane, make: Make, order: str) -> None:
+def test_ack_by_ids_settles_only_those_messages(plane: QueuePlane, make: Make, order: str) -> None:
     queue = make()
     plane.enqueue(queue, [b"%d" % n for n in range(5)])
     held = plane.lease(queue, 5)
@@ -124,9 +124,7 @@ def test_an_ack_by_ids_settles_just_those(plane: QueuePlane, make: Make, order: 
 
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("what", ["lease", "ack", "nack", "release", "extend"])
-def test_a_refused_write_changes_nothing(
-    plane: QueuePlane, make: Make, store: TestStore, clock: Clock, what: str
-) -> None:
+def test_failed_write_changes_nothing(plane: QueuePlane, make: Make, store: TestStore, clock: Clock, what: str) -> None:
     queue = make(visibility_timeout_ms=100)
     plane.enqueue(queue, [b"%d" % n for n in range(4)])
     held = [] if what == "lease" else plane.lease(queue, 3)
@@ -149,7 +147,7 @@ def test_a_refused_write_changes_nothing(
 
 
 @pytest.mark.promise("P3")
-def test_what_comes_back_goes_before_the_columns_behind_it(plane: QueuePlane, make: Make) -> None:
+def test_returned_messages_precede_later_columns(plane: QueuePlane, make: Make) -> None:
     queue = make()
     plane.enqueue(queue, [b"%d" % n for n in range(6)])
     held = plane.lease(queue, 2)
@@ -160,7 +158,7 @@ def test_what_comes_back_goes_before_the_columns_behind_it(plane: QueuePlane, ma
 
 
 @pytest.mark.promise("P3")
-def test_all_that_came_back_goes_before_columns_published_meanwhile(plane: QueuePlane, make: Make) -> None:
+def test_returned_messages_precede_columns_published_meanwhile(plane: QueuePlane, make: Make) -> None:
     queue = make()
     plane.enqueue(queue, [b"0", b"1"])
     plane.release(queue, plane.lease(queue, 2)[0].token)
@@ -169,7 +167,7 @@ def test_all_that_came_back_goes_before_columns_published_meanwhile(plane: Queue
     assert [d.payload for d in plane.lease(queue, 9)] == [b"1", b"2", b"3"]
 
 
-def test_a_long_queue_is_read_as_columns_of_the_size_asked_for(planes: Planes) -> None:
+def test_long_queue_is_read_in_columns_of_the_requested_size(planes: Planes) -> None:
     plane = planes.open(paging=PagingLimits(resident_max=50, read_ahead=7))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     for first in range(0, 200, 20):
@@ -184,14 +182,14 @@ def test_a_long_queue_is_read_as_columns_of_the_size_asked_for(planes: Planes) -
     assert sizes == [30] * 6 + [20]
 
 
-def test_columns_of_more_bytes_than_asked_for_are_cut(plane: QueuePlane, make: Make) -> None:
+def test_columns_are_cut_at_the_byte_limit(plane: QueuePlane, make: Make) -> None:
     queue = make()
     plane.enqueue(queue, [b"x" * 100] * 5)
     assert len(plane.lease(queue, 5, size_bytes_max=250)) == 2
     assert len(plane.lease(queue, 5, size_bytes_max=300)) == 3
 
 
-def test_memory_is_given_back_for_what_is_taken_as_columns(plane: QueuePlane, make: Make) -> None:
+def test_leasing_columns_releases_their_memory(plane: QueuePlane, make: Make) -> None:
     queue = make()
     backing = plane._loaded.require(queue).backing
     assert isinstance(backing, FairQueue)
@@ -206,9 +204,7 @@ def test_memory_is_given_back_for_what_is_taken_as_columns(plane: QueuePlane, ma
 
 
 @pytest.mark.spec("E2")
-def test_a_queue_that_is_full_keeps_its_head_in_memory_and_leaves_the_rest_to_the_disk(
-    planes: Planes, store: TestStore
-) -> None:
+def test_full_memory_keeps_the_head_and_leaves_the_rest_on_disk(planes: Planes, store: TestStore) -> None:
     plane = planes.open(paging=PagingLimits(resident_max=250, read_ahead=100))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     for number in range(10):
@@ -224,14 +220,14 @@ def test_a_queue_that_is_full_keeps_its_head_in_memory_and_leaves_the_rest_to_th
 
 @pytest.mark.spec("C7")
 @pytest.mark.promise("P3")
-def test_what_is_leased_as_columns_is_not_read_again_from_the_disk(planes: Planes) -> None:
+def test_leased_columns_are_not_read_from_disk_again(planes: Planes) -> None:
     plane = planes.open(paging=PagingLimits(resident_max=100, read_ahead=10))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     for number in range(0, 200, 2):
         plane.enqueue("q", [b"%d" % number, b"%d" % (number + 1)])
     tokens = [plane.lease("q", 2)[0].token for _ in range(70)]
     assert plane.stats("q")["leased"] == 140
-    # Everything from the first of these on is read again, with most of the leases between them.
+    # All messages from the first of these on are read again, although most are leased.
     for token in (tokens[10], tokens[69]):
         plane.release("q", token)
     plane._loaded.require("q").backing.shrink()
@@ -243,12 +239,12 @@ def test_what_is_leased_as_columns_is_not_read_again_from_the_disk(planes: Plane
 
 
 def deletes(store: TestStore) -> list[int]:
-    """How the last change deleted messages: the kinds of its operations."""
+    """Return the kinds of delete operations of the last change."""
     return [op[0] for op in store.batches[-1].ops if op[1] is Family.MESSAGES and op[0] != PUT]
 
 
 @pytest.mark.spec("C6")
-def test_messages_of_a_call_are_deleted_by_one_range_and_their_neighbours_stay(
+def test_messages_of_one_call_are_deleted_with_one_range_delete(
     plane: QueuePlane, make: Make, store: TestStore
 ) -> None:
     queue, other = make(), make("r")
@@ -257,7 +253,7 @@ def test_messages_of_a_call_are_deleted_by_one_range_and_their_neighbours_stay(
     held = [plane.lease(queue, count) for count in (64, 100, 100, 150, 63, 128)]
     assert [len(each) for each in held] == [64, 100, 100, 150, 63, 128]
     left = {message_id for ids in calls for message_id in ids}
-    # The second before the first, a part of a call before the rest of it, too few for a range, two calls together.
+    # Out of order, parts of a call, too few for a range, two calls together.
     expected = [[DELETE_RANGE]] * 4 + [[DELETE] * 63, [DELETE_RANGE] * 2]
     for number in (1, 0, 3, 2, 4, 5):
         assert plane.ack(queue, held[number][0].token) == len(held[number])
@@ -268,9 +264,7 @@ def test_messages_of_a_call_are_deleted_by_one_range_and_their_neighbours_stay(
 
 
 @pytest.mark.spec("C6")
-def test_messages_that_lie_around_others_or_were_read_from_the_disk_are_deleted_one_by_one(
-    planes: Planes, store: TestStore
-) -> None:
+def test_non_adjacent_messages_are_deleted_singly(planes: Planes, store: TestStore) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     plane.enqueue("q", [b"%d" % n for n in range(80)])
@@ -288,7 +282,7 @@ def test_messages_that_lie_around_others_or_were_read_from_the_disk_are_deleted_
 
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("missing", [0, 1, 40, 98, 99])
-def test_a_range_is_never_deleted_around_a_message_that_is_not_among_those(missing: int) -> None:
+def test_range_deletes_cover_only_settled_messages(missing: int) -> None:
     place = b"queue" + bytes(8)
     keys = [place + message_id for message_id in Ids().many(100)]
     change = Change(0)
@@ -306,10 +300,10 @@ def test_a_range_is_never_deleted_around_a_message_that_is_not_among_those(missi
 
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("number", range(4))
-def test_rows_go_with_the_messages_that_are_settled_and_with_no_others(
+def test_rows_are_deleted_exactly_for_settled_messages(
     planes: Planes, store: TestStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Ranges of two messages and more, whatever comes between."""
+    """Range deletes of two or more messages."""
     monkeypatch.setattr(row_changes, "RANGE_MIN", 2)
     monkeypatch.setattr(plain_module, "SMALL", 2)
     chance = random.Random(number)
@@ -338,7 +332,7 @@ def test_rows_go_with_the_messages_that_are_settled_and_with_no_others(
             else:
                 getattr(plane, step)("q", token)
         assert {key[-16:] for key in store.rows(Family.MESSAGES)} == live
-    assert ranges, "no range was tried; take another seed"
+    assert ranges, "no range delete occurred; choose another seed"
     assert plane.stats("q")["messages"] == len(live)
     plane = planes.open()
     assert plane.stats("q")["messages"] == len(live)

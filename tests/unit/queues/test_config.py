@@ -1,4 +1,4 @@
-"""Queue configurations are checked where they are made and come back as they were."""
+"""Queue configurations: checks and row codec."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ CONFIGS = st.builds(
 
 @pytest.mark.spec("C4", "E7")
 @given(CONFIGS)
-def test_a_configuration_round_trips(config: QueueConfig) -> None:
+def test_config_round_trips(config: QueueConfig) -> None:
     assert decode_config(config.name, encode_config(config)) == config
 
 
 @pytest.mark.spec("C4")
 @given(CONFIGS)
-def test_a_row_cut_at_any_byte_is_damaged(config: QueueConfig) -> None:
+def test_truncated_config_row_is_reported_as_damaged(config: QueueConfig) -> None:
     row = encode_config(config)
     for size in range(len(row)):
         with pytest.raises(CorruptionError, match="configuration of queue"):
@@ -57,7 +57,7 @@ def test_a_row_cut_at_any_byte_is_damaged(config: QueueConfig) -> None:
 
 @pytest.mark.spec("C4")
 @given(st.binary(max_size=40))
-def test_a_hostile_row_is_damaged(row: bytes) -> None:
+def test_malformed_config_row_is_reported_as_damaged(row: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_config("q", row)
     with pytest.raises(CorruptionError):
@@ -90,14 +90,14 @@ def test_a_hostile_row_is_damaged(row: bytes) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_configuration_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+def test_invalid_config_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigError) as refused:
         QueueConfig(**{"name": "q", **fields})
     assert len(str(refused.value)) < 400
 
 
 @pytest.mark.spec("C4")
-def test_a_row_of_another_queue_or_with_an_unknown_field_is_reported() -> None:
+def test_config_row_of_another_queue_or_with_unknown_field_is_reported() -> None:
     with pytest.raises(CorruptionError, match="contains the name 'q'"):
         decode_config("other", encode_config(QueueConfig(name="q")))
     with pytest.raises(CorruptionError, match="colour"):

@@ -1,4 +1,4 @@
-"""What is due or over its limit is worked off in portions, with others in between (P13)."""
+"""Due work and limits are processed in batches, with other operations in between (P13)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.unit.queues.conftest import Clock
 
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.lifecycle.due import FOLLOW_UP_MAX
+from basaltmq.queues.due import FOLLOW_UP_MAX
 from basaltmq.queues.lifecycle.limits import DROP_MAX
 from basaltmq.queues.lifecycle.ttl import EXPIRE_MAX
 from basaltmq.queues.plane import QueuePlane
@@ -20,7 +20,7 @@ Make = Callable[..., str]
 
 
 @pytest.mark.spec("E7")
-def test_messages_that_expire_at_once_go_in_portions(plane: QueuePlane, make: Make, clock: Clock) -> None:
+def test_many_expired_messages_are_removed_in_batches(plane: QueuePlane, make: Make, clock: Clock) -> None:
     make("q", dead_letter_queue="dead")
     plane.enqueue("q", [Draft(payload=b"%d" % number, ttl_ms=1000) for number in range(5000)])
     clock.pass_ms(1001)
@@ -38,7 +38,7 @@ def test_messages_that_expire_at_once_go_in_portions(plane: QueuePlane, make: Ma
 
 
 @pytest.mark.spec("E7")
-def test_a_queue_far_over_a_new_limit_is_brought_back_in_portions(plane: QueuePlane, make: Make, clock: Clock) -> None:
+def test_lowered_limit_is_enforced_in_batches(plane: QueuePlane, make: Make, clock: Clock) -> None:
     make("q")
     plane.enqueue("q", [b"%d" % number for number in range(5000)])
     plane.update(msgspec.structs.replace(plane.get("q"), length_max=10))

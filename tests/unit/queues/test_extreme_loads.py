@@ -1,4 +1,4 @@
-"""Days on which clocks jump, everything is due at once, consumers never answer and bodies are huge."""
+"""Extreme conditions: clock jumps, many due messages, silent consumers, huge bodies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.lifecycle.due import DUE_ROWS
+from basaltmq.queues.due import DUE_ROWS
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
@@ -28,9 +28,7 @@ MIB = 1 << 20
 
 @pytest.mark.spec("C7", "C8", "E7")
 @pytest.mark.promise("P5")
-def test_a_clock_that_jumps_a_year_ahead_makes_due_what_was_waiting_and_loses_nothing(
-    plane: QueuePlane, make: Make, clock: Clock
-) -> None:
+def test_clock_jump_of_a_year_forward_loses_no_message(plane: QueuePlane, make: Make, clock: Clock) -> None:
     make("q", attempts_max=3, dead_letter_queue="dead", visibility_timeout_ms=30_000)
     make("short", ttl_ms=60_000, dead_letter_queue="dead")
     plane.enqueue("q", [b"leased", Draft(payload=b"delayed", delay_ms=HOUR_MS), b"ready"])
@@ -50,7 +48,7 @@ def test_a_clock_that_jumps_a_year_ahead_makes_due_what_was_waiting_and_loses_no
 
 @pytest.mark.spec("C7", "C11", "E7")
 @pytest.mark.promise("P3", "P4")
-def test_a_clock_that_goes_back_ends_no_lease_early_and_holds_up_nothing_that_comes_after(
+def test_clock_set_back_ends_no_lease_early_and_delays_nothing(
     planes: Planes, plane: QueuePlane, make: Make, clock: Clock
 ) -> None:
     make("q", visibility_timeout_ms=30_000)
@@ -81,7 +79,7 @@ def test_a_clock_that_goes_back_ends_no_lease_early_and_holds_up_nothing_that_co
 
 
 @pytest.mark.promise("P3")
-def test_messages_keep_the_order_they_came_in_however_often_the_clock_goes_back(
+def test_order_is_kept_when_the_clock_is_set_back_repeatedly(
     planes: Planes, plane: QueuePlane, make: Make, clock: Clock
 ) -> None:
     make("q")
@@ -97,7 +95,7 @@ def test_messages_keep_the_order_they_came_in_however_often_the_clock_goes_back(
 
 @pytest.mark.spec("C11")
 @pytest.mark.parametrize("jump_ms", [-HOUR_MS, HOUR_MS])
-def test_throttles_give_their_rate_again_after_the_clock_has_jumped(
+def test_throttles_keep_their_rate_after_a_clock_jump(
     plane: QueuePlane, make: Make, clock: Clock, jump_ms: int
 ) -> None:
     make("q")
@@ -107,7 +105,7 @@ def test_throttles_give_their_rate_again_after_the_clock_has_jumped(
     clock.pass_ms(jump_ms)
     settle(plane, clock)
     got = len(plane.lease("q", 9, visibility_ms=0))
-    assert got <= 1, "a jump is no reason for a burst"
+    assert got <= 1, "a clock jump must not allow a burst"
     for _ in range(5):
         clock.pass_ms(101)
         settle(plane, clock)
@@ -117,7 +115,7 @@ def test_throttles_give_their_rate_again_after_the_clock_has_jumped(
 
 @pytest.mark.spec("C8")
 @pytest.mark.promise("P8")
-def test_fifty_thousand_due_at_once_come_in_bounded_batches_while_other_queues_go_on(
+def test_50000_due_messages_return_in_bounded_batches_between_other_work(
     plane: QueuePlane, make: Make, clock: Clock, store: TestStore
 ) -> None:
     make("crowd")
@@ -130,7 +128,7 @@ def test_fifty_thousand_due_at_once_come_in_bounded_batches_while_other_queues_g
     while plane.stats("crowd")["delayed"]:
         calls += 1
         deadline = plane.run_due(clock())
-        # Between any two pieces everyone else has a turn.
+        # Other operations run between two batches.
         plane.enqueue("other", [b"x"])
         assert payloads(plane, "other") == [b"x"]
         assert deadline is not None
@@ -143,7 +141,7 @@ def test_fifty_thousand_due_at_once_come_in_bounded_batches_while_other_queues_g
 
 @pytest.mark.spec("C7", "C8")
 @pytest.mark.promise("P8")
-def test_what_came_due_at_many_moments_is_served_in_pieces_too_leases_and_delays_alike(
+def test_leases_and_delays_due_at_many_times_are_processed_in_batches(
     plane: QueuePlane, make: Make, clock: Clock, store: TestStore
 ) -> None:
     make("late")
@@ -166,13 +164,13 @@ def test_what_came_due_at_many_moments_is_served_in_pieces_too_leases_and_delays
 
 @pytest.mark.spec("E2", "E3")
 @pytest.mark.promise("P1", "P8")
-def test_bodies_of_16_mib_go_in_come_back_whole_and_leave_nothing(planes: Planes, store: TestStore) -> None:
+def test_16_mib_bodies_are_returned_unchanged_and_deleted(planes: Planes, store: TestStore) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN, attempts_max=3, dead_letter_queue="dead"))
     bodies = [bytes([number]) * (16 * MIB) for number in range(4)]
     for body in bodies:
         plane.enqueue("q", [body])
-    assert plane._queue("q").account.used_bytes < MIB, "bodies apart are not kept in memory"
+    assert plane._queue("q").account.used_bytes < MIB, "separate bodies are not kept in memory"
     again = planes.open()
     first = again.lease("q")
     assert first[0].payload == bodies[0]
@@ -232,7 +230,7 @@ def test_consumers_of_a_deleted_queue_are_refused_and_cannot_touch_its_successor
 
 
 @pytest.mark.spec("E5")
-def test_space_comes_back_while_one_message_in_a_hundred_stays(tmp_path: Path) -> None:
+def test_disk_space_is_freed_while_one_percent_of_messages_remain(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     commit = GroupCommit(store)
     plane = QueuePlane(store, commit)
@@ -259,7 +257,7 @@ def test_space_comes_back_while_one_message_in_a_hundred_stays(tmp_path: Path) -
     store.close()
     assert live == pinned
     print(f"written {written / MIB:.0f} MiB, live {live / MIB:.1f} MiB, on disk {[round(s / MIB) for s in sizes]} MiB")
-    # By itself it goes up and down well below what was written (seen: 170 of 375 MiB); all of it can be had back.
+    # Without a compaction the size varies (170 of 375 MiB measured). A compaction frees all of it.
     assert sizes[-1] < 32 * MIB
 
 
@@ -269,6 +267,6 @@ def size_of(path: Path) -> int:
         try:
             total += each.stat().st_size
         except FileNotFoundError:
-            # A file that was compacted away while we looked.
+            # A compaction deleted the file meanwhile.
             continue
     return total

@@ -1,4 +1,4 @@
-"""An unexpected error fails one queue: it is read again from disk, and the others are served."""
+"""An unexpected error fails one queue. It is reloaded from disk; other queues continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broken(*args: Any, **options: Any) -> Any:
 
 
 def break_queue(plane: QueuePlane, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fail a queue once, as a bug in it would."""
+    """Raise an unexpected error in a queue once."""
     queue = plane._loaded.require(name)
     with monkeypatch.context() as patched:
         patched.setattr(type(queue), "take_ready", broken)
@@ -34,7 +34,7 @@ def break_queue(plane: QueuePlane, name: str, monkeypatch: pytest.MonkeyPatch) -
             plane.lease(name)
 
 
-def test_a_queue_that_failed_is_read_again_from_disk_with_all_it_had(
+def test_failed_queue_is_reloaded_from_disk_completely(
     plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("bad")
@@ -47,13 +47,13 @@ def test_a_queue_that_failed_is_read_again_from_disk_with_all_it_had(
     assert plane.damage.down() == []
     assert payloads(plane, "good") == [b"x"]
     again = plane.lease("bad", 9)
-    assert [(d.payload, d.redelivered) for d in again] == [(b"2", True), (b"3", True)], "what was held came back"
+    assert [(d.payload, d.redelivered) for d in again] == [(b"2", True), (b"3", True)], "held messages are ready again"
     assert plane.ack("bad", held[0].token) == 1, "a lease with a row outlives the failure"
     with pytest.raises(StaleLeaseError):
         plane.ack("bad", forever[0].token)
 
 
-def test_a_queue_that_fails_too_often_is_down_until_it_is_restarted(
+def test_queue_that_fails_too_often_stays_down_until_restart(
     plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     make("bad")
@@ -63,14 +63,14 @@ def test_a_queue_that_fails_too_often_is_down_until_it_is_restarted(
         break_queue(plane, "bad", monkeypatch)
     assert plane.damage.down() == ["bad"]
     assert plane.damage.error_of("bad") == "RuntimeError: a bug"
-    assert plane.stats("bad")["ready"] == 1, "its counts are shown all the same"
+    assert plane.stats("bad")["ready"] == 1, "its counts are still available"
     for refused in (lambda: plane.lease("bad"), lambda: plane.enqueue("bad", [b"2"]), lambda: plane.browse("bad")):
         with pytest.raises(QueueFailedError, match="basalt queue restart bad"):
             refused()
     assert plane.enqueue("good", [b"y"]) != []
     clock.pass_ms(2000)
     deadline_ns = plane.run_due()
-    assert (deadline_ns or 0) > clock(), "what is due there is put off, not tried at once"
+    assert (deadline_ns or 0) > clock(), "its due work is postponed"
     plane.damage.restart("bad")
     assert plane.damage.down() == []
     clock.pass_ms(2000)
@@ -79,7 +79,7 @@ def test_a_queue_that_fails_too_often_is_down_until_it_is_restarted(
     assert payloads(plane, "good") == [b"y"]
 
 
-def test_failures_far_apart_leave_a_queue_up(
+def test_rare_failures_do_not_take_a_queue_down(
     plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
     make("bad")
@@ -89,20 +89,20 @@ def test_failures_far_apart_leave_a_queue_up(
     assert plane.damage.down() == []
 
 
-def test_a_change_of_several_queues_fails_the_one_that_is_to_blame(
+def test_change_over_several_queues_fails_only_the_faulty_queue(
     plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("bad")
     make("good")
     with monkeypatch.context() as patched:
-        patched.setattr("basaltmq.queues.entry_builder.build", broken)
+        patched.setattr("basaltmq.queues.lifecycle.entry_builder.build", broken)
         with pytest.raises(QueueFailedError, match="'bad' failed"), plane.change():
             plane.enqueue("bad", [b"1"])
     assert plane._loaded.peek("bad") is None
     assert plane._loaded.peek("good") is not None
 
 
-def test_what_follows_a_write_may_fail_and_the_message_is_there(
+def test_failure_after_the_write_keeps_the_message(
     plane: QueuePlane, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make("q")
@@ -112,7 +112,7 @@ def test_what_follows_a_write_may_fail_and_the_message_is_there(
     assert payloads(plane, "q") == [b"1"]
 
 
-def test_the_error_of_a_callers_function_is_the_callers(plane: QueuePlane, make: Make) -> None:
+def test_error_of_a_caller_function_does_not_fail_the_queue(plane: QueuePlane, make: Make) -> None:
     make("q")
     make("other")
     plane.enqueue("q", [b"1"])
@@ -122,7 +122,7 @@ def test_the_error_of_a_callers_function_is_the_callers(plane: QueuePlane, make:
     assert payloads(plane, "q") == [b"1"]
 
 
-def test_a_restart_counts_what_is_on_disk(plane: QueuePlane, make: Make, store: TestStore) -> None:
+def test_restart_recounts_from_disk(plane: QueuePlane, make: Make, store: TestStore) -> None:
     make("q")
     plane.enqueue("q", [b"12", b"345", b"6"])
     first = store.rows(Family.MESSAGES)[0]
@@ -136,7 +136,7 @@ def test_a_restart_counts_what_is_on_disk(plane: QueuePlane, make: Make, store: 
         plane.damage.restart("nobody")
 
 
-def test_a_record_is_shown_and_deleted_with_what_it_refers_to(plane: QueuePlane, make: Make, store: TestStore) -> None:
+def test_quarantine_record_is_shown_and_deleted_with_its_body(plane: QueuePlane, make: Make, store: TestStore) -> None:
     make("q")
     plane.enqueue("q", [b"x" * 6000])
     (key,) = store.rows(Family.MESSAGE_CONTENT)

@@ -1,4 +1,4 @@
-"""The failure path, and all that can happen to a message that is not consumed."""
+"""Failed deliveries: retries, dead letters, expiry, limits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tests.unit.queues.conftest import MS, Clock, Planes, TestStore, payloads, s
 from basaltmq.errors import QueueFullError
 from basaltmq.queues.config import Overflow, QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.entries.backing import APART
 from basaltmq.queues.lifecycle.dead_letters import Death, history_of, is_cycle
 from basaltmq.queues.lifecycle.delays import RETURN_MAX
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready.backing import APART
 from basaltmq.store.families import Family
 
 
 @pytest.mark.spec("C8")
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("how", ["nack", "expiry"])
-def test_a_nack_and_an_expired_lease_take_the_same_path(
+def test_nack_and_lease_expiry_are_handled_alike(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str
 ) -> None:
     queue = make(attempts_max=3, dead_letter_queue="dead", visibility_timeout_ms=100)
@@ -47,7 +47,7 @@ def test_a_nack_and_an_expired_lease_take_the_same_path(
 
 @pytest.mark.spec("C8")
 @pytest.mark.promise("P5")
-def test_a_poison_message_that_kills_the_process_is_counted_all_the_same(planes: Planes, clock: Clock) -> None:
+def test_delivery_that_kills_the_process_counts_as_an_attempt(planes: Planes, clock: Clock) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", attempts_max=2, dead_letter_queue="dead", visibility_timeout_ms=50))
     plane.enqueue("q", [b"poison"])
@@ -61,7 +61,7 @@ def test_a_poison_message_that_kills_the_process_is_counted_all_the_same(planes:
 
 
 @pytest.mark.spec("C8")
-def test_without_a_dead_letter_queue_the_message_is_dropped_and_counted(
+def test_message_without_dead_letter_queue_is_dropped_and_counted(
     plane: QueuePlane, make: Callable[..., str], store: TestStore
 ) -> None:
     queue = make(attempts_max=1)
@@ -73,7 +73,7 @@ def test_without_a_dead_letter_queue_the_message_is_dropped_and_counted(
 
 @pytest.mark.spec("C8")
 @pytest.mark.promise("P3")
-def test_a_delayed_retry_returns_to_its_place_over_a_restart(
+def test_delayed_retry_returns_to_its_place_after_a_restart(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()
@@ -94,7 +94,7 @@ def test_a_delayed_retry_returns_to_its_place_over_a_restart(
 
 
 @pytest.mark.spec("C8")
-def test_a_delayed_message_is_never_back_early_and_at_most_a_millisecond_late(
+def test_delay_ends_at_most_one_millisecond_late_and_never_early(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()
@@ -109,9 +109,7 @@ def test_a_delayed_message_is_never_back_early_and_at_most_a_millisecond_late(
 
 
 @pytest.mark.spec("C8")
-def test_many_due_at_once_come_back_in_bounded_pieces(
-    plane: QueuePlane, make: Callable[..., str], clock: Clock
-) -> None:
+def test_many_due_messages_return_in_bounded_batches(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make()
     total = 2 * RETURN_MAX + 5
     plane.enqueue(queue, [Draft(payload=b"%d" % n, delay_ms=10) for n in range(total)])
@@ -127,7 +125,7 @@ def test_many_due_at_once_come_back_in_bounded_pieces(
 
 
 @pytest.mark.spec("E7")
-def test_a_message_expires_on_time_behind_a_longer_one(
+def test_message_expires_on_time_behind_one_with_a_longer_ttl(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make(dead_letter_queue="dead")
@@ -147,9 +145,7 @@ def test_a_message_expires_on_time_behind_a_longer_one(
 
 @pytest.mark.spec("E7")
 @pytest.mark.parametrize("resident_max", [2, 1000])
-def test_a_queue_ttl_lets_messages_go_in_order_without_an_index(
-    planes: Planes, clock: Clock, resident_max: int
-) -> None:
+def test_queue_ttl_expires_messages_in_order_without_an_index(planes: Planes, clock: Clock, resident_max: int) -> None:
     from basaltmq.queues.ready.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=resident_max, read_ahead=2))
@@ -168,7 +164,7 @@ def test_a_queue_ttl_lets_messages_go_in_order_without_an_index(
 
 
 @pytest.mark.spec("E7")
-def test_an_expired_message_is_never_delivered_even_if_no_timer_ran(
+def test_expired_message_is_not_delivered_even_before_its_timer_runs(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make(dead_letter_queue="dead")
@@ -179,7 +175,7 @@ def test_an_expired_message_is_never_delivered_even_if_no_timer_ran(
 
 
 @pytest.mark.spec("E7")
-def test_a_leased_message_expires_when_it_comes_back(
+def test_leased_message_expires_on_return(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
 ) -> None:
     queue = make(dead_letter_queue="dead")
@@ -195,7 +191,7 @@ def test_a_leased_message_expires_when_it_comes_back(
 
 
 @pytest.mark.spec("E7")
-def test_history_counts_by_queue_and_reason(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_death_history_counts_by_queue_and_reason(plane: QueuePlane, make: Callable[..., str]) -> None:
     a = make("a", dead_letter_queue="b")
     make("c")
     plane.enqueue(a, [b"x"])
@@ -209,7 +205,7 @@ def test_history_counts_by_queue_and_reason(plane: QueuePlane, make: Callable[..
 
 
 @pytest.mark.spec("E7")
-def test_a_cycle_without_a_worker_in_it_ends_and_one_with_a_worker_goes_on(
+def test_dead_letter_cycle_ends_unless_a_consumer_rejects(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     make("a", ttl_ms=10, dead_letter_queue="b")
@@ -227,7 +223,7 @@ def test_a_cycle_without_a_worker_in_it_ends_and_one_with_a_worker_goes_on(
     assert payloads(plane, "a") == [b"y"]
 
 
-def test_cycles_are_detected_by_the_death_history() -> None:
+def test_dead_letter_cycles_are_detected_by_the_history() -> None:
     def death(queue: str, reason: str) -> Death:
         return Death(queue, reason, 1, 0, 0)
 
@@ -237,14 +233,14 @@ def test_cycles_are_detected_by_the_death_history() -> None:
     assert not is_cycle([death("b", "expired")], "a")
 
 
-def test_a_publishers_own_header_is_no_history() -> None:
+def test_history_header_of_a_publisher_is_ignored() -> None:
     for text in ("no json", "{}", '[{"queue": 5}]', "[1]"):
         message = Message(id=bytes(16), queue="q", payload=b"", enqueued_ns=0, headers={"x-death": text})
         assert history_of(message) == []
 
 
 @pytest.mark.spec("C9")
-def test_redrive_returns_letters_with_attempts_reset(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
+def test_redrive_resets_attempts(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     for name in ("a", "b"):
         make(name, attempts_max=1, dead_letter_queue="dead")
         plane.enqueue(name, [f"{name}{n}".encode() + bytes(n * 3000) for n in range(4)])
@@ -267,7 +263,7 @@ def test_redrive_returns_letters_with_attempts_reset(plane: QueuePlane, make: Ca
 
 
 @pytest.mark.spec("C9")
-def test_a_dead_letter_queue_that_was_deleted_is_made_again(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_deleted_dead_letter_queue_is_recreated(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make(dead_letter_queue="dead")
     plane.delete("dead")
     plane.enqueue(queue, [b"x"])
@@ -276,7 +272,7 @@ def test_a_dead_letter_queue_that_was_deleted_is_made_again(plane: QueuePlane, m
 
 
 @pytest.mark.spec("E7")
-def test_a_full_queue_drops_its_head(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_full_queue_drops_its_head(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make(length_max=3, dead_letter_queue="dead")
     plane.enqueue(queue, [b"0", b"1"])
     held = plane.lease(queue)
@@ -286,11 +282,25 @@ def test_a_full_queue_drops_its_head(plane: QueuePlane, make: Callable[..., str]
     assert [m.payload for m in plane.browse(queue)] == [b"7", b"8", b"9"]
     assert payloads(plane, "dead") == [b"1", b"2", b"3", b"4", b"5", b"6"]
     plane.release(queue, held[0].token)
-    assert plane.stats(queue)["ready"] == 4
+    assert [m.payload for m in plane.browse(queue)] == [b"7", b"8", b"9"]
+    assert payloads(plane, "dead") == [b"0"], "a returned message counts towards the limit and is the head"
 
 
 @pytest.mark.spec("E7")
-def test_a_queue_full_of_bytes_drops_its_head(plane: QueuePlane, make: Callable[..., str]) -> None:
+@pytest.mark.promise("P8")
+def test_returning_delayed_messages_respect_the_limits(
+    plane: QueuePlane, make: Callable[..., str], clock: Clock
+) -> None:
+    queue = make(length_max=3, dead_letter_queue="dead")
+    plane.enqueue(queue, [Draft(payload=b"%d" % n, delay_ms=100) for n in range(10)])
+    clock.pass_ms(100)
+    settle(plane, clock)
+    assert [m.payload for m in plane.browse(queue)] == [b"7", b"8", b"9"]
+    assert payloads(plane, "dead") == [b"%d" % n for n in range(7)]
+
+
+@pytest.mark.spec("E7")
+def test_queue_over_its_byte_limit_drops_its_head(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make(bytes_max=10_000)
     plane.enqueue(queue, [b"a" * 4000, b"b" * 4000])
     plane.enqueue(queue, [b"c" * 5000])
@@ -302,7 +312,7 @@ def test_a_queue_full_of_bytes_drops_its_head(plane: QueuePlane, make: Callable[
 
 @pytest.mark.spec("E7")
 @pytest.mark.parametrize("overflow", [Overflow.REJECT_PUBLISH, Overflow.REJECT_PUBLISH_DEAD_LETTER])
-def test_a_full_queue_refuses_a_call_whole(
+def test_full_queue_refuses_a_whole_call(
     plane: QueuePlane, make: Callable[..., str], overflow: Overflow, store: TestStore
 ) -> None:
     queue = make(length_max=3, overflow=overflow, dead_letter_queue="dead")
@@ -317,7 +327,7 @@ def test_a_full_queue_refuses_a_call_whole(
 
 
 @pytest.mark.spec("E7")
-def test_dead_letters_never_overfill_a_queue_that_drops_its_head(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_dead_letters_do_not_exceed_the_limit_of_a_drop_head_queue(plane: QueuePlane, make: Callable[..., str]) -> None:
     make("dead", length_max=2)
     queue = make(dead_letter_queue="dead")
     plane.enqueue(queue, [b"%d" % n for n in range(5)])
@@ -326,9 +336,7 @@ def test_dead_letters_never_overfill_a_queue_that_drops_its_head(plane: QueuePla
 
 
 @pytest.mark.spec("E7")
-def test_an_unused_queue_is_deleted_and_a_used_one_is_not(
-    plane: QueuePlane, make: Callable[..., str], clock: Clock
-) -> None:
+def test_only_unused_queues_expire(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make(expires_ms=1000)
     plane.enqueue(queue, [b"a", b"b"])
     for _ in range(5):
@@ -348,7 +356,7 @@ def test_an_unused_queue_is_deleted_and_a_used_one_is_not(
 
 
 @pytest.mark.parametrize("size", [10, 9000])
-def test_a_publishers_id_is_one_message_within_its_window(
+def test_dedup_id_admits_one_message_per_window(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore, size: int
 ) -> None:
     queue = make(dedup_window_ms=5000)
@@ -373,7 +381,7 @@ def test_a_publishers_id_is_one_message_within_its_window(
 
 
 @pytest.mark.spec("E3", "E4")
-def test_a_body_for_a_hundred_queues_is_stored_once_and_goes_with_the_last(
+def test_body_shared_by_100_queues_is_stored_once_and_deleted_with_the_last(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], store: TestStore
 ) -> None:
     names = [make(f"q{n}", attempts_max=1, dead_letter_queue="dead") for n in range(100)]
@@ -399,7 +407,7 @@ def test_a_body_for_a_hundred_queues_is_stored_once_and_goes_with_the_last(
 
 @pytest.mark.spec("E3")
 @pytest.mark.parametrize(("size", "apart"), [(0, False), (4096, False), (4097, True), (1 << 20, True)])
-def test_small_bodies_are_in_the_row_and_large_ones_apart(
+def test_small_bodies_are_inline_and_large_ones_separate(
     plane: QueuePlane, make: Callable[..., str], store: TestStore, size: int, apart: bool
 ) -> None:
     queue = make()
@@ -417,7 +425,7 @@ def test_small_bodies_are_in_the_row_and_large_ones_apart(
 
 
 @pytest.mark.spec("E7")
-def test_higher_priorities_go_first_and_requeue_keeps_the_level(
+def test_higher_priorities_are_first_and_requeue_keeps_the_priority(
     planes: Planes, plane: QueuePlane, make: Callable[..., str]
 ) -> None:
     queue = make(priorities_max=9)
@@ -431,7 +439,7 @@ def test_higher_priorities_go_first_and_requeue_keeps_the_level(
 
 
 @pytest.mark.spec("C10", "E1")
-def test_turns_follow_the_weights_over_a_restart(planes: Planes, plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_fairness_weights_survive_a_restart(planes: Planes, plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     for key, weight in (("a", 1), ("b", 3)):
         plane.enqueue(queue, [Draft(payload=key.encode(), fairness_key=key, weight=weight) for _ in range(400)])
@@ -442,7 +450,7 @@ def test_turns_follow_the_weights_over_a_restart(planes: Planes, plane: QueuePla
 
 @pytest.mark.spec("C10")
 @pytest.mark.promise("P8")
-def test_a_fairness_key_that_runs_empty_is_forgotten(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_empty_fairness_key_is_removed(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     plane.enqueue(queue, [Draft(payload=b"x", fairness_key=f"k{n}") for n in range(500)])
     held = plane.lease(queue, 500)

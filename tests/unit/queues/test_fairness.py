@@ -1,4 +1,4 @@
-"""Turns: exact shares, nobody starves, nothing but the ready set matters."""
+"""Turns of the fair scheduler: exact shares, no starvation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def served(target: FairScheduler, count: int, batch: int) -> Counter[str]:
 
 
 def assert_shares(total: Counter[str], weights: dict[str, int], slack: float = 3.0) -> None:
-    """Each key within 1 % of its share, or within `slack` messages of it where 1 % is less than a message or two."""
+    """Check that each key is within 1 % or `slack` messages of its share."""
     count, weight_sum = total.total(), sum(weights.values())
     for key, weight in weights.items():
         share = count * weight / weight_sum
@@ -58,7 +58,7 @@ def assert_shares(total: Counter[str], weights: dict[str, int], slack: float = 3
         [WEIGHT_MAX, WEIGHT_MAX, WEIGHT_MAX // 3],
     ],
 )
-def test_shares_follow_the_weights_within_one_per_cent(weights: list[int], batch: int) -> None:
+def test_shares_match_the_weights_within_one_percent(weights: list[int], batch: int) -> None:
     named = {f"k{i}": weight for i, weight in enumerate(weights)}
     assert_shares(served(scheduler(named), 30_000, batch), named)
 
@@ -69,7 +69,7 @@ def test_shares_follow_the_weights_within_one_per_cent(weights: list[int], batch
     st.integers(1, 300),
     st.integers(1, 4000),
 )
-def test_shares_are_exact_to_a_few_messages_at_any_moment(weights: list[int], batch: int, count: int) -> None:
+def test_shares_are_exact_to_a_few_messages_at_any_time(weights: list[int], batch: int, count: int) -> None:
     named = {f"k{i}": weight for i, weight in enumerate(weights)}
     target = scheduler(named)
     assert_shares(served(target, count, batch), named, slack=5.0)
@@ -95,7 +95,7 @@ def test_no_ready_key_waits_longer_than_three_times_its_interval(weights: list[i
         assert waited <= bound
 
 
-def test_heavy_keys_are_interleaved_not_served_in_runs_of_their_weight() -> None:
+def test_heavy_keys_are_interleaved() -> None:
     target = scheduler({"heavy": 1000, "light": 100})
     order = [target.take(1)[0][0] for _ in range(1100)]
     gaps = [i for i, key in enumerate(order) if key == "light"]
@@ -103,7 +103,7 @@ def test_heavy_keys_are_interleaved_not_served_in_runs_of_their_weight() -> None
     assert max(b - a for a, b in itertools.pairwise(gaps)) <= 15
 
 
-def test_a_batch_is_runs_of_distinct_keys_in_order_of_their_turn() -> None:
+def test_batch_has_distinct_keys_in_turn_order() -> None:
     target = scheduler({"a": 1, "b": 1, "c": 2})
     turns = target.take(40)
     assert sorted(turns) == [("a", 10), ("b", 10), ("c", 20)]
@@ -112,7 +112,7 @@ def test_a_batch_is_runs_of_distinct_keys_in_order_of_their_turn() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.lists(st.integers(1, 50), min_size=1, max_size=30))
-def test_batches_give_what_single_turns_give(weights: list[int], batches: list[int]) -> None:
+def test_batches_equal_single_turns(weights: list[int], batches: list[int]) -> None:
     named = {f"k{i}": weight for i, weight in enumerate(weights)}
     one, many = scheduler(named), scheduler(named)
     for batch in batches:
@@ -120,7 +120,7 @@ def test_batches_give_what_single_turns_give(weights: list[int], batches: list[i
         assert single == Counter(dict(many.take(batch)))
 
 
-def test_the_same_calls_give_the_same_turns() -> None:
+def test_turns_are_deterministic() -> None:
     def run() -> list[list[tuple[str, int]]]:
         generator = random.Random(5)
         target = FairScheduler()
@@ -136,7 +136,7 @@ def test_the_same_calls_give_the_same_turns() -> None:
 
 
 @pytest.mark.parametrize("quantum", [2, 8, 100])
-def test_a_quantum_makes_longer_runs_and_keeps_the_shares(quantum: int) -> None:
+def test_quantum_lengthens_runs_and_keeps_shares(quantum: int) -> None:
     target = FairScheduler(quantum)
     weights = {f"k{i}": 1 + i % 3 for i in range(60)}
     for key, weight in weights.items():
@@ -148,7 +148,7 @@ def test_a_quantum_makes_longer_runs_and_keeps_the_shares(quantum: int) -> None:
             FairScheduler(wrong)  # type: ignore[arg-type]
 
 
-def test_unknown_empty_and_blocked_keys_get_no_turns() -> None:
+def test_unknown_empty_and_blocked_keys_get_no_turn() -> None:
     target = FairScheduler()
     assert target.take(5) == []
     target.idle("x")
@@ -168,7 +168,7 @@ def test_unknown_empty_and_blocked_keys_get_no_turns() -> None:
 
 
 @pytest.mark.parametrize("weight", [0, -1, WEIGHT_MAX + 1, 1.5, "3", True, None])
-def test_weights_out_of_range_are_refused_by_name(weight: object) -> None:
+def test_out_of_range_weights_are_refused(weight: object) -> None:
     target = scheduler({"a": 1})
     if weight is not None:
         for key in ("b",) if weight is True else ("a", "b"):
@@ -178,7 +178,7 @@ def test_weights_out_of_range_are_refused_by_name(weight: object) -> None:
     assert "b" not in target
 
 
-def test_a_changed_weight_changes_the_share() -> None:
+def test_changed_weight_changes_the_share() -> None:
     weights = {"a": 1, "b": 1, "c": 40}
     target = scheduler(weights)
     served(target, 1000, 10)
@@ -191,7 +191,7 @@ def test_a_changed_weight_changes_the_share() -> None:
         assert_shares(served(target, 10_000, 10), weights)
 
 
-def test_a_weight_that_goes_up_and_down_does_not_put_its_key_off() -> None:
+def test_raising_and_lowering_a_weight_does_not_delay_its_key() -> None:
     target = scheduler({f"k{i}": 1 for i in range(50)} | {"flapping": 1})
     total: Counter[str] = Counter()
     for i in range(5000):
@@ -201,7 +201,7 @@ def test_a_weight_that_goes_up_and_down_does_not_put_its_key_off() -> None:
     assert min(total[f"k{i}"] for i in range(50)) >= 1 or total["flapping"] > 4900
 
 
-def test_a_class_that_grows_does_not_wait_for_what_it_owed_while_small() -> None:
+def test_growing_weight_class_is_not_delayed_by_old_debt() -> None:
     target = scheduler({"light": 1, "heavy": 1_000_000})
     served(target, 1, 1)
     while target.take(1) != [("heavy", 1)]:
@@ -214,7 +214,7 @@ def test_a_class_that_grows_does_not_wait_for_what_it_owed_while_small() -> None
     assert abs(light - 1000) <= 20
 
 
-def test_a_key_that_comes_and_goes_gets_no_more_than_its_share() -> None:
+def test_intermittent_key_gets_no_more_than_its_share() -> None:
     target = scheduler({f"k{i}": 1 for i in range(9)})
     total: Counter[str] = Counter()
     target.ready("jumper")
@@ -227,8 +227,8 @@ def test_a_key_that_comes_and_goes_gets_no_more_than_its_share() -> None:
     assert_shares(total, {f"k{i}": 1 for i in range(9)} | {"jumper": 1})
 
 
-def test_turns_given_back_are_not_held_against_a_key() -> None:
-    """One key can use only half of its turns at a time, but has more each time."""
+def test_returned_turns_are_not_charged() -> None:
+    """One key uses only half of its turns in each batch."""
     weights = {"a": 1, "b": 1, "c": 6}
     target = scheduler(weights)
     total: Counter[str] = Counter()
@@ -243,7 +243,7 @@ def test_turns_given_back_are_not_held_against_a_key() -> None:
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
-def test_batches_that_are_always_cut_short_still_share_out_evenly(stop_after: int) -> None:
+def test_truncated_batches_still_share_evenly(stop_after: int) -> None:
     weights = {"a": 1, "b": 1, "c": 2, "d": 8}
     target = scheduler(weights)
     total: Counter[str] = Counter()
@@ -259,7 +259,7 @@ def test_batches_that_are_always_cut_short_still_share_out_evenly(stop_after: in
     assert_shares(total, weights, slack=120)
 
 
-def test_deliver_takes_from_keys_until_enough_or_all_are_empty() -> None:
+def test_deliver_stops_at_the_count_or_when_all_keys_are_empty() -> None:
     backlog = {"a": 3, "b": 50, "c": 1, "d": 0}
     target = scheduler(dict.fromkeys(backlog, 1))
 
@@ -274,7 +274,7 @@ def test_deliver_takes_from_keys_until_enough_or_all_are_empty() -> None:
     assert len(target) == 0
 
 
-def test_deliver_leaves_a_key_that_blocked_itself() -> None:
+def test_deliver_skips_a_key_that_becomes_blocked() -> None:
     target = scheduler({"a": 1, "b": 1})
 
     def fetch(key: str, most: int) -> tuple[int, bool]:
@@ -289,8 +289,8 @@ def test_deliver_leaves_a_key_that_blocked_itself() -> None:
     assert Counter(dict(target.take(10))) == Counter(a=5, b=5)
 
 
-def test_a_fetch_that_fails_costs_nobody_a_turn() -> None:
-    """The second fetch of every batch fails: what the others were to get is theirs the next time."""
+def test_failed_fetch_charges_no_turn() -> None:
+    """The second fetch of every batch fails. The turns of the other keys are kept."""
     weights = {"a": 1, "b": 1, "c": 5}
     target = scheduler(weights)
     total: Counter[str] = Counter()
@@ -312,7 +312,7 @@ def test_a_fetch_that_fails_costs_nobody_a_turn() -> None:
 
 
 class Churn(RuleBasedStateMachine):
-    """Any order of calls, against a set of ready keys: only ready keys get turns, and no ready key is passed over."""
+    """Random calls against a set of ready keys: only ready keys get turns, and no ready key is skipped."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Many messages for the same queues at once: what is stored, what goes, and that it is what one by one would be."""
+"""Fan-out of many messages to several queues."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rows_of(store: Store, family: Family) -> int:
 
 
 @pytest.mark.spec("E4")
-def test_many_bodies_for_many_queues_are_stored_once_each_and_go_with_the_last_message(store: Store) -> None:
+def test_fan_out_stores_each_body_once_until_the_last_message_is_acked(store: Store) -> None:
     plane = opened(store)
     for name in NAMES:
         plane.create(QueueConfig(name=name))
@@ -69,7 +69,7 @@ def test_many_bodies_for_many_queues_are_stored_once_each_and_go_with_the_last_m
     ],
     ids=["plain", "priorities", "ttl", "limit", "dedup"],
 )
-def test_whatever_a_queue_asks_for_holds_as_it_does_one_by_one(config: QueueConfig) -> None:
+def test_fan_out_applies_queue_settings_like_single_enqueues(config: QueueConfig) -> None:
     found: list[dict[str, list[tuple[bytes, bytes, bool]]]] = []
     for at_once in (True, False):
         store = MemoryStore()
@@ -93,7 +93,7 @@ def test_whatever_a_queue_asks_for_holds_as_it_does_one_by_one(config: QueueConf
 
 
 @pytest.mark.promise("P1")
-def test_many_shared_bodies_are_there_after_opening_again(tmp_path: Path) -> None:
+def test_shared_bodies_survive_a_restart(tmp_path: Path) -> None:
     from basaltmq.store.open import open_store
 
     store = open_store(tmp_path)
@@ -116,7 +116,7 @@ def test_many_shared_bodies_are_there_after_opening_again(tmp_path: Path) -> Non
     ("overflow", "dead_letter_queue"),
     [*((each, "dead") for each in Overflow), (Overflow.DROP_HEAD, None), (Overflow.REJECT_PUBLISH, None)],
 )
-def test_a_queue_that_drops_its_copy_at_once_leaves_the_others_the_body(
+def test_queue_that_drops_its_copy_keeps_the_body_for_others(
     store: Store, overflow: Overflow, dead_letter_queue: str | None
 ) -> None:
     plane = opened(store)
@@ -143,7 +143,7 @@ def test_a_queue_that_drops_its_copy_at_once_leaves_the_others_the_body(
 
 
 @pytest.mark.spec("E4")
-def test_bodies_of_any_size_keep_their_order_and_small_ones_are_copied(store: Store) -> None:
+def test_fan_out_keeps_order_for_all_body_sizes(store: Store) -> None:
     plane = opened(store)
     for name in NAMES:
         plane.create(QueueConfig(name=name))
@@ -162,7 +162,7 @@ def test_bodies_of_any_size_keep_their_order_and_small_ones_are_copied(store: St
     assert rows_of(store, Family.MESSAGE_CONTENT) == rows_of(store, Family.MESSAGES) == 0
 
 
-def test_a_fan_out_makes_rows_and_ids_once_for_all_queues(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fan_out_builds_rows_and_ids_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     plane = opened(store)
     for name in NAMES:
         plane.create(QueueConfig(name=name))
@@ -175,4 +175,4 @@ def test_a_fan_out_makes_rows_and_ids_once_for_all_queues(store: Store, monkeypa
 
     monkeypatch.setattr(Ids, "many", counting)
     plane.publish_many(NAMES, drafts(1))
-    assert calls == [1, len(NAMES)], "the body's id, and one call for all messages"
+    assert calls == [1, len(NAMES)], "one id for the body, and one call for all messages"

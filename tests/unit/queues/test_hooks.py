@@ -1,4 +1,4 @@
-"""Hooks advise and never lose a message: defaults, breaker, counters, batches."""
+"""Script hooks: defaults, circuit breaker, counters, batches. They never lose a message."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def counters(hooks: QueueHooks) -> HookCounters:
 
 
 def advise(hooks: QueueHooks, *flags: str) -> list[EnqueueAdvice]:
-    """One message per flag, which it carries as the header `f`."""
+    """Return one message per flag, with the flag in the header `f`."""
     return hooks.advise_enqueue([({"f": flag}, 10) for flag in flags])
 
 
-def test_on_enqueue_sees_the_message_and_gives_key_weight_and_throttles() -> None:
+def test_on_enqueue_sets_key_weight_and_throttles() -> None:
     hooks = enqueue_hooks(
         "return {fairness_key = msg.headers.tenant, weight = msg.payload_size // 100, "
         "throttle_keys = {'tenant:' .. msg.headers.tenant, 'queue:' .. msg.queue, fila.get('extra')}}",
@@ -72,7 +72,7 @@ def test_on_enqueue_sees_the_message_and_gives_key_weight_and_throttles() -> Non
     ]
 
 
-def test_on_failure_sees_the_message_and_decides() -> None:
+def test_on_failure_decides_the_outcome() -> None:
     hooks = failure_hooks(
         "if msg.attempts > 3 or msg.error:find('fatal') then return {action = 'dlq'} end "
         "return {action = 'retry', delay_ms = 100 * msg.attempts + #msg.headers.h + #msg.id + #msg.queue}"
@@ -88,7 +88,7 @@ def test_on_failure_sees_the_message_and_decides() -> None:
     assert long == [FailureAdvice(None, 4096)]
 
 
-def test_absent_fields_and_absent_hooks_leave_everything_as_it_is() -> None:
+def test_absent_fields_and_hooks_keep_the_defaults() -> None:
     assert advise(enqueue_hooks("return {}"), "a") == [DEFAULT]
     assert advise(enqueue_hooks("return nil"), "a") == [DEFAULT]
     assert advise(enqueue_hooks("return {weight = 2}"), "a") == [EnqueueAdvice(weight=2)]
@@ -99,7 +99,7 @@ def test_absent_fields_and_absent_hooks_leave_everything_as_it_is() -> None:
     none.release()
 
 
-def test_a_script_that_does_not_compile_rejects_the_queue_by_line() -> None:
+def test_syntax_error_rejects_the_queue_and_names_the_line() -> None:
     with pytest.raises(ScriptError, match="on_enqueue does not compile at line 2"):
         QueueHooks("q", on_enqueue="function on_enqueue(msg)\n retrun 1 end", on_failure=None, clock_ns=Clock())
     with pytest.raises(ScriptError, match="on_failure: the script is empty"):
@@ -146,7 +146,7 @@ def test_invalid_script_results_give_the_defaults_and_are_counted(answer: str, p
         "{delay_ms = 0.5}",
     ],
 )
-def test_unusable_failure_answers_give_the_defaults(answer: str) -> None:
+def test_invalid_on_failure_results_give_the_defaults(answer: str) -> None:
     hooks = failure_hooks(f"return {answer}")
     assert hooks.advise_failure([("i", {}, 1, "e")]) == [FailureAdvice()]
     assert hooks.on_failure is not None
@@ -154,7 +154,7 @@ def test_unusable_failure_answers_give_the_defaults(answer: str) -> None:
     assert hooks.on_failure.counters.last_error
 
 
-def test_throttle_keys_named_twice_count_once() -> None:
+def test_duplicate_throttle_keys_count_once() -> None:
     hooks = enqueue_hooks("return {throttle_keys = {'a', 'b', 'a'}}")
     assert advise(hooks, "x") == [EnqueueAdvice(throttle_keys=("a", "b"))]
 
@@ -162,7 +162,7 @@ def test_throttle_keys_named_twice_count_once() -> None:
 SOMETIMES = "if msg.headers.f == '!' then error('bad one') end return {fairness_key = msg.headers.f}"
 
 
-def test_a_failure_in_a_batch_costs_only_its_own_message() -> None:
+def test_script_failure_affects_only_its_message() -> None:
     hooks = enqueue_hooks(SOMETIMES)
     got = advise(hooks, "a", "!", "b", "!", "!", "c")
     assert [advice.fairness_key for advice in got] == ["a", None, "b", None, None, "c"]
@@ -171,7 +171,7 @@ def test_a_failure_in_a_batch_costs_only_its_own_message() -> None:
     assert seen.last_error == "on_enqueue:1: bad one"
 
 
-def test_three_failures_in_a_row_open_the_breaker_for_ten_seconds_then_one_is_tried() -> None:
+def test_three_failures_in_a_row_open_the_breaker_for_ten_seconds() -> None:
     clock = Clock()
     hooks = enqueue_hooks(SOMETIMES, clock)
     got = advise(hooks, "a", "!", "!", "!", "b", "c")
@@ -187,10 +187,10 @@ def test_three_failures_in_a_row_open_the_breaker_for_ten_seconds_then_one_is_tr
     clock.now_ns += OPEN_NS
     assert [advice.fairness_key for advice in advise(hooks, "a", "!", "!", "b")] == ["a", None, None, "b"]
     seen = counters(hooks)
-    assert (seen.trips, seen.is_open) == (2, False), "a success closed it and starts the count again"
+    assert (seen.trips, seen.is_open) == (2, False), "a success closes the breaker and resets the count"
 
 
-def test_a_trial_is_one_message() -> None:
+def test_breaker_trial_is_one_message() -> None:
     clock = Clock()
     asked: list[str] = []
     hooks = QueueHooks(
@@ -207,7 +207,7 @@ def test_a_trial_is_one_message() -> None:
     assert asked == ["a"]
 
 
-def test_failures_are_counted_over_calls_and_unusable_answers_count_too() -> None:
+def test_failures_and_invalid_results_are_counted_across_calls() -> None:
     hooks = enqueue_hooks("return {weight = tonumber(msg.headers.f)}")
     advise(hooks, "0")
     advise(hooks, "-1")
@@ -217,14 +217,14 @@ def test_failures_are_counted_over_calls_and_unusable_answers_count_too() -> Non
     assert (counters(hooks).is_open, counters(hooks).skipped, counters(hooks).failures) == (True, 1, 3)
 
 
-def test_a_success_between_starts_the_count_again() -> None:
+def test_success_resets_the_failure_count() -> None:
     hooks = enqueue_hooks(SOMETIMES)
     for _ in range(10):
         advise(hooks, "!", "!", "a")
     assert (counters(hooks).trips, counters(hooks).failures) == (0, 20)
 
 
-def test_a_clock_set_back_does_not_keep_the_breaker_open_for_longer() -> None:
+def test_clock_set_back_does_not_keep_the_breaker_open() -> None:
     clock = Clock()
     breaker = Breaker(clock)
     for _ in range(FAILURES_MAX):
@@ -240,21 +240,21 @@ def test_a_clock_set_back_does_not_keep_the_breaker_open_for_longer() -> None:
 
 
 @pytest.mark.parametrize("body", ["while true do end", "local s = 'x' while true do s = s .. s end", "error(nil)"])
-def test_hostile_scripts_cost_three_runs_and_no_message(body: str) -> None:
+def test_malicious_scripts_run_three_times_and_lose_no_message(body: str) -> None:
     hooks = enqueue_hooks(body)
     assert advise(hooks, *["x"] * 500) == [DEFAULT] * 500
     seen = counters(hooks)
     assert (seen.runs, seen.failures, seen.skipped, seen.trips) == (3, 3, 497, 1)
 
 
-def test_every_message_gets_its_own_answer_in_large_batches() -> None:
+def test_results_match_their_messages_in_large_batches() -> None:
     hooks = enqueue_hooks("return {fairness_key = msg.headers.n}")
     got = hooks.advise_enqueue([({"n": str(n), "pad": "x" * (n % 3000)}, n) for n in range(1500)])
     assert [advice.fairness_key for advice in got] == [str(n) for n in range(1500)]
     assert hooks.advise_enqueue([]) == []
 
 
-def test_messages_a_script_cannot_be_shown_get_the_defaults_without_blame() -> None:
+def test_undecodable_messages_get_the_defaults_without_a_failure() -> None:
     hooks = enqueue_hooks("return {fairness_key = msg.headers.a}")
     odd: list[tuple[object, object]] = [
         ({"a": "1"}, 1), ({"a": 5}, 1), ({5: "a"}, 1), (None, 1), ({"a": "x"}, None), ({"a": "x"}, 1 << 70),
@@ -265,7 +265,7 @@ def test_messages_a_script_cannot_be_shown_get_the_defaults_without_blame() -> N
     assert (counters(hooks).runs, counters(hooks).failures) == (2, 0)
 
 
-def test_state_that_cannot_be_read_is_a_failure_of_the_script_alone() -> None:
+def test_unreadable_state_is_a_script_failure() -> None:
     def broken(key: str) -> str | None:
         raise OSError("/secret/path is gone")
 
@@ -278,7 +278,7 @@ def test_state_that_cannot_be_read_is_a_failure_of_the_script_alone() -> None:
     assert "secret" not in counters(hooks).last_error
 
 
-def test_time_is_counted_and_a_clock_set_back_does_not_make_it_negative() -> None:
+def test_script_time_is_never_negative() -> None:
     clock = Clock()
     hooks = enqueue_hooks("return {}", clock)
     clock.step_ns = 1000
@@ -289,7 +289,7 @@ def test_time_is_counted_and_a_clock_set_back_does_not_make_it_negative() -> Non
     assert counters(hooks).time_ns == 1000
 
 
-def test_the_two_scripts_of_a_queue_do_not_share_anything() -> None:
+def test_two_scripts_of_a_queue_are_isolated() -> None:
     hooks = QueueHooks(
         "q",
         on_enqueue="shared = 1 string.upper = nil function on_enqueue() return {fairness_key = tostring(shared)} end",
@@ -303,7 +303,7 @@ def test_the_two_scripts_of_a_queue_do_not_share_anything() -> None:
     assert advise(hooks, "a") == [EnqueueAdvice("1")]
 
 
-def test_limits_are_handed_to_the_script() -> None:
+def test_limits_are_passed_to_the_script() -> None:
     source = "function on_enqueue() for i = 1, 5000 do end return {weight = 2} end"
     tight = QueueHooks(
         "q", on_enqueue=source, on_failure=None, clock_ns=Clock(), limits=ScriptLimits(instructions_max=2000)

@@ -1,4 +1,4 @@
-"""How the keys of a queue stand, and that looking changes nothing for those who wait."""
+"""Statistics by fairness and throttle key."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fill(plane: QueuePlane, queue: str, counts: dict[str, int], **fields: Any) -
 
 @pytest.mark.spec("C10")
 @pytest.mark.parametrize("priorities_max", [0, 5])
-def test_what_waits_under_each_key_is_counted_without_what_is_leased(plane: QueuePlane, priorities_max: int) -> None:
+def test_key_stats_count_ready_messages_only(plane: QueuePlane, priorities_max: int) -> None:
     plane.create(QueueConfig(name="q", priorities_max=priorities_max))
     fill(plane, "q", {"a": 5, "bb": 7})
     fill(plane, "q", {"a": 3}, priority=2)
@@ -61,9 +61,7 @@ def test_what_waits_under_each_key_is_counted_without_what_is_leased(plane: Queu
 
 @pytest.mark.spec("C11")
 @pytest.mark.parametrize("look", ["fairness_keys", "browse"])
-def test_looking_at_a_queue_does_not_make_a_waiting_consumer_miss_its_token(
-    plane: QueuePlane, clock: Clock, look: str
-) -> None:
+def test_reading_stats_does_not_take_a_waiting_consumer_token(plane: QueuePlane, clock: Clock, look: str) -> None:
     plane.create(QueueConfig(name="q"))
     plane.set_setting("throttle.api", "1,1")
     fill(plane, "q", {"a": 2}, throttle_keys=("api",))
@@ -71,7 +69,7 @@ def test_looking_at_a_queue_does_not_make_a_waiting_consumer_miss_its_token(
     woken: list[int] = []
 
     def wait() -> None:
-        """As a consumer does: woken, it tries; with nothing to have, it waits on."""
+        """Like a consumer: lease when woken, and wait again if there is no message."""
         woken.append(len(plane.lease("q")))
         if not woken[-1]:
             plane.on_ready("q", wait)

@@ -1,4 +1,4 @@
-"""Leases: tokens fence, rows tell the truth after a kill, expiry is on time."""
+"""Leases: fencing tokens, rows after a kill, expiry."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from tests.unit.queues.conftest import NOWHERE, Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.errors import CorruptionError, QueueNotFoundError, StaleLeaseError, StoreStalledError
+from basaltmq.queues.entries.backing import TRANSIENT, Entry
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.leases.expiry import EXPIRY_PAGE, HEAP_SLACK, LeaseExpiry
 from basaltmq.queues.leases.table import LeaseCall, Tokens, decode_lease_call, encode_lease_call
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready.backing import TRANSIENT, Entry
-from basaltmq.queues.ready.plain import Plain
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp
@@ -29,7 +29,7 @@ KEYS = st.lists(
 
 @pytest.mark.spec("C2", "C7")
 @given(st.text(max_size=10), st.text(max_size=10), KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
-def test_a_lease_row_says_what_was_leased(
+def test_lease_row_holds_the_leased_messages(
     queue: str, consumer: str, places: list[tuple[str, int, bytes]], expires_ns: int, token: int
 ) -> None:
     keys = [message_key(queue, *place) for place in places]
@@ -41,7 +41,7 @@ def test_a_lease_row_says_what_was_leased(
 
 @pytest.mark.spec("C2", "C7")
 @given(st.sampled_from(["", "a", "é"]), st.lists(st.binary(min_size=16, max_size=16), min_size=1, unique=True))
-def test_a_lease_row_of_columns_says_the_same_whether_they_came_in_one_call_or_not(sub: str, ids: list[bytes]) -> None:
+def test_lease_row_of_columns_is_independent_of_enqueue_calls(sub: str, ids: list[bytes]) -> None:
     ids.sort()
     sizes = [1] * len(ids)
     one_call = [message_key("q", sub, 5, each) for each in ids]
@@ -59,14 +59,14 @@ def test_a_lease_row_of_columns_says_the_same_whether_they_came_in_one_call_or_n
             decode_lease_call("q", 1, rows[0][:-cut])
 
 
-def test_transient_messages_are_not_in_the_row() -> None:
+def test_transient_messages_are_not_in_the_lease_row() -> None:
     key = message_key("q", "a", 1, bytes(16))
     call = LeaseCall(1, "c", 0, 0, {key[-16:]: Entry(key, b"", 0, TRANSIENT)})
     assert decode_lease_call("q", 1, encode_lease_call(call, 3))[1] == []
 
 
 @given(st.binary(max_size=80))
-def test_a_damaged_lease_row_is_corruption(row: bytes) -> None:
+def test_damaged_lease_row_is_reported(row: bytes) -> None:
     try:
         decode_lease_call("q", 1, row)
     except CorruptionError as error:
@@ -85,9 +85,7 @@ def test_tokens_grow_over_restarts(store: TestStore) -> None:
 
 @pytest.mark.spec("C7")
 @pytest.mark.promise("P4")
-def test_an_answer_with_a_stale_token_is_refused_and_touches_nothing(
-    plane: QueuePlane, make: Callable[..., str], clock: Clock
-) -> None:
+def test_stale_token_is_refused_without_changes(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make(visibility_timeout_ms=100)
     plane.enqueue(queue, [b"a"])
     first = plane.lease(queue)[0]
@@ -106,9 +104,7 @@ def test_an_answer_with_a_stale_token_is_refused_and_touches_nothing(
 
 
 @pytest.mark.spec("C7")
-def test_an_ack_is_refused_whole_if_one_message_is_not_in_the_lease(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_ack_with_a_message_outside_the_lease_is_refused(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     plane.enqueue(queue, [b"a", b"b", b"c"])
     mine = plane.lease(queue, 2)
@@ -126,7 +122,7 @@ def test_an_ack_is_refused_whole_if_one_message_is_not_in_the_lease(
 
 
 @pytest.mark.spec("C7", "C13")
-def test_an_ack_after_the_queue_was_deleted_is_refused(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_ack_after_queue_deletion_is_refused(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     plane.enqueue(queue, [b"a"])
     held = plane.lease(queue)[0]
@@ -142,7 +138,7 @@ def test_an_ack_after_the_queue_was_deleted_is_refused(plane: QueuePlane, make: 
 
 @pytest.mark.spec("C7", "E10")
 @pytest.mark.parametrize("part", ["ack", "nack", "release"])
-def test_after_a_kill_what_is_leased_is_what_was(
+def test_leases_survive_a_kill(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, part: str
 ) -> None:
     queue = make(visibility_timeout_ms=1000)
@@ -163,7 +159,7 @@ def test_after_a_kill_what_is_leased_is_what_was(
 
 
 @pytest.mark.spec("C7")
-def test_a_hold_writes_nothing_and_lasts_until_it_is_released_or_the_process_ends(
+def test_hold_writes_nothing_and_lasts_until_release_or_process_end(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
 ) -> None:
     queue = make()
@@ -185,7 +181,7 @@ def test_a_hold_writes_nothing_and_lasts_until_it_is_released_or_the_process_end
 
 
 @pytest.mark.spec("C7")
-def test_a_hold_becomes_a_lease_and_back(
+def test_hold_converts_to_a_lease_and_back(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock, store: TestStore
 ) -> None:
     queue = make()
@@ -204,7 +200,7 @@ def test_a_hold_becomes_a_lease_and_back(
 
 
 @pytest.mark.spec("C7")
-def test_extending_keeps_a_lease_alive_over_a_restart(
+def test_extended_lease_survives_a_restart(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make(visibility_timeout_ms=100)
@@ -246,7 +242,7 @@ def test_extending_a_part_splits_the_lease(
 
 @pytest.mark.spec("C6", "C7")
 @pytest.mark.promise("P2")
-def test_a_refused_write_leaves_leases_and_messages_as_they_were(
+def test_failed_write_leaves_leases_and_messages_unchanged(
     plane: QueuePlane, make: Callable[..., str], store: TestStore
 ) -> None:
     queue = make()
@@ -276,7 +272,7 @@ def test_a_refused_write_leaves_leases_and_messages_as_they_were(
 
 @pytest.mark.spec("C7", "E10")
 @pytest.mark.promise("P9")
-def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: TestStore) -> None:
+def test_old_leases_are_loaded_in_pages_when_due(store: TestStore) -> None:
     old = Tokens.open(store, NOWHERE)
     tokens = [old.next() for _ in range(3 * EXPIRY_PAGE)]
     batch = Batch()
@@ -294,7 +290,7 @@ def test_leases_of_earlier_boots_are_read_in_pages_as_their_time_comes(store: Te
 
 
 @pytest.mark.promise("P8")
-def test_settled_leases_do_not_pile_up_in_memory(store: TestStore) -> None:
+def test_settled_leases_are_removed_from_memory(store: TestStore) -> None:
     tokens = Tokens.open(store, NOWHERE)
     expiry = LeaseExpiry(store, tokens, NOWHERE)
     for number in range(10 * HEAP_SLACK):
@@ -306,9 +302,7 @@ def test_settled_leases_do_not_pile_up_in_memory(store: TestStore) -> None:
 
 
 @pytest.mark.spec("C7")
-def test_leases_are_reclaimed_on_time_while_others_keep_coming(
-    plane: QueuePlane, make: Callable[..., str], clock: Clock
-) -> None:
+def test_leases_expire_on_time_while_new_ones_arrive(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make(visibility_timeout_ms=50)
     lost = plane.enqueue(queue, [b"lost"])
     plane.lease(queue)

@@ -1,4 +1,4 @@
-"""Listeners hear of every queue in which messages became ready: after the write, once per change and queue."""
+"""Listeners are called for every queue with new ready messages, after the write, once per change and queue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from basaltmq.queues.draft import Draft
 from basaltmq.queues.plane import QueuePlane
 
 
-def test_a_listener_hears_once_per_change_and_queue(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_listener_is_called_once_per_change_and_queue(plane: QueuePlane, make: Callable[..., str]) -> None:
     a, b = make("a"), make("b")
     heard: list[str] = []
     stop = plane.listen(heard.append)
@@ -34,7 +34,7 @@ def test_a_listener_hears_once_per_change_and_queue(plane: QueuePlane, make: Cal
 
 
 @pytest.mark.promise("P2")
-def test_a_listener_hears_nothing_of_a_change_that_was_not_written(
+def test_listener_is_not_called_for_a_failed_change(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     queue = make()
@@ -47,7 +47,7 @@ def test_a_listener_hears_nothing_of_a_change_that_was_not_written(
 
 
 @pytest.mark.parametrize("how", ["release", "nack", "delay", "expiry", "dead letter", "move"])
-def test_whatever_makes_messages_ready_is_heard(
+def test_every_operation_that_makes_messages_ready_calls_the_listener(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str
 ) -> None:
     other = make("other")
@@ -73,7 +73,7 @@ def test_whatever_makes_messages_ready_is_heard(
 
 
 @pytest.mark.spec("C11")
-def test_a_listener_hears_when_a_token_comes(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
+def test_listener_is_called_when_a_token_arrives(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make()
     plane.set_setting("throttle.slow", "1,1")
     heard: list[str] = []
@@ -90,7 +90,7 @@ def test_a_listener_hears_when_a_token_comes(plane: QueuePlane, make: Callable[.
         assert plane.run_due(clock()) != 0
 
 
-def test_an_interrupted_wait_leaves_the_line(
+def test_interrupted_wait_removes_the_waiter(
     plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = make()

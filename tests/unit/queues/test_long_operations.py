@@ -1,4 +1,4 @@
-"""Long operations let others have the plane between two pages, and a deleted queue is gone at once and for good."""
+"""Long operations release the plane between pages. Deleted queues disappear at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], list[int]]:
-    """Has something done by another thread between two pages; how often that was."""
+    """Run an operation in another thread between two pages. Return how often it ran."""
 
     def install(work: Callable[[], object]) -> list[int]:
         times: list[int] = []
@@ -44,7 +44,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
             thread = threading.Thread(target=work)
             thread.start()
             thread.join(20)
-            assert not thread.is_alive(), "the plane is held between two pages"
+            assert not thread.is_alive(), "the plane is not released between pages"
             times.append(len(times))
 
         monkeypatch.setattr(long_operations, "_yield_lock", breathe)
@@ -56,7 +56,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]],
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("keys", [["default"], ["a", "b", "c"]])
 @pytest.mark.parametrize("priorities_max", [0, 3])
-def test_purge_takes_what_was_there_and_others_go_on(
+def test_purge_removes_existing_messages_between_other_work(
     plane: QueuePlane,
     store: TestStore,
     make: Callable[..., str],
@@ -77,7 +77,7 @@ def test_purge_takes_what_was_there_and_others_go_on(
     assert left(store) == []
 
 
-def test_a_queue_without_bodies_apart_is_purged_in_one_batch(
+def test_queue_without_separate_bodies_is_purged_in_one_batch(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     name = make()
@@ -88,7 +88,7 @@ def test_a_queue_without_bodies_apart_is_purged_in_one_batch(
 
 
 @pytest.mark.parametrize("how", ["move", "redrive"])
-def test_moving_ends_whatever_comes_in_and_others_go_on(
+def test_move_ends_despite_new_messages(
     plane: QueuePlane, make: Callable[..., str], between: Callable[[Callable[[], object]], list[int]], how: str
 ) -> None:
     source, target = make("source"), make("target")
@@ -101,7 +101,7 @@ def test_moving_ends_whatever_comes_in_and_others_go_on(
     assert set(payloads(plane, source)) == {b"new"}
 
 
-def test_an_operation_whose_queue_is_deleted_in_the_middle_says_so(
+def test_operation_reports_that_its_queue_was_deleted_meanwhile(
     plane: QueuePlane, store: TestStore, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, target = make(), make("target")
@@ -124,7 +124,7 @@ def test_an_operation_whose_queue_is_deleted_in_the_middle_says_so(
 @pytest.mark.spec("C13")
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_queue_made_again_starts_empty_while_the_old_rows_are_taken_away(
+def test_recreated_queue_is_empty_while_old_rows_are_deleted(
     planes: Planes, store: TestStore, clock: Clock, crash: bool
 ) -> None:
     plane = planes.open()
@@ -169,7 +169,7 @@ def test_a_queue_made_again_starts_empty_while_the_old_rows_are_taken_away(
 
 
 @pytest.mark.promise("P10")
-def test_a_queue_deleted_again_and_again_faster_than_it_is_taken_away_stays_empty(
+def test_repeated_deletion_during_reclaim_leaves_the_queue_empty(
     plane: QueuePlane, store: TestStore, make: Callable[..., str], clock: Clock
 ) -> None:
     for number in range(5):
@@ -184,9 +184,7 @@ def test_a_queue_deleted_again_and_again_faster_than_it_is_taken_away_stays_empt
 
 
 @pytest.mark.promise("P2")
-def test_a_deletion_that_was_not_written_did_not_happen(
-    plane: QueuePlane, store: TestStore, make: Callable[..., str]
-) -> None:
+def test_failed_deletion_keeps_the_queue(plane: QueuePlane, store: TestStore, make: Callable[..., str]) -> None:
     name = make()
     plane.enqueue(name, [b"x" * 5000, b"y"])
     held = plane.lease(name)
@@ -199,7 +197,7 @@ def test_a_deletion_that_was_not_written_did_not_happen(
 
 
 @pytest.mark.promise("P9")
-def test_loading_a_queue_begins_behind_what_was_acked(
+def test_loading_a_queue_starts_after_acked_messages(
     planes: Planes, store: TestStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue, "FLOOR_EVERY", 20)
@@ -237,14 +235,14 @@ def test_loading_a_queue_begins_behind_what_was_acked(
         for start in starts
         if start.startswith(first.key[:-24]) and start < first.key[:-24] + floor_ns.to_bytes(8, "big")
     ]
-    # What was delayed comes back to a place below, and is found there after a restart too.
+    # Delayed messages return to a lower place, also after a restart.
     clock.pass_ms(1000)
     settle(again, clock)
     assert payloads(planes.open(), "q") == [b"delayed", b"46", b"47", b"48", b"49"]
 
 
 @pytest.mark.promise("P13")
-def test_a_redrive_that_finds_nothing_is_looked_at_page_by_page(planes: Planes) -> None:
+def test_redrive_without_matches_scans_page_by_page(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="dead"))
     plane.enqueue("dead", [b"%d" % n for n in range(35)])

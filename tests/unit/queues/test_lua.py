@@ -1,4 +1,4 @@
-"""The promises the sandbox makes to scripts that mean no harm."""
+"""The Lua sandbox with benign scripts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_error_text_is_one_bounded_line() -> None:
     assert got.text.isprintable()
 
 
-def test_errors_name_the_line() -> None:
+def test_script_errors_name_the_line() -> None:
     assert fault("\n\nlocal x = msg.nothing.here").text.startswith("hook:4:")
     with pytest.raises(ScriptError, match=r"hook does not compile at line 3.*near 'end'"):
         LuaScript("function hook(msg)\n local x =\n end", SHAPE)
@@ -103,7 +103,7 @@ def test_the_function_may_be_returned_instead_of_named() -> None:
         ("return {list = {'\\xff'}}", "not valid UTF-8"),
     ],
 )
-def test_results_of_the_wrong_type_are_named(body: str, problem: str) -> None:
+def test_errors_name_results_of_the_wrong_type(body: str, problem: str) -> None:
     got = fault(body)
     assert re.search(problem, got.text), got
 
@@ -127,7 +127,7 @@ def test_results_and_messages_round_trip() -> None:
     assert result(body, headers) == ("ä€empty name\0\1", 134, None)
 
 
-def test_a_run_stops_at_the_failed_record_and_goes_on_behind_it() -> None:
+def test_run_continues_after_a_failed_record() -> None:
     target = script("if msg.size == 3 then error('three') end return {number = msg.size}")
     records = [target.encode_record(("q", i), {}) for i in range(6)]
     rows, failure = target.run(records)
@@ -156,15 +156,15 @@ def test_the_budget_is_per_record() -> None:
         "for i = 1, 20000 do end return {number = 1}", limits=ScriptLimits(cpu_ms_max=100, instructions_max=10**9)
     )
     rows, failure = slow.run([slow.encode_record(("q", i), {}) for i in range(1500)])
-    assert failure is None, "neither is the CPU time of the records before"
+    assert failure is None, "CPU time of earlier records does not count"
 
 
-def test_taking_a_message_apart_is_not_charged_to_the_script() -> None:
+def test_decoding_a_message_is_not_charged_to_the_script() -> None:
     target = script("return {number = 1}", limits=ScriptLimits(instructions_max=1000))
     assert call(target, {str(number): "x" for number in range(1024)}) == (None, 1, None)
 
 
-def test_more_records_than_fit_one_call_are_all_run() -> None:
+def test_records_beyond_one_call_are_all_processed() -> None:
     target = script("return {number = msg.size, text = tostring(#msg.headers.h)}")
     large = "x" * (INPUT_BYTES_MAX // 3)
     records = [target.encode_record(("q", i), {"h": large}) for i in range(20)]
@@ -176,7 +176,7 @@ def test_more_records_than_fit_one_call_are_all_run() -> None:
     assert target.run([]) == ([], None)
 
 
-def test_state_lives_between_calls_until_a_limit_is_hit() -> None:
+def test_script_state_persists_until_a_limit_error() -> None:
     target = script("count = (count or 0) + 1 if msg.headers.burn then while true do end end return {number = count}")
     assert [call(target), call(target)] == [(None, 1, None), (None, 2, None)]
     assert isinstance(call(target, {"burn": "1"}), ScriptFailure)
@@ -186,7 +186,7 @@ def test_state_lives_between_calls_until_a_limit_is_hit() -> None:
     assert call(target) == (None, 1, None)
 
 
-def test_a_script_that_hoards_is_restarted_not_starved() -> None:
+def test_script_that_fills_its_memory_is_restarted() -> None:
     target = script("keep = keep or {} keep[#keep + 1] = ('x'):rep(100000) .. #keep return {number = #keep}")
     counts = []
     for _ in range(60):
@@ -230,21 +230,21 @@ def test_state_can_be_read_from_callbacks(body: str) -> None:
     assert call(script(body, read_state=lambda key: "value")) == ("value", None, None)
 
 
-def test_reading_state_is_work() -> None:
+def test_reading_state_is_charged() -> None:
     asked: list[str] = []
     target = script("for i = 1, 1e9 do fila.get('k' .. i) end", read_state=asked.append)
     assert isinstance(call(target), ScriptFailure)
     assert len(asked) <= 200
 
 
-def test_state_at_the_top_level_of_the_script() -> None:
+def test_state_can_be_read_at_the_top_level() -> None:
     target = LuaScript(
         "local a = fila.get('a') function hook() return {text = a} end", SHAPE, read_state=lambda key: key
     )
     assert call(target) == ("a", None, None)
 
 
-def test_state_where_it_cannot_be_given_is_an_error_not_a_hang() -> None:
+def test_state_access_where_unavailable_is_an_error() -> None:
     got = call(script("for _ in ipairs(setmetatable({}, {__index = function() return fila.get('a') end})) do end"))
     assert isinstance(got, ScriptFailure)
     assert "cannot be called inside an iterator" in got.text

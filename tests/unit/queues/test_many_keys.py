@@ -1,4 +1,4 @@
-"""Queues of very many fairness keys: served in runs with exact shares, and not without bound."""
+"""Queues with very many fairness keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from basaltmq.store.ranges import read_ranges
 
 
 @pytest.mark.spec("C10")
-def test_many_keys_are_served_in_runs_and_get_their_shares(
+def test_many_keys_are_served_in_runs_with_exact_shares(
     plane: QueuePlane, make: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 20)
@@ -43,10 +43,10 @@ def test_many_keys_are_served_in_runs_and_get_their_shares(
             got[key] += 1
         plane.ack(name, deliveries[0].token)
     exact = sum(got.values()) / sum(weights.values())
-    # At any moment a key is less than one run from its exact share.
+    # A key is always less than one run from its exact share.
     assert max(abs(got[key] - weight * exact) / weight for key, weight in weights.items()) <= fair_queue.RUN
     assert runs <= sum(got.values()) / 2
-    # With few keys left each has its turn again at once.
+    # With few keys left, keys are served singly again.
     payloads(plane, name)
     plane.enqueue(name, [Draft(payload=b"%d" % n, fairness_key=f"k{n % 2}") for n in range(20)])
     first = [delivery.message().fairness_key for delivery in plane.lease(name, 4)]
@@ -55,7 +55,7 @@ def test_many_keys_are_served_in_runs_and_get_their_shares(
 
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize("priorities_max", [0, 3])
-def test_a_queue_keeps_so_many_keys_apart_and_no_more(
+def test_number_of_fairness_keys_is_limited(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, priorities_max: int
 ) -> None:
     monkeypatch.setattr(fair_queue, "SUB_QUEUES_MAX", 10)
@@ -66,7 +66,7 @@ def test_a_queue_keeps_so_many_keys_apart_and_no_more(
         with pytest.raises(LimitExceededError, match="fairness keys"):
             again.enqueue("q", [Draft(payload=b"x", fairness_key="one more")])
         again.enqueue("q", [Draft(payload=b"y", fairness_key=f"k{n}") for n in range(10)])
-    # Those that are in the queue already are never refused.
+    # Existing keys are never refused.
     again.release("q", again.lease("q", 30)[0].token)
     assert len(payloads(again, "q")) == 30
     again.enqueue("q", [Draft(payload=b"x", fairness_key=f"other{n}") for n in range(10)])
@@ -76,7 +76,7 @@ def test_a_queue_keeps_so_many_keys_apart_and_no_more(
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("budget_bytes", [0, 30_000])
-def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_of_order(
+def test_many_keys_on_disk_are_read_completely_and_in_order(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, seed: int, budget_bytes: int
 ) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
@@ -123,7 +123,7 @@ def test_many_keys_on_disk_are_read_together_and_nothing_is_lost_doubled_or_out_
 
 
 @pytest.mark.promise("P8")
-def test_reading_for_many_deep_keys_keeps_to_a_row_of_each_beyond_the_budget(
+def test_reads_for_many_keys_exceed_the_budget_by_one_row_per_key(
     planes: Planes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
@@ -136,14 +136,12 @@ def test_reading_for_many_deep_keys_keeps_to_a_row_of_each_beyond_the_budget(
     for _ in range(50):
         plane.ack("q", plane.lease("q", 16)[0].token)
         most = max(most, budget.used_bytes)
-    # A turn of each, read in one pass, and what is left of those that had theirs.
+    # One turn of each key in one pass, then the rest of the served keys.
     assert most <= 40 * (fair_queue.RUN + 2) * 500
 
 
 @pytest.mark.spec("C10")
-def test_drafts_with_keys_and_weights_are_kept_as_they_are_and_bad_ones_are_refused(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_drafts_keep_keys_and_weights_and_invalid_ones_are_refused(plane: QueuePlane, make: Callable[..., str]) -> None:
     name = make()
     drafts = [
         Draft(payload=b"%d" % n, properties=b"p" * n, fairness_key=f"k{n % 3}", weight=1 + n % 4) for n in range(12)
@@ -176,7 +174,7 @@ def test_drafts_with_keys_and_weights_are_kept_as_they_are_and_bad_ones_are_refu
 
 
 @pytest.mark.spec("C10")
-def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_served_in_runs_until_few_are_left(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 16)
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
@@ -196,7 +194,7 @@ def test_keys_served_in_runs_are_served_so_until_few_are_left(planes: Planes, mo
 
 
 @pytest.mark.spec("C10")
-def test_due_keys_are_read_together_across_the_end_of_a_pass(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_keys_are_read_together_across_passes(planes: Planes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "MANY_KEYS", 8)
     plane = planes.open(budget=MemoryBudget(0), paging=PagingLimits(read_ahead_bytes=2000))
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
@@ -218,9 +216,7 @@ def test_due_keys_are_read_together_across_the_end_of_a_pass(planes: Planes, mon
 
 
 @pytest.mark.spec("E11")
-def test_browsing_goes_through_all_keys_in_order_whichever_come_and_go_meanwhile(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_browse_covers_all_keys_in_order_despite_changes(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     names = [f"k{number}" for number in (5, 40, 3, 300, 7, 20)]
     plane.enqueue(queue, [Draft(payload=f"{name}-{n}".encode(), fairness_key=name) for name in names for n in range(3)])
@@ -234,7 +230,7 @@ def test_browsing_goes_through_all_keys_in_order_whichever_come_and_go_meanwhile
                 break
             seen += [each.payload for each in found]
         assert seen == [f"{name}-{n}".encode() for name in expected for n in range(3)]
-    # One between two pages comes behind the place that was reached, one before it, and the rest is consumed.
+    # Between pages, one message is added after the cursor, one before it, and the rest is consumed.
     _, after = plane.browse_page(queue, 7, after=b"")
     plane.enqueue(queue, [Draft(payload=b"late", fairness_key="k8"), Draft(payload=b"early", fairness_key="k0")])
     rest = plane.browse_page(queue, 100, after=after)[0]
@@ -244,9 +240,7 @@ def test_browsing_goes_through_all_keys_in_order_whichever_come_and_go_meanwhile
 
 
 @pytest.mark.spec("C10")
-def test_a_queue_of_many_keys_that_was_purged_is_fair_again_and_holds_no_memory(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_purged_queue_of_many_keys_is_fair_and_uses_no_memory(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     for _ in range(2):
         weights = {"a": 1, "b": 2, "c": 9}

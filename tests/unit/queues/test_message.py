@@ -1,4 +1,4 @@
-"""Message rows come back as they went in, and damaged ones are told."""
+"""Message rows: round trip and detection of damage."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def message(**fields: Any) -> Message:
 
 @pytest.mark.spec("C4")
 @given(MESSAGES)
-def test_a_row_round_trips(made: Message) -> None:
+def test_message_row_round_trips(made: Message) -> None:
     assert decode_row(made.key(), encode_row(check_message(made))) == made
 
 
 @pytest.mark.spec("C4")
 @pytest.mark.promise("P7")
 @given(MESSAGES, st.binary(min_size=1, max_size=3))
-def test_a_row_cut_at_any_byte_or_with_bytes_added_is_damaged(made: Message, added: bytes) -> None:
+def test_truncated_or_extended_message_row_is_damaged(made: Message, added: bytes) -> None:
     row = encode_row(made)
     for size in range(len(row)):
         with pytest.raises(CorruptionError, match=made.id.hex()):
@@ -70,9 +70,7 @@ def test_a_row_cut_at_any_byte_or_with_bytes_added_is_damaged(made: Message, add
 
 @pytest.mark.spec("C4")
 @given(MESSAGES, st.data())
-def test_a_row_with_a_changed_byte_decodes_or_is_damaged_but_never_fails_otherwise(
-    made: Message, data: st.DataObject
-) -> None:
+def test_changed_byte_in_a_row_decodes_or_is_reported(made: Message, data: st.DataObject) -> None:
     row = bytearray(encode_row(made))
     row[data.draw(st.integers(0, len(row) - 1))] ^= data.draw(st.integers(1, 255))
     with suppress(CorruptionError):
@@ -81,13 +79,13 @@ def test_a_row_with_a_changed_byte_decodes_or_is_damaged_but_never_fails_otherwi
 
 @pytest.mark.spec("C4")
 @given(st.binary(max_size=60), st.binary(max_size=60))
-def test_hostile_keys_and_rows_are_damaged_but_never_fail_otherwise(key: bytes, row: bytes) -> None:
+def test_malformed_keys_and_rows_are_reported_as_damaged(key: bytes, row: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_row(key, row)
 
 
 @pytest.mark.spec("C4")
-def test_the_layout_is_the_one_on_disk() -> None:
+def test_row_layout_is_unchanged() -> None:
     made = message(
         fairness_key="f", weight=2, attempts=3, priority=4, leased_ns=5, expires_ns=1 << 40, throttle_keys=("t",),
         headers={"h": "v"}, properties=b"\0",
@@ -101,7 +99,7 @@ def test_the_layout_is_the_one_on_disk() -> None:
 
 @pytest.mark.spec("C4", "C2")
 @given(MESSAGES)
-def test_the_key_holds_place_and_id(made: Message) -> None:
+def test_key_holds_place_and_id(made: Message) -> None:
     assert queue_keys.decode_message_key(made.key()) == (made.queue, made.fairness_key, made.enqueued_ns, made.id)
 
 
@@ -138,7 +136,7 @@ def test_the_key_holds_place_and_id(made: Message) -> None:
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_cannot_be_stored_is_refused_by_name(fields: dict[str, Any]) -> None:
+def test_invalid_fields_are_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises((InvalidArgumentError, LimitExceededError)) as refused:
         check_message(message(**fields))
     assert len(str(refused.value)) < 400
@@ -149,13 +147,13 @@ def test_what_cannot_be_stored_is_refused_by_name(fields: dict[str, Any]) -> Non
     "fields",
     [{"payload": "text"}, {"payload": None}, {"weight": 1 << 64}, {"headers": {"a": "\ud800"}}, {"priority": 256}],
 )
-def test_a_message_nobody_checked_is_still_refused_when_it_is_encoded(fields: dict[str, Any]) -> None:
+def test_encoding_refuses_an_unchecked_invalid_message(fields: dict[str, Any]) -> None:
     with pytest.raises(BasaltError):
         encode_row(message(**fields))
 
 
 @pytest.mark.spec("C4")
-def test_messages_share_no_headers() -> None:
+def test_messages_do_not_share_headers() -> None:
     first, second = message(), message()
     first.headers["a"] = "b"
     assert second.headers == {}

@@ -1,4 +1,4 @@
-"""The paging backing queue by itself: order, bounds, and every way between memory and disk."""
+"""The paging backing queue: order, memory bounds, moves between memory and disk."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 from tests.unit.queues.conftest import NOWHERE, TestStore
 
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.entries.rows import prefix_of
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.ready.backing import SPILLED, TRANSIENT, Entry
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.paging_queue import RESIDENT_BYTES_MIN, PagingQueue
-from basaltmq.queues.ready.rows import prefix_of
 from basaltmq.store.families import Family
 
 PREFIX = prefix_of("q", "default")
 
 
 class Leased:
-    """Keys a test says are handed out."""
+    """Keys that the test marks as leased."""
 
     def __init__(self) -> None:
         self.keys: set[bytes] = set()
@@ -44,7 +44,7 @@ def number(found: Entry) -> int:
 
 
 class Bench:
-    """A queue on a store, and changes written at once."""
+    """A backing queue on a store whose changes are written at once."""
 
     def __init__(self, store: TestStore, budget: MemoryBudget | None = None, **limits: int) -> None:
         self.store = store
@@ -71,7 +71,7 @@ class Bench:
 
 @pytest.mark.spec("E1", "E2")
 @pytest.mark.promise("P8")
-def test_what_is_in_memory_is_bounded_and_the_rest_comes_back_in_order(store: TestStore) -> None:
+def test_memory_is_bounded_in_messages_and_order_is_kept(store: TestStore) -> None:
     bench = Bench(store, resident_max=10, read_ahead=4)
     for first in range(0, 1000, 10):
         bench.publish(*[entry(n) for n in range(first, first + 10)])
@@ -86,19 +86,19 @@ def test_what_is_in_memory_is_bounded_and_the_rest_comes_back_in_order(store: Te
 
 @pytest.mark.spec("E2")
 @pytest.mark.promise("P8")
-def test_what_is_in_memory_is_bounded_in_bytes(store: TestStore) -> None:
+def test_memory_is_bounded_in_bytes(store: TestStore) -> None:
     bench = Bench(store, resident_bytes_max=20_000, read_ahead=100, read_ahead_bytes=8_000)
     bench.publish(*[entry(n, size=1000) for n in range(200)])
     assert bench.queue.info().resident_bytes <= 20_000
     assert bench.fetch(1) == [0]
-    # A read is bounded to a chunk of rows past its limit.
+    # A read exceeds its limit by at most one chunk of rows.
     assert bench.queue.info().resident <= 40
     assert bench.fetch(500) == list(range(1, 200))
 
 
 @pytest.mark.spec("E2")
 @pytest.mark.promise("P8")
-def test_one_budget_bounds_all_queues_and_each_still_moves(store: TestStore) -> None:
+def test_shared_budget_bounds_all_queues_without_blocking_any(store: TestStore) -> None:
     budget = MemoryBudget(100_000)
     bench = Bench(store, budget)
     queues = [bench.open(known_empty=True, prefix=prefix_of("q", f"s{i}")) for i in range(20)]
@@ -120,7 +120,7 @@ def test_one_budget_bounds_all_queues_and_each_still_moves(store: TestStore) -> 
 @pytest.mark.spec("E1")
 @pytest.mark.promise("P3")
 @pytest.mark.parametrize("order", [[3, 1, 2, 0], [0, 1, 2, 3], [3, 2, 1, 0]])
-def test_requeued_messages_go_back_to_their_places(store: TestStore, order: list[int]) -> None:
+def test_requeued_messages_return_to_their_places(store: TestStore, order: list[int]) -> None:
     bench = Bench(store, resident_max=6, read_ahead=2)
     bench.publish(*[entry(n) for n in range(20)])
     taken = bench.queue.fetch(4)
@@ -133,7 +133,7 @@ def test_requeued_messages_go_back_to_their_places(store: TestStore, order: list
 
 
 @pytest.mark.spec("E10")
-def test_rows_on_disk_that_are_leased_are_not_fetched(store: TestStore) -> None:
+def test_leased_rows_on_disk_are_not_fetched(store: TestStore) -> None:
     bench = Bench(store, read_ahead=2)
     bench.publish(*[entry(n) for n in range(9)])
     bench.leased.keys = {entry(n).key for n in (0, 1, 2, 3, 5, 8)}
@@ -143,7 +143,7 @@ def test_rows_on_disk_that_are_leased_are_not_fetched(store: TestStore) -> None:
 
 
 @pytest.mark.spec("E2")
-def test_transient_messages_go_to_disk_when_memory_is_full_and_keep_their_order(store: TestStore) -> None:
+def test_transient_messages_spill_to_disk_in_order(store: TestStore) -> None:
     bench = Bench(store, resident_max=4, read_ahead=3)
     bench.publish(*[entry(n, flags=TRANSIENT if n % 3 else 0) for n in range(30)])
     assert store.rows(Family.TRANSIENT)
@@ -158,7 +158,7 @@ def test_transient_messages_go_to_disk_when_memory_is_full_and_keep_their_order(
 
 
 @pytest.mark.spec("E2")
-def test_a_transient_message_the_disk_does_not_take_stays_in_memory_and_in_order(store: TestStore) -> None:
+def test_transient_messages_stay_in_memory_if_spilling_fails(store: TestStore) -> None:
     bench = Bench(store, resident_max=4, read_ahead=2)
     bench.publish(*[entry(n) for n in range(10)])
     store.refuse_unlogged = True
@@ -169,7 +169,7 @@ def test_a_transient_message_the_disk_does_not_take_stays_in_memory_and_in_order
 
 
 @pytest.mark.spec("E2")
-def test_a_spilled_message_that_was_leased_can_go_back_to_disk(store: TestStore) -> None:
+def test_leased_spilled_message_can_spill_again(store: TestStore) -> None:
     bench = Bench(store, resident_max=4, read_ahead=2)
     bench.publish(*[entry(n, flags=TRANSIENT) for n in range(10)])
     taken = bench.queue.fetch(10)
@@ -184,7 +184,7 @@ def test_a_spilled_message_that_was_leased_can_go_back_to_disk(store: TestStore)
 
 @pytest.mark.spec("E1")
 @pytest.mark.parametrize("at", [0, 1, 3, 15, 19])
-def test_a_message_removed_from_anywhere_does_not_come_up(store: TestStore, at: int) -> None:
+def test_removed_messages_are_not_delivered(store: TestStore, at: int) -> None:
     bench = Bench(store, resident_max=8, read_ahead=3)
     bench.publish(*[entry(n) for n in range(20)])
     first = bench.queue.fetch(2)
@@ -221,7 +221,7 @@ def test_browsing_sees_memory_and_disk_and_changes_nothing(store: TestStore) -> 
 
 
 @pytest.mark.spec("E1")
-def test_while_operations_stop_at_the_first_that_does_not_hold(store: TestStore) -> None:
+def test_while_operations_stop_at_the_first_mismatch(store: TestStore) -> None:
     bench = Bench(store, resident_max=4, read_ahead=2)
     bench.publish(*[entry(n) for n in range(10)])
     assert [number(e) for e in bench.queue.fetchwhile(lambda e: number(e) < 3, 100)] == [0, 1, 2]
@@ -233,7 +233,7 @@ def test_while_operations_stop_at_the_first_that_does_not_hold(store: TestStore)
 
 
 @pytest.mark.spec("E1")
-def test_giving_memory_back_loses_nothing(store: TestStore) -> None:
+def test_releasing_memory_loses_no_message(store: TestStore) -> None:
     bench = Bench(store)
     bench.publish(*[entry(n, flags=TRANSIENT if n % 2 else 0) for n in range(10)])
     bench.queue.put_back(bench.queue.fetch(3))
@@ -243,7 +243,7 @@ def test_giving_memory_back_loses_nothing(store: TestStore) -> None:
 
 
 @pytest.mark.spec("E1")
-def test_a_message_published_below_the_cursor_takes_its_place(store: TestStore) -> None:
+def test_message_published_below_the_cursor_is_delivered_in_order(store: TestStore) -> None:
     bench = Bench(store, resident_max=4, read_ahead=2)
     bench.publish(*[entry(n) for n in range(10, 30)])
     bench.publish(entry(5))

@@ -1,4 +1,4 @@
-"""The plane: one operation one batch, queues come and go, nobody polls, idle queues cost nothing."""
+"""The queue plane: batches, lifecycle of queues, waiting, unloading."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def left(store: TestStore) -> list[tuple[str, bytes]]:
 
 
 @pytest.mark.spec("C9")
-def test_a_queue_and_its_dead_letter_queue_are_made_in_one_batch(
+def test_queue_and_its_dead_letter_queue_are_created_in_one_batch(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     before = len(store.batches)
@@ -45,7 +45,7 @@ def test_a_queue_and_its_dead_letter_queue_are_made_in_one_batch(
 
 @pytest.mark.spec("C6")
 @pytest.mark.promise("P2")
-def test_a_queue_that_was_not_written_does_not_exist(plane: QueuePlane, store: TestStore) -> None:
+def test_queue_whose_write_failed_does_not_exist(plane: QueuePlane, store: TestStore) -> None:
     store.refuse = 1
     with pytest.raises(StoreStalledError):
         plane.create(QueueConfig(name="q"))
@@ -80,7 +80,7 @@ def test_every_operation_is_one_batch(plane: QueuePlane, store: TestStore, make:
 
 @pytest.mark.spec("C13")
 @pytest.mark.promise("P10")
-def test_deleting_a_queue_removes_all_its_data_and_it_starts_empty_again(
+def test_deleted_queue_loses_all_data(
     planes: Planes, plane: QueuePlane, store: TestStore, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make(dedup_window_ms=10_000, ttl_ms=60_000)
@@ -127,7 +127,7 @@ def test_deleting_a_queue_fails_its_waiting_consumer(plane: QueuePlane, make: Ca
 
 
 def until_waiting(plane: QueuePlane, queue: str) -> None:
-    """Until a consumer has found nothing and waits; the lock is free between two looks."""
+    """Wait until a consumer has found no message and waits."""
     for _ in range(1_000_000):
         with plane._lock:
             if queue in plane._waiters:
@@ -136,7 +136,7 @@ def until_waiting(plane: QueuePlane, queue: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["enqueue", "release", "delay", "expiry"])
-def test_a_waiting_consumer_is_woken_by_whatever_makes_a_message_ready(
+def test_every_operation_that_makes_messages_ready_wakes_a_consumer(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str
 ) -> None:
     queue = make(visibility_timeout_ms=100)
@@ -161,13 +161,13 @@ def test_a_waiting_consumer_is_woken_by_whatever_makes_a_message_ready(
     assert got == [b"x"]
 
 
-def test_a_wait_ends_when_its_time_is_over(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_wait_ends_at_its_timeout(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     assert plane.lease(queue, wait_ms=5) == []
     assert queue not in plane._waiters
 
 
-def test_a_callback_is_called_once_when_something_is_ready(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_ready_callback_is_called_once(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     calls: list[int] = []
     stop = plane.on_ready(queue, lambda: calls.append(1))
@@ -185,7 +185,7 @@ def test_a_callback_is_called_once_when_something_is_ready(plane: QueuePlane, ma
 
 @pytest.mark.spec("A5", "C6")
 @pytest.mark.promise("P2")
-def test_operations_inside_a_change_are_one_batch_or_none(
+def test_operations_in_a_change_are_one_batch_or_none(
     plane: QueuePlane, store: TestStore, make: Callable[..., str]
 ) -> None:
     source, target = make("in"), make("out")
@@ -216,9 +216,7 @@ def test_operations_inside_a_change_are_one_batch_or_none(
     assert plane.ack(target, held[0].token) == 1
 
 
-def test_a_change_in_which_something_failed_does_nothing_even_if_the_error_was_caught(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_change_with_a_caught_error_does_nothing(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
 
     def catch_inside() -> None:
@@ -235,9 +233,7 @@ def test_a_change_in_which_something_failed_does_nothing_even_if_the_error_was_c
 
 
 @pytest.mark.spec("E4")
-def test_an_ack_before_the_write_cancels_the_write(
-    plane: QueuePlane, store: TestStore, make: Callable[..., str]
-) -> None:
+def test_ack_before_the_write_cancels_the_write(plane: QueuePlane, store: TestStore, make: Callable[..., str]) -> None:
     queue = make()
     plane.enqueue(queue, [b"first"])
     assert payloads(plane, queue) == [b"first"]
@@ -268,7 +264,7 @@ def test_an_ack_before_the_write_cancels_the_write(
         (Durability.SYNCED, Durability.WRITTEN, 0),
     ],
 )
-def test_a_publish_returns_when_it_is_as_durable_as_asked(
+def test_publish_returns_at_the_requested_durability(
     planes: Planes, monkeypatch: pytest.MonkeyPatch, level: Durability, asked: Durability | None, syncs: int
 ) -> None:
     plane = planes.open()
@@ -289,7 +285,7 @@ def test_a_publish_returns_when_it_is_as_durable_as_asked(
 
 @pytest.mark.promise("P8")
 @pytest.mark.spec("E10")
-def test_idle_queues_are_let_go_and_lose_nothing(planes: Planes) -> None:
+def test_unloading_idle_queues_loses_nothing(planes: Planes) -> None:
     plane = planes.open(loaded_max=3)
     names = [f"q{number}" for number in range(20)]
     for name in names:
@@ -306,7 +302,7 @@ def test_idle_queues_are_let_go_and_lose_nothing(planes: Planes) -> None:
 
 
 def mixed(name: str, count: int) -> list[Draft | bytes]:
-    """Transient and persistent messages of several fairness keys and priorities, small and large."""
+    """Enqueue transient and persistent messages of several fairness keys, priorities and sizes."""
     return [
         Draft(
             payload=b"%s %d " % (name.encode(), number) + b"x" * (9000 if number % 5 == 0 else 0),
@@ -321,7 +317,7 @@ def mixed(name: str, count: int) -> list[Draft | bytes]:
 @pytest.mark.promise("P8", "P3")
 @pytest.mark.spec("E2", "E10")
 @pytest.mark.parametrize("priorities_max", [0, 9])
-def test_queues_with_transient_messages_are_let_go_and_lose_nothing(planes: Planes, priorities_max: int) -> None:
+def test_unloading_queues_with_transient_messages_loses_nothing(planes: Planes, priorities_max: int) -> None:
     control = planes.open()
     control.create(QueueConfig(name="q", durability=Durability.WRITTEN, priorities_max=priorities_max))
     control.enqueue("q", mixed("q", 40))
@@ -358,7 +354,7 @@ def test_queues_with_transient_messages_are_let_go_and_lose_nothing(planes: Plan
 
 
 @pytest.mark.promise("P8")
-def test_looking_at_many_queues_brings_no_more_of_them_into_memory_than_may_be_there(planes: Planes) -> None:
+def test_number_of_loaded_queues_is_limited(planes: Planes) -> None:
     plane = planes.open(loaded_max=3)
     names = [f"q{number}" for number in range(20)]
     for name in names:
@@ -371,7 +367,7 @@ def test_looking_at_many_queues_brings_no_more_of_them_into_memory_than_may_be_t
         assert len(plane._loaded) <= 4
     held = [plane.lease(name, visibility_ms=0)[0].token for name in names[:2]]
     for name in names[2:]:
-        # Those that cannot go are no reason to let the one go that is looked at.
+        # Queues that cannot be unloaded must not cause the unloading of the one in use.
         assert plane.stats(name)["ready"] == 1
         assert [each.payload for each in plane.browse(name)] == [name.encode()]
         assert len(plane._loaded) <= 4
@@ -385,7 +381,7 @@ def test_looking_at_many_queues_brings_no_more_of_them_into_memory_than_may_be_t
 
 
 @pytest.mark.promise("P8", "P10")
-def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_that_is_deleted_is_gone(
+def test_queue_that_cannot_spill_stays_loaded_and_a_deleted_one_is_unloaded(
     planes: Planes,
 ) -> None:
     plane = planes.open(loaded_max=1)
@@ -409,7 +405,7 @@ def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_t
     plane.create(QueueConfig(name="c", durability=Durability.WRITTEN))
     plane.enqueue("c", [Draft(payload=b"t", transient=True)])
     held = plane.lease("b", visibility_ms=0)
-    # The one that is deleted is the one that would go for want of room.
+    # The deleted queue is the one that would be unloaded.
     plane.delete("c")
     assert planes.store.get(Family.TRANSIENT, transient_counts_key("c")) is None
     plane.create(QueueConfig(name="c", durability=Durability.WRITTEN))
@@ -420,7 +416,7 @@ def test_a_queue_whose_transient_messages_the_disk_does_not_take_stays_and_one_t
 
 
 @pytest.mark.spec("E10")
-def test_transient_messages_are_gone_after_a_restart_and_the_rest_is_not(planes: Planes) -> None:
+def test_restart_drops_only_transient_messages(planes: Planes) -> None:
     from basaltmq.queues.ready.budget import PagingLimits
 
     plane = planes.open(paging=PagingLimits(resident_max=2, read_ahead=2))
@@ -434,7 +430,7 @@ def test_transient_messages_are_gone_after_a_restart_and_the_rest_is_not(planes:
 
 
 @pytest.mark.promise("P3")
-def test_order_holds_when_the_clock_goes_back(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
+def test_order_is_kept_when_the_clock_is_set_back(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make()
     for number in range(10):
         plane.enqueue(queue, [b"%d" % number])
@@ -442,7 +438,7 @@ def test_order_holds_when_the_clock_goes_back(plane: QueuePlane, make: Callable[
     assert payloads(plane, queue, 3) == [b"%d" % number for number in range(10)]
 
 
-def test_purge_keeps_what_is_leased_or_delayed(
+def test_purge_keeps_leased_and_delayed_messages(
     planes: Planes, plane: QueuePlane, make: Callable[..., str], store: TestStore, clock: Clock
 ) -> None:
     for size in (10, 9000):
@@ -463,7 +459,7 @@ def test_purge_keeps_what_is_leased_or_delayed(
         assert left(store) == []
 
 
-def test_move_takes_what_is_wanted_and_keeps_ids(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_move_takes_matching_messages_and_keeps_ids(plane: QueuePlane, make: Callable[..., str]) -> None:
     a, b = make("a"), make("b", priorities_max=5)
     ids = plane.enqueue(a, [Draft(payload=b"%d" % n + bytes(n * 1000), priority=n % 3) for n in range(12)])
     assert plane.move(a, b, wanted=lambda m: m.payload[:1] in b"02468", count=4) == 4
@@ -476,9 +472,7 @@ def test_move_takes_what_is_wanted_and_keeps_ids(plane: QueuePlane, make: Callab
         plane.move(b, b)
 
 
-def test_a_priority_queue_cannot_lose_its_priorities_while_it_has_messages(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_priorities_cannot_be_disabled_while_messages_exist(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make(priorities_max=3)
     plane.enqueue(queue, [b"x"])
     with pytest.raises(InvalidConfigError):
@@ -491,9 +485,7 @@ def test_a_priority_queue_cannot_lose_its_priorities_while_it_has_messages(
 
 
 @pytest.mark.spec("E7")
-def test_a_queue_that_gets_tighter_limits_drops_its_head_and_one_that_refuses_keeps_what_it_has(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_lowered_limit_drops_the_head_only_in_drop_head_queues(plane: QueuePlane, make: Callable[..., str]) -> None:
     dropping, refusing = make("dropping"), make("refusing")
     for queue in (dropping, refusing):
         plane.enqueue(queue, [b"%d" % each for each in range(5)])
@@ -503,7 +495,7 @@ def test_a_queue_that_gets_tighter_limits_drops_its_head_and_one_that_refuses_ke
     assert len(payloads(plane, refusing)) == 5
 
 
-def test_bad_arguments_are_refused_and_nothing_is_lost(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_invalid_arguments_are_refused_without_loss(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     for refused in (
         lambda: plane.lease(queue, 0),
@@ -521,7 +513,7 @@ def test_bad_arguments_are_refused_and_nothing_is_lost(plane: QueuePlane, make: 
     assert plane.stats(queue)["enqueued"] == 0
 
 
-def test_a_closed_plane_refuses_calls_and_wakes_waiters(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_closed_plane_refuses_calls_and_wakes_waiters(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     errors: list[BaseException] = []
 
@@ -539,7 +531,7 @@ def test_a_closed_plane_refuses_calls_and_wakes_waiters(plane: QueuePlane, make:
     assert len(errors) == 1
 
 
-def test_threads_share_a_plane(plane: QueuePlane, make: Callable[..., str]) -> None:
+def test_plane_is_thread_safe(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     got: list[bytes] = []
 

@@ -1,4 +1,4 @@
-"""Damaged rows of every kind go to quarantine; everything else is delivered, and no queue hides."""
+"""Damaged rows of every kind are moved to quarantine. All other messages are delivered."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.unit.queues.damaged_rig import (
     drain,
 )
 
+from basaltmq.queues.entries.quarantine import Record
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.quarantine import Record
 from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store.families import Family
 from basaltmq.store.memory import MemoryStore
@@ -34,7 +34,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 pytestmark = [pytest.mark.spec("A12"), pytest.mark.promise("P7")]
 
 NO_RECORD = (Family.STATE, Family.DEDUP, Family.CONTENT_REFS, Family.DEDUP_EXPIRY)
-"""Rows that nobody reads here, or that are reported where they are listed."""
+"""Families whose rows are not read here, or whose damage is reported when they are listed."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def harness() -> Harness:
 
 
 def check(harness: Harness, damaged: Iterable[tuple[Row, Damage]]) -> list[Record]:
-    """All that is not at risk comes out once; the rest comes out as it was, or is in quarantine."""
+    """Check that messages not at risk are delivered once, and others are delivered unchanged or in quarantine."""
     damaged = list(damaged)
     at_risk = harness.at_risk(row for row, _ in damaged)
     store = MemoryStore()
@@ -58,14 +58,14 @@ def check(harness: Harness, damaged: Iterable[tuple[Row, Damage]]) -> list[Recor
         for payload in harness.payloads:
             wanted = 2 if payload.startswith(SHARED) else 1
             assert found[payload] == wanted or (payload in at_risk and found[payload] < wanted), payload[:40]
-        assert set(found) <= harness.payloads | {ACKED}, "nothing is delivered that was not enqueued"
+        assert set(found) <= harness.payloads | {ACKED}, "only enqueued messages are delivered"
         assert len(records) >= sum(not found[payload] for payload in at_risk)
         for name, counts in left.items():
             assert (counts["ready"], counts["leased"], counts["delayed"]) == (0, 0, 0), name
             assert counts["quarantined"] == sum(record.queue == name for record in records)
         with QueuePlane(store, commit, clock_ns=clock) as plane:
             assert drain(plane, LATER_NS) == []
-            assert plane.damage.records() == records, "what is in quarantine stays there"
+            assert plane.damage.records() == records, "quarantined rows stay in quarantine"
         lines = verify_rows(store)
         assert [record.id for record in records if not any(record.id in line for line in lines)] == []
     return records
@@ -77,20 +77,20 @@ def check(harness: Harness, damaged: Iterable[tuple[Row, Damage]]) -> list[Recor
     [(family, damage) for family in BY_VALUE for damage in damages_of(family)],
     ids=lambda each: each.label if isinstance(each, Family) else each.__name__,
 )
-def test_a_damaged_value_goes_to_quarantine_as_it_was(harness: Harness, family: Family, damage: Damage) -> None:
+def test_damaged_value_is_moved_to_quarantine_unchanged(harness: Harness, family: Family, damage: Damage) -> None:
     for row in harness.of(family):
         records = check(harness, [(row, damage)])
         if family in NO_RECORD or damage(*row[1:]) == row[1:]:
             continue
         if family is Family.MESSAGE_CONTENT:
-            # A body stays where it is: other messages may have it, and so may whoever mends it.
+            # A body stays in its row, because other messages may share it.
             assert not records or {record.family for record in records} <= {"messages", "branch_drafts"}
         elif row[1] != b"gone":
             assert (family.label, *damage(*row[1:])) in [(r.family, r.key, r.value) for r in records]
 
 
 @pytest.mark.parametrize("family", BY_KEY, ids=lambda family: family.label)
-def test_a_damaged_key_hides_no_message(harness: Harness, family: Family) -> None:
+def test_damaged_key_hides_no_other_message(harness: Harness, family: Family) -> None:
     for row in harness.of(family):
         records = check(harness, [(row, cut_key)])
         if family not in NO_RECORD and b"gone" not in row[1]:
@@ -98,13 +98,13 @@ def test_a_damaged_key_hides_no_message(harness: Harness, family: Family) -> Non
 
 
 @pytest.mark.parametrize("family", [*BY_VALUE, *BY_KEY], ids=lambda family: family.label)
-def test_a_family_of_which_every_row_is_damaged(harness: Harness, family: Family) -> None:
+def test_damage_of_all_rows_of_a_family(harness: Harness, family: Family) -> None:
     check(harness, [(row, DAMAGES["empty"] if family in BY_VALUE else cut_key) for row in harness.of(family)])
 
 
 @pytest.mark.parametrize("key", [b"queue_place", b"queue_clean", b"queue_lease_boot"])
 @pytest.mark.parametrize("value", [b"", b"\xff" * 3, b"\xff" * 4, b"\xff" * 8, b"\xff" * 9])
-def test_damaged_rows_of_the_last_boot(harness: Harness, key: bytes, value: bytes) -> None:
+def test_damaged_rows_of_the_previous_boot(harness: Harness, key: bytes, value: bytes) -> None:
     check(harness, [((Family.VERSION, key, b""), lambda key, _: (key, value))])
 
 

@@ -1,4 +1,4 @@
-"""Lifecycle events as bytes: what each operation tells, whole, in order, bounded, and only of what was written."""
+"""Lifecycle events: recorded by each operation, in order, bounded, only for written changes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seen(recorder: Recorder) -> list[tuple[str, str, int | None]]:
     return [(event.kind.name.lower(), event.queue, event.attempts) for event in reported(recorder)]
 
 
-def test_events_of_a_message_have_times_consumer_and_latency(
+def test_events_have_times_consumer_and_latency(
     plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
 ) -> None:
     make("q")
@@ -102,7 +102,7 @@ def test_a_failed_change_emits_no_events(plane: QueuePlane, make: Make, store: T
 
 
 @pytest.mark.promise("P8")
-def test_what_finds_no_room_is_dropped_and_counted_and_the_queue_goes_on(plane: QueuePlane, make: Make) -> None:
+def test_events_over_the_limit_are_dropped_and_counted(plane: QueuePlane, make: Make) -> None:
     make("q")
     calls: list[str] = []
     recorder = Recorder(
@@ -143,7 +143,7 @@ def test_a_sample_has_all_events_of_the_sampled_messages(plane: QueuePlane, make
             Recorder(sample=wrong)  # type: ignore[arg-type]
 
 
-def test_damage_is_named_and_an_empty_value_has_no_events() -> None:
+def test_damaged_block_is_reported_and_empty_value_has_no_events() -> None:
     keys = [message_key("q", "k", 7, bytes(15) + b"%d" % number) for number in range(2)]
     block = encode_block(Kind.LEASED, 0, 5, "c", keys, b"\0\0\0\1\0\0\0\2")
     assert [event.attempts for event in decode_events(block)] == [1, 2]
@@ -160,7 +160,7 @@ def test_damage_is_named_and_an_empty_value_has_no_events() -> None:
             list(decode_events(damaged))
 
 
-def test_messages_that_differ_by_their_ids_are_told_by_them() -> None:
+def test_messages_that_differ_only_by_id_are_encoded_by_id() -> None:
     keys = [message_key("q", "k", 7, bytes(15) + b"%d" % number) for number in range(3)]
     ids = [key[-16:] for key in keys]
     encoder = BlockEncoder()
@@ -181,7 +181,7 @@ def test_messages_that_differ_by_their_ids_are_told_by_them() -> None:
             list(decode_events(damaged))
 
 
-def test_a_lease_over_several_calls_has_the_enqueue_time_of_each_message(
+def test_lease_event_over_several_calls_has_each_enqueue_time(
     plane: QueuePlane, make: Make, clock: Clock, recorder: Recorder
 ) -> None:
     make("q")
@@ -208,7 +208,7 @@ def test_a_lease_over_several_calls_has_the_enqueue_time_of_each_message(
         [("", 0, 0), ("", 0, 1), ("", 0, 1 << 40)],
     ],
 )
-def test_keys_come_back_whatever_they_are(places: list[tuple[str, int, int]]) -> None:
+def test_all_keys_round_trip_in_events(places: list[tuple[str, int, int]]) -> None:
     keys = [message_key("q", sub, at_ns, number.to_bytes(16, "big")) for sub, at_ns, number in places]
     block = encode_block(Kind.ENQUEUED, 0, 5, "", keys)
     found = [(e.fairness_key, e.enqueued_ns, int.from_bytes(e.message_id, "big")) for e in decode_events(block)]

@@ -1,4 +1,4 @@
-"""What is delivered again says so: exactly while memory lasts, and rather once too often after that."""
+"""The redelivered mark: exact while in memory, and conservative after a crash."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from basaltmq.store.families import Family
 
 
 def marks(plane: QueuePlane, queue: str, count: int = 100) -> list[tuple[bytes, bool]]:
-    """Everything that is ready, with whether it says that it was delivered before. It stays held."""
+    """Lease all ready messages. Return their payloads with the redelivered mark."""
     found = plane.lease(queue, count, visibility_ms=0)
     return [(d.payload, d.redelivered) for d in found]
 
 
 @pytest.mark.parametrize("how", ["release", "nack", "delay", "expiry"])
 @pytest.mark.parametrize("transient", [False, True])
-def test_what_came_back_is_redelivered_and_nothing_else_is(
+def test_only_returned_messages_are_marked_redelivered(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str, transient: bool
 ) -> None:
     queue = make(visibility_timeout_ms=100)
@@ -43,9 +43,7 @@ def test_what_came_back_is_redelivered_and_nothing_else_is(
     assert marks(plane, queue) == [(b"1", True), *([(b"2", True)] if how == "expiry" else []), (b"3", False)]
 
 
-def test_a_message_of_another_fairness_key_is_not_redelivered_because_a_younger_one_is(
-    plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_redelivered_mark_is_per_fairness_key(plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     plane.enqueue(queue, [Draft(payload=b"a", fairness_key="a")])
     plane.enqueue(queue, [Draft(payload=b"b", fairness_key="b"), Draft(payload=b"b2", fairness_key="b")])
@@ -56,7 +54,7 @@ def test_a_message_of_another_fairness_key_is_not_redelivered_because_a_younger_
     assert sorted(marks(plane, queue)) == [(b"b", True), (b"b2", False), (b"c", False)]
 
 
-def test_the_mark_survives_paging_and_eviction(planes: Planes) -> None:
+def test_redelivered_mark_survives_paging_and_eviction(planes: Planes) -> None:
     plane = planes.open(paging=PagingLimits(resident_max=4, read_ahead=3), loaded_max=1)
     for name in ("q", "other"):
         plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
@@ -69,7 +67,7 @@ def test_the_mark_survives_paging_and_eviction(planes: Planes) -> None:
     assert [again for _, again in marks(plane, "q")] == [True] * 6 + [False] * 6
 
 
-def test_after_a_clean_end_only_what_was_out_is_redelivered(planes: Planes) -> None:
+def test_after_a_clean_shutdown_only_leased_messages_are_redelivered(planes: Planes) -> None:
     plane = planes.open()
     for name in ("held", "released", "untouched"):
         plane.create(QueueConfig(name=name, durability=Durability.WRITTEN))
@@ -84,7 +82,7 @@ def test_after_a_clean_end_only_what_was_out_is_redelivered(planes: Planes) -> N
     assert [mark for _, mark in marks(again, "untouched")] == [False] * 3
 
 
-def test_after_a_crash_everything_of_before_may_have_been_delivered(planes: Planes, clock: Clock) -> None:
+def test_after_a_crash_all_older_messages_are_marked_redelivered(planes: Planes, clock: Clock) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     plane.enqueue("q", [b"before"])
@@ -95,7 +93,7 @@ def test_after_a_crash_everything_of_before_may_have_been_delivered(planes: Plan
 
 
 @pytest.mark.parametrize("clean_ends", [1, 2])
-def test_what_a_crash_left_unknown_is_unknown_after_a_clean_end_too(planes: Planes, clean_ends: int) -> None:
+def test_unknown_redelivery_stays_unknown_after_a_clean_shutdown(planes: Planes, clean_ends: int) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     plane.enqueue("q", [b"before"])
@@ -108,7 +106,7 @@ def test_what_a_crash_left_unknown_is_unknown_after_a_clean_end_too(planes: Plan
     assert marks(planes.open(), "q") == [(b"before", True), *afterwards]
 
 
-def test_a_clean_end_of_a_version_that_said_nothing_with_it_is_one(planes: Planes) -> None:
+def test_clean_shutdown_row_of_an_older_version_is_accepted(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     plane.enqueue("q", [b"before"])
@@ -120,7 +118,7 @@ def test_a_clean_end_of_a_version_that_said_nothing_with_it_is_one(planes: Plane
 
 
 @pytest.mark.promise("P7")
-def test_a_damaged_row_of_a_clean_end_is_no_clean_end(planes: Planes) -> None:
+def test_damaged_shutdown_row_counts_as_a_crash(planes: Planes) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q"))
     plane.enqueue("q", [b"x"])
@@ -134,7 +132,7 @@ def test_a_damaged_row_of_a_clean_end_is_no_clean_end(planes: Planes) -> None:
 
 
 @pytest.mark.promise("P3")
-def test_order_holds_when_the_clock_goes_back_over_a_restart(planes: Planes, clock: Clock) -> None:
+def test_order_is_kept_when_the_clock_is_set_back_across_a_restart(planes: Planes, clock: Clock) -> None:
     plane = planes.open()
     plane.create(QueueConfig(name="q", durability=Durability.WRITTEN))
     for number in range(6):
@@ -149,7 +147,7 @@ def test_order_holds_when_the_clock_goes_back_over_a_restart(planes: Planes, clo
 
 
 @pytest.mark.spec("E7")
-def test_a_delivery_of_a_priority_queue_shows_the_fairness_key_its_publisher_gave(
+def test_delivery_of_a_priority_queue_has_the_publisher_fairness_key(
     plane: QueuePlane, make: Callable[..., str]
 ) -> None:
     queue = make(priorities_max=9)

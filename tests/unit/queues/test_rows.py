@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from basaltmq.errors import CorruptionError
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.message import Message, encode_row
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, RETURNED, SHARED, TIMED, Entry
 from basaltmq.queues.stats import FIELDS, QueueStats
 
 TEXTS = st.text(max_size=5)
@@ -32,7 +32,7 @@ MESSAGES = st.builds(
 
 @pytest.mark.spec("E3")
 @given(MESSAGES, st.sampled_from([0, TIMED, APART, APART | SHARED, APART | SHARED | TIMED]), st.integers(0, 2**32 - 1))
-def test_what_is_read_in_place_is_what_the_codec_says(message: Message, flags: int, body_bytes: int) -> None:
+def test_in_place_reads_match_the_codec(message: Message, flags: int, body_bytes: int) -> None:
     if flags & APART:
         message.payload = b""
     row, key, body_id = encode_row(message), message.key(), b"b" * 16
@@ -60,7 +60,7 @@ def test_what_is_read_in_place_is_what_the_codec_says(message: Message, flags: i
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(0, 2**64 - 1))
-def test_plain_rows_are_those_of_the_codec(payloads: list[bytes], expires_ns: int) -> None:
+def test_plain_rows_match_the_codec(payloads: list[bytes], expires_ns: int) -> None:
     assert rows.plain_rows(payloads, expires_ns) == [
         encode_row(Message(id=bytes(16), queue="q", payload=payload, enqueued_ns=0, expires_ns=expires_ns))
         for payload in payloads
@@ -68,7 +68,7 @@ def test_plain_rows_are_those_of_the_codec(payloads: list[bytes], expires_ns: in
 
 
 @given(st.binary(max_size=60))
-def test_a_damaged_row_is_corruption(row: bytes) -> None:
+def test_damaged_row_is_reported_as_corruption(row: bytes) -> None:
     key = Message(id=bytes(16), queue="q", payload=b"", enqueued_ns=0).key()
     for read in (lambda: rows.read_entry(key, row), lambda: rows.read_entries([(key, row)])):
         try:
@@ -78,13 +78,13 @@ def test_a_damaged_row_is_corruption(row: bytes) -> None:
 
 
 @given(TEXTS, st.integers(0, 255))
-def test_sub_queues_have_their_priority_in_front(fairness_key: str, priority: int) -> None:
+def test_sub_queue_names_begin_with_the_priority(fairness_key: str, priority: int) -> None:
     assert rows.split_sub_queue(rows.sub_queue(fairness_key, priority)) == (priority, fairness_key)
     assert rows.sub_queue(fairness_key, None) == fairness_key
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=len(FIELDS), max_size=len(FIELDS)))
-def test_counts_come_back_from_their_row(values: list[int]) -> None:
+def test_counts_round_trip(values: list[int]) -> None:
     stats = QueueStats()
     stats.restore((*values, 0, 0))
     assert QueueStats.decode("q", stats.encode()).values() == (*values, 0, 0)

@@ -1,4 +1,4 @@
-"""Runtime settings: what goes in is checked, what comes out shows no secrets."""
+"""Runtime settings: checks, and masking of secrets."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_a_setting_is_written_read_and_deleted(config: RuntimeConfig, rows: Rows
      "accessToken", "client_secret_v2", "aws.SecretAccessKey", "privateKey", "tls.key", "user.credentials", "db/pwd",
      "PASSWORD", "sessionCookie", "github:token", "pass", "x.auth", "to_ken"],
 )  # fmt: skip
-def test_keys_that_name_a_secret_are_masked_everywhere_people_look(config: RuntimeConfig, key: str) -> None:
+def test_secret_settings_are_masked_in_listings(config: RuntimeConfig, key: str) -> None:
     assert config.set(key, "hunter2") == Setting(key, MASK, True)
     assert config.get(key) == Setting(key, MASK, True)
     assert config.list().settings == (Setting(key, MASK, True),)
-    assert config.for_scripts(key) is None, "a script puts what it reads into messages"
+    assert config.for_scripts(key) is None, "a script could copy secrets into messages"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_other_keys_are_shown(config: RuntimeConfig, key: str) -> None:
     assert config.for_scripts(key) == "5,5"
 
 
-def test_a_value_set_as_secret_stays_secret_until_it_is_deleted(config: RuntimeConfig) -> None:
+def test_secret_flag_lasts_until_deletion(config: RuntimeConfig) -> None:
     config.set("note", "hunter2", secret=True)
     assert config.get("note") == Setting("note", MASK, True)
     assert config.for_scripts("note") is None
@@ -111,7 +111,7 @@ def test_passwords_in_urls_are_masked(config: RuntimeConfig, text: str, shown: s
     assert config.for_scripts("endpoint") == text
 
 
-def test_masking_urls_takes_linear_time_on_hostile_text() -> None:
+def test_masking_urls_takes_linear_time() -> None:
     mask_urls("a" * 60_000)
     mask_urls("a://" * 15_000)
     mask_urls("a://b:" * 10_000)
@@ -127,7 +127,7 @@ def test_errors_and_reprs_do_not_show_the_value(config: RuntimeConfig) -> None:
     assert "hunter2" not in repr(config.set("password", "hunter2"))
 
 
-def test_lists_come_in_pages_with_the_total_of_the_prefix(config: RuntimeConfig) -> None:
+def test_lists_are_paged_with_the_total_of_the_prefix(config: RuntimeConfig) -> None:
     for number in range(25):
         config.set(f"a.{number:02}", str(number))
         config.set(f"b.{number:02}", str(number))
@@ -147,7 +147,7 @@ def test_lists_come_in_pages_with_the_total_of_the_prefix(config: RuntimeConfig)
 
 
 @pytest.mark.parametrize("value", ["fast", "10,", "-1,5", "1,0", "10,2.5", "1,2,3", "", "nan,1"])
-def test_unusable_throttles_are_refused_and_nothing_is_written(config: RuntimeConfig, rows: Rows, value: str) -> None:
+def test_invalid_throttles_are_refused_without_a_write(config: RuntimeConfig, rows: Rows, value: str) -> None:
     with pytest.raises(InvalidConfigError, match=r"'throttle.x': .*throttle"):
         config.set("throttle.x", value)
     assert rows.all() == []
@@ -167,7 +167,7 @@ def test_throttles_are_read_and_damaged_ones_reported(config: RuntimeConfig, row
 
 
 @pytest.mark.parametrize("row", [b"", b"\x02x", b"\0\xff"])
-def test_a_damaged_row_is_named_and_does_not_hide_the_others(config: RuntimeConfig, rows: Rows, row: bytes) -> None:
+def test_damaged_setting_is_reported_and_hides_no_others(config: RuntimeConfig, rows: Rows, row: bytes) -> None:
     config.set("a", "1")
     rows.put("b", row)
     for read in (config.get, config.for_scripts):
@@ -184,7 +184,7 @@ def test_a_damaged_row_is_named_and_does_not_hide_the_others(config: RuntimeConf
      ("a\ud800", InvalidArgumentError), (5, InvalidArgumentError), (b"a", InvalidArgumentError),
      ("throttle.", InvalidArgumentError)],
 )  # fmt: skip
-def test_unusable_keys_are_refused(config: RuntimeConfig, key: object, error: type[BasaltError]) -> None:
+def test_invalid_setting_keys_are_refused(config: RuntimeConfig, key: object, error: type[BasaltError]) -> None:
     for use in (lambda: config.set(key, "1"), lambda: config.get(key), lambda: config.delete(key)):  # type: ignore[arg-type]
         with pytest.raises(error):
             use()
@@ -213,7 +213,7 @@ def test_watchers_are_notified_after_the_change_is_written(config: RuntimeConfig
     assert len(seen) == 2
 
 
-def test_a_watcher_that_fails_does_not_keep_others_from_hearing(config: RuntimeConfig) -> None:
+def test_failing_watcher_does_not_block_others(config: RuntimeConfig) -> None:
     seen: list[str] = []
 
     def fail(key: str, value: str | None) -> None:
@@ -229,5 +229,5 @@ def test_a_watcher_that_fails_does_not_keep_others_from_hearing(config: RuntimeC
     config.watch("", lambda key, value: seen.append(key.upper()))
     with pytest.raises(RuntimeError, match="first"):
         config.set("a", "1")
-    assert seen == ["a", "A"], "also when one ends its watch meanwhile"
+    assert seen == ["a", "A"], "also when a watcher unsubscribes meanwhile"
     assert config.for_scripts("a") == "1"

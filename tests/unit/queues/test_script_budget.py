@@ -1,4 +1,4 @@
-"""Scripts of one call, and of all calls, hold the plane for a bounded time; what is left gets the defaults."""
+"""Scripts of one call, and of all calls together, take bounded time. Further messages get the defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.queues.conftest import Planes
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.entry_builder import ENQUEUE_MAX
+from basaltmq.queues.lifecycle.entry_builder import ENQUEUE_MAX
 from basaltmq.queues.message import PAYLOAD_BYTES_MAX
 from basaltmq.queues.scripts.budget import CALL_MS, ScriptBudget
 
@@ -24,11 +24,11 @@ FAILS_OFTEN = "if #msg.headers.n % 3 ~= 0 then local s = 'x' while true do s = s
 HEAVY = {"loops": LOOPS, "copies": COPIES, "patterns": PATTERNS, "failures": FAILS_OFTEN}
 
 BOUND_MS = 4 * CALL_MS
-"""CPU time of a call: the account, the grace of a record, and making the messages; 500 of them took seconds."""
+"""Maximum CPU time of a call: the budget, one more record, and building the messages."""
 
 
 class Clocks:
-    """Time that passes, and CPU time, as a test says."""
+    """Manual wall and CPU clocks."""
 
     def __init__(self) -> None:
         self.now_ns = 10**12
@@ -38,7 +38,7 @@ class Clocks:
         return ScriptBudget(call_ms, share, clock_ns=lambda: self.now_ns, cpu_ns=lambda: self.cpu_ns)
 
     def call(self, budget: ScriptBudget, took_ms: int) -> int:
-        """A call that takes so long; what it had, in milliseconds."""
+        """Run a call of this duration. Return its budget in milliseconds."""
         budget.begin()
         had = budget.left_us() // 1000
         self.cpu_ns += took_ms * 1_000_000
@@ -57,28 +57,28 @@ def drafts(count: int) -> list[Draft]:
     return [Draft(payload=b"x", headers={"n": "n" * (number % 10)}) for number in range(count)]
 
 
-def test_an_account_refills_with_a_share_of_the_time_that_passes() -> None:
+def test_budget_refills_with_a_share_of_elapsed_time() -> None:
     clocks = Clocks()
     budget = clocks.budget()
     assert clocks.call(budget, 30) == 40
-    assert clocks.call(budget, 0) == 25, "10 left, and half of 30"
+    assert clocks.call(budget, 0) == 25, "10 ms left, plus half of 30 ms"
     clocks.now_ns += 10**9
-    assert clocks.call(budget, 60) == 40, "never more than one call"
-    assert clocks.call(budget, 500) == 10, "20 owed, and half of 60"
+    assert clocks.call(budget, 60) == 40, "at most the budget of one call"
+    assert clocks.call(budget, 500) == 10, "half of 60 ms, minus a debt of 20 ms"
     clocks.now_ns -= 10**12
-    assert clocks.call(budget, 0) <= 0, "a clock that was set back gives nothing"
+    assert clocks.call(budget, 0) <= 0, "a clock set back adds nothing"
     clocks.now_ns += 160 * 1_000_000
-    assert clocks.call(budget, 0) == 40, "a debt of any size is paid off soon"
+    assert clocks.call(budget, 0) == 40, "debt is limited"
 
 
-def test_a_program_of_its_own_has_the_whole_time_for_every_call() -> None:
+def test_embedded_program_has_the_full_budget_per_call() -> None:
     clocks = Clocks()
     budget = clocks.budget(1000, share=1)
     assert [clocks.call(budget, 900), clocks.call(budget, 2000), clocks.call(budget, 0)] == [1000] * 3
 
 
 @pytest.mark.parametrize("body", HEAVY.values(), ids=HEAVY)
-def test_one_call_with_a_heavy_on_enqueue_takes_a_bounded_time(planes: Planes, body: str) -> None:
+def test_call_with_an_expensive_on_enqueue_takes_bounded_time(planes: Planes, body: str) -> None:
     source = f"function on_enqueue(msg) {body} return {{fairness_key = 'script'}} end"
     with planes.open() as plane:
         plane.create(QueueConfig(name="q", on_enqueue_script=source))
@@ -95,7 +95,7 @@ def test_one_call_with_a_heavy_on_enqueue_takes_a_bounded_time(planes: Planes, b
 
 
 @pytest.mark.parametrize("body", HEAVY.values(), ids=HEAVY)
-def test_many_failures_at_once_take_a_bounded_time(planes: Planes, body: str) -> None:
+def test_many_simultaneous_failures_take_bounded_time(planes: Planes, body: str) -> None:
     source = f"function on_failure(msg) {body} return {{action = 'retry'}} end"
     with planes.open() as plane:
         plane.create(QueueConfig(name="q", on_failure_script=source, visibility_timeout_ms=1000))
@@ -110,12 +110,12 @@ def test_many_failures_at_once_take_a_bounded_time(planes: Planes, body: str) ->
         for _ in range(50):
             if plane.stats("q")["ready"] == 500:
                 break
-            assert cpu_ms(lambda: plane.run_due(planes.clock.now_ns)) < 2 * BOUND_MS, "leases ran out, all at once"
-        assert len(plane.lease("q", 500)) == 500, "every message is there to be tried again"
+            assert cpu_ms(lambda: plane.run_due(planes.clock.now_ns)) < 2 * BOUND_MS, "all leases expired at once"
+        assert len(plane.lease("q", 500)) == 500, "every message is ready again"
 
 
-def test_calls_one_after_the_other_share_an_account(planes: Planes) -> None:
-    """So many small calls in a turn of the loop take no longer than a large one."""
+def test_consecutive_calls_share_a_budget(planes: Planes) -> None:
+    """Many small calls take no longer than one large call."""
     clocks = Clocks()
     budget = ScriptBudget(clock_ns=lambda: clocks.now_ns)
     source = f"function on_enqueue(msg) {LOOPS} return {{weight = 2}} end"
@@ -136,7 +136,7 @@ def test_calls_one_after_the_other_share_an_account(planes: Planes) -> None:
         assert plane.script_counters("a")["on_enqueue"].runs == before + 1, "time has passed"
 
 
-def test_a_cheap_script_runs_for_every_message_of_the_largest_call(planes: Planes) -> None:
+def test_cheap_script_runs_for_all_messages_of_the_largest_call(planes: Planes) -> None:
     source = "function on_enqueue(msg) return {weight = 2} end"
     with planes.open(script_budget=ScriptBudget(10_000, share=1)) as plane:
         plane.create(QueueConfig(name="q", on_enqueue_script=source))
@@ -144,7 +144,7 @@ def test_a_cheap_script_runs_for_every_message_of_the_largest_call(planes: Plane
         assert plane.script_counters("q")["on_enqueue"].runs == ENQUEUE_MAX
 
 
-def test_what_no_queue_takes_is_refused_before_the_script_runs(planes: Planes) -> None:
+def test_invalid_messages_are_refused_before_the_script_runs(planes: Planes) -> None:
     with planes.open() as plane:
         plane.create(QueueConfig(name="q", on_enqueue_script="function on_enqueue(msg) return nil end"))
         large = bytes(PAYLOAD_BYTES_MAX + 1)

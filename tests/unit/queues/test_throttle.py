@@ -1,4 +1,4 @@
-"""Token buckets by a clock that the test turns, and the gate that holds what waits for them."""
+"""Token buckets with a manual clock, and the gate that parks throttled messages."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def buckets(**limits: tuple[float, int]) -> TokenBuckets:
 
 
 def taken(target: TokenBuckets, keys: tuple[str, ...], now_ns: int, most: int = 10_000) -> int:
-    """How many messages go at one moment."""
+    """Return how many messages pass at this time."""
     count = 0
     while count < most and target.try_take(keys, now_ns) is None:
         count += 1
     return count
 
 
-def test_a_burst_goes_at_once_and_then_the_rate() -> None:
+def test_burst_passes_at_once_then_the_rate_applies() -> None:
     target = buckets(x=(10, 5))
     assert taken(target, ("x",), T0) == 5
     assert target.try_take(("x",), T0) == Blocked("x", T0 + S // 10)
@@ -45,7 +45,7 @@ def test_a_burst_goes_at_once_and_then_the_rate() -> None:
     assert taken(target, ("x",), T0 + 100 * S) == 5
 
 
-def test_keys_without_a_limit_never_hold_a_message() -> None:
+def test_keys_without_a_limit_hold_no_message() -> None:
     target = buckets(x=(1, 1))
     assert taken(target, ("free",), T0, 1000) == 1000
     assert taken(target, (), T0, 1000) == 1000
@@ -54,7 +54,7 @@ def test_keys_without_a_limit_never_hold_a_message() -> None:
     assert target.available_at("free", 5, T0) == T0
 
 
-def test_tokens_are_taken_from_all_keys_or_from_none() -> None:
+def test_tokens_are_taken_from_all_keys_or_none() -> None:
     target = buckets(x=(1, 3), y=(1, 1))
     assert target.try_take(("x", "y"), T0) is None
     assert target.try_take(("x", "y"), T0) == Blocked("y", T0 + S)
@@ -63,7 +63,7 @@ def test_tokens_are_taken_from_all_keys_or_from_none() -> None:
     assert taken(target, ("x",), T0) == 2
 
 
-def test_a_blocked_message_is_told_the_latest_of_its_keys() -> None:
+def test_blocked_message_waits_for_the_latest_of_its_keys() -> None:
     target = buckets(fast=(10, 1), slow=(0.5, 1), paused=(0, 1))
     assert target.try_take(("fast", "slow"), T0) is None
     assert target.try_take(("fast", "slow"), T0) == Blocked("slow", T0 + 2 * S)
@@ -72,13 +72,13 @@ def test_a_blocked_message_is_told_the_latest_of_its_keys() -> None:
     assert target.try_take(("slow", "paused", "fast"), T0) == Blocked("paused", None)
 
 
-def test_a_key_named_twice_takes_one_token() -> None:
+def test_duplicate_key_takes_one_token() -> None:
     target = buckets(x=(1, 2))
     assert target.try_take(("x", "x", "x"), T0) is None
     assert target.available("x", T0) == 1
 
 
-def test_a_rate_that_does_not_divide_the_second_does_not_drift() -> None:
+def test_fractional_rates_do_not_drift() -> None:
     target = buckets(x=(3, 1))
     now, count = T0, 0
     while now < T0 + 1000 * S:
@@ -93,7 +93,7 @@ def test_a_rate_that_does_not_divide_the_second_does_not_drift() -> None:
 
 
 @pytest.mark.parametrize("rate", [RATE_MIN, 0.001, 0.3, 1, 7, 1e5, 1e9])
-def test_at_the_told_moment_there_is_a_token_and_not_before(rate: float) -> None:
+def test_token_is_available_exactly_at_the_returned_time(rate: float) -> None:
     target = buckets(x=(rate, 1))
     now = T0
     for _ in range(50):
@@ -106,7 +106,7 @@ def test_at_the_told_moment_there_is_a_token_and_not_before(rate: float) -> None
         now = blocked.until_ns
 
 
-def test_a_pause_stops_even_saved_tokens_and_gives_them_back_after() -> None:
+def test_pause_blocks_and_keeps_saved_tokens() -> None:
     target = buckets(x=(10, 4))
     assert taken(target, ("x",), T0, 1) == 1
     target.set_limit("x", Limit(0, 4), T0)
@@ -121,7 +121,7 @@ def test_a_pause_stops_even_saved_tokens_and_gives_them_back_after() -> None:
     assert taken(target, ("x",), T0 + 2000 * S) == 0
 
 
-def test_a_changed_limit_keeps_the_tokens_there_are() -> None:
+def test_changed_limit_keeps_existing_tokens() -> None:
     target = buckets(x=(1, 10))
     assert taken(target, ("x",), T0, 6) == 6
     target.set_limit("x", Limit(100, 10), T0)
@@ -130,21 +130,21 @@ def test_a_changed_limit_keeps_the_tokens_there_are() -> None:
     target.set_limit("x", Limit(100, 2), T0)
     assert target.available("x", T0) == 2
     target.set_limit("x", Limit(1, 50), T0)
-    assert target.available("x", T0) in (2, 50), "a bucket that was full may stay full"
+    assert target.available("x", T0) in (2, 50), "a full bucket may stay full"
     target.remove_limit("x")
     assert taken(target, ("x",), T0, 1000) == 1000
     assert target.limit("x") is None
     assert len(target) == 0
 
 
-def test_a_faster_rate_shortens_a_wait_that_has_begun() -> None:
+def test_higher_rate_shortens_a_current_wait() -> None:
     target = buckets(x=(0.001, 1))
     assert target.try_take(("x",), T0) is None
     target.set_limit("x", Limit(1, 1), T0 + 500 * S)
     assert target.try_take(("x",), T0 + 500 * S) == Blocked("x", T0 + 500 * S + S // 2)
 
 
-def test_a_clock_set_back_neither_makes_tokens_nor_holds_them_up() -> None:
+def test_clock_set_back_neither_adds_nor_delays_tokens() -> None:
     target = buckets(x=(1, 1))
     assert target.try_take(("x",), T0) is None
     back = T0 - 3600 * S
@@ -156,16 +156,16 @@ def test_a_clock_set_back_neither_makes_tokens_nor_holds_them_up() -> None:
         count += taken(target, ("x",), now)
         now += S // 2
         count += taken(target, ("x",), now)
-    assert 499 <= count <= 500, "half a second of time passed in each step"
+    assert 499 <= count <= 500, "each step advances half a second"
 
 
-def test_a_clock_that_jumps_forward_fills_to_the_burst_at_most() -> None:
+def test_clock_jump_forward_fills_at_most_to_the_burst() -> None:
     target = buckets(x=(1000, 7))
     taken(target, ("x",), T0)
     assert taken(target, ("x",), T0 + 10**9 * S) == 7
 
 
-def test_tokens_given_back_fill_to_the_burst_at_most() -> None:
+def test_returned_tokens_fill_at_most_to_the_burst() -> None:
     target = buckets(x=(1, 10), y=(1, 4))
     assert taken(target, ("x", "y", "free"), T0) == 4
     assert (target.available("x", T0), target.available("y", T0)) == (6, 0)
@@ -175,14 +175,14 @@ def test_tokens_given_back_fill_to_the_burst_at_most() -> None:
     assert (target.available("x", T0), target.available("y", T0)) == (10, 4)
 
 
-def test_full_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_buckets_are_removed_from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     target = TokenBuckets()
     for number in range(20_000):
         target.set_limit(f"k{number}", Limit(1, 1), T0)
     assert len(target) == 0
     for number in range(20_000):
         assert target.try_take((f"k{number}",), T0 + number * S // 100) is None
-    assert len(target) <= 2048, "200 are not full at any moment"
+    assert len(target) <= 2048, "at most 200 buckets are not full"
     monkeypatch.setattr(throttle, "LIMITS_MAX", 20_000)
     target.set_limit("k0", Limit(2, 2), T0)
     with pytest.raises(LimitExceededError, match="remove some"):
@@ -195,7 +195,7 @@ def test_full_buckets_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     st.integers(1, 20),
     st.lists(st.tuples(st.integers(-2 * S, 3 * S), st.integers(0, 10)), max_size=40),
 )
-def test_never_more_than_burst_and_rate_allow(rate: float, burst: int, steps: list[tuple[int, int]]) -> None:
+def test_messages_never_exceed_burst_and_rate(rate: float, burst: int, steps: list[tuple[int, int]]) -> None:
     target = TokenBuckets()
     target.set_limit("x", Limit(rate, burst), T0)
     now, passed_ns, total = T0, 0, 0
@@ -221,7 +221,7 @@ def test_never_more_than_burst_and_rate_allow(rate: float, burst: int, steps: li
         (f"{RATE_MAX},{BURST_MAX}", Limit(RATE_MAX, BURST_MAX)),
     ],
 )
-def test_limits_are_read_from_text(text: str, limit: Limit) -> None:
+def test_limits_are_parsed_from_text(text: str, limit: Limit) -> None:
     assert Limit.parse(text) == limit
 
 
@@ -230,7 +230,7 @@ def test_limits_are_read_from_text(text: str, limit: Limit) -> None:
     ["", ",", "10,", "a,b", "-1,5", "10,0", "10,-1", "10,1.5", "1,2,3", "nan,1", "inf,1", "1e999,1", "1e999", "1e10,1",
      "1e-9,1", "10 20", "10;20", "1_0,1", "٣,1", "1,1e20", "0x10,1", "9" * 400 + ",1"],
 )  # fmt: skip
-def test_unusable_limits_are_refused_with_the_remedy(text: str) -> None:
+def test_invalid_limits_are_refused_with_a_remedy(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="throttle"):
         Limit.parse(text)
 
@@ -242,7 +242,7 @@ def test_limits_of_the_wrong_type_are_refused(rate: object, burst: object) -> No
 
 
 class Queue:
-    """A queue as the gate's docstring tells it, driven by events alone: the clock only moves to `next_wake_ns`."""
+    """A queue that uses the gate. The clock only advances to `next_wake_ns`."""
 
     def __init__(self, target: TokenBuckets, skip_max: int = 128, parked_max: int = 100_000) -> None:
         self.buckets = target
@@ -293,7 +293,7 @@ class Queue:
         return [message for _, _, message in self.out]
 
 
-def test_messages_behind_a_throttled_one_go_at_once_and_it_goes_on_time() -> None:
+def test_throttled_message_does_not_delay_later_ones() -> None:
     queue = Queue(buckets(x=(1, 1)))
     queue.put("a", "x1", "x")
     queue.put("a", "x2", "x")
@@ -308,12 +308,12 @@ def test_messages_behind_a_throttled_one_go_at_once_and_it_goes_on_time() -> Non
     assert queue.gate.next_wake_ns() is None
 
 
-def test_messages_of_one_throttle_key_keep_their_order_even_when_a_token_is_there() -> None:
+def test_messages_of_a_throttle_key_keep_their_order() -> None:
     target = buckets(x=(1, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     assert target.try_take(("x",), T0) is None
     assert not gate.admit("a", "first", ("x",), T0)
-    assert not gate.admit("a", "second", ("x",), T0 + S), "the token that is there belongs to the first"
+    assert not gate.admit("a", "second", ("x",), T0 + S), "the available token belongs to the first message"
     assert gate.wake(T0 + S) == ["a"]
     assert gate.has_woken("a")
     assert gate.pop("a", T0 + S) == ("first", ("x",))
@@ -322,7 +322,7 @@ def test_messages_of_one_throttle_key_keep_their_order_even_when_a_token_is_ther
     assert gate.parked("a") == ["second"]
 
 
-def test_a_message_with_two_keys_waits_for_both_and_does_not_hold_up_either() -> None:
+def test_message_with_two_keys_waits_for_both_without_blocking_either() -> None:
     queue = Queue(buckets(x=(1, 1), y=(0.1, 1)))
     queue.put("a", "xy1", "x", "y")
     queue.put("a", "xy2", "x", "y")
@@ -334,7 +334,7 @@ def test_a_message_with_two_keys_waits_for_both_and_does_not_hold_up_either() ->
     assert (T0 + 10 * S, "a", "xy2") in queue.out
 
 
-def test_a_message_that_comes_to_wait_for_another_key_keeps_its_place_by_age() -> None:
+def test_message_that_waits_for_another_key_keeps_its_age_order() -> None:
     target = buckets(x=(1, 1), y=(0.5, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     target.try_take(("x",), T0)
@@ -351,14 +351,14 @@ def test_a_message_that_comes_to_wait_for_another_key_keeps_its_place_by_age() -
     assert (len(gate), gate.next_wake_ns()) == (0, None)
 
 
-def test_a_pause_holds_its_messages_until_the_limit_changes() -> None:
+def test_pause_holds_messages_until_the_limit_changes() -> None:
     target = buckets(x=(0, 1))
     queue = Queue(target)
     queue.put("a", "paused", "x")
     queue.put("a", "free")
     queue.run(T0 + 3600 * S)
     assert queue.messages() == ["free"]
-    assert queue.gate.next_wake_ns() is None, "nothing to wait for"
+    assert queue.gate.next_wake_ns() is None, "no wake-up is scheduled"
     target.set_limit("x", Limit(5, 1), queue.now)
     queue.gate.limit_changed("x", queue.now)
     queue.gate.limit_changed("unheard of", queue.now)
@@ -366,7 +366,7 @@ def test_a_pause_holds_its_messages_until_the_limit_changes() -> None:
     assert queue.messages() == ["free", "paused"]
 
 
-def test_a_limit_taken_away_lets_everything_go() -> None:
+def test_removed_limit_releases_all_messages() -> None:
     target = buckets(x=(0.001, 1))
     queue = Queue(target)
     for number in range(50):
@@ -382,7 +382,7 @@ def test_a_limit_taken_away_lets_everything_go() -> None:
         assert mine == sorted(mine)
 
 
-def test_a_limit_raised_while_waiting_brings_the_wake_up_forward() -> None:
+def test_raised_limit_advances_the_wake_up() -> None:
     target = buckets(x=(0.001, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     assert target.try_take(("x",), T0) is None
@@ -396,7 +396,7 @@ def test_a_limit_raised_while_waiting_brings_the_wake_up_forward() -> None:
     assert gate.next_wake_ns() == T0 + 100 * S
 
 
-def test_tokens_go_round_robin_over_the_fairness_keys_that_wait() -> None:
+def test_tokens_are_distributed_round_robin_over_waiting_fairness_keys() -> None:
     queue = Queue(buckets(x=(10, 1)))
     for number in range(200):
         queue.put("greedy", f"g{number}", "x")
@@ -411,7 +411,7 @@ def test_tokens_go_round_robin_over_the_fairness_keys_that_wait() -> None:
     assert 80 <= len(queue.out) <= 82
 
 
-def test_only_as_many_are_woken_as_there_are_tokens() -> None:
+def test_at_most_one_wake_up_per_token() -> None:
     target = buckets(x=(10, 3))
     gate: ThrottleGate[str] = ThrottleGate(target)
     assert taken(target, ("x",), T0) == 3
@@ -420,14 +420,14 @@ def test_only_as_many_are_woken_as_there_are_tokens() -> None:
     assert gate.wake(T0 + S // 10 - 1) == []
     assert gate.wake(T0 + S // 10) == ["k0"]
     assert gate.wake(T0 + S // 10) == []
-    assert gate.wake(T0 + 100 * S) == ["k1", "k2"], "no more than tokens, as long as none tried"
+    assert gate.wake(T0 + 100 * S) == ["k1", "k2"], "at most one wake-up per token before any lease"
     assert gate.next_wake_ns() is None, "the bucket is full: the next token comes after one was taken"
     assert gate.pop("k0", T0 + 100 * S) == ("m0", ("x",))
     assert gate.next_wake_ns() == T0 + 100 * S + S // 10
     assert gate.pop("k500", T0 + 100 * S) is None
 
 
-def test_work_follows_tokens_not_what_waits() -> None:
+def test_work_is_proportional_to_tokens() -> None:
     queue = Queue(buckets(x=(10, 1)))
     for number in range(5000):
         queue.put(f"k{number}", f"m{number}", "x")
@@ -438,22 +438,22 @@ def test_work_follows_tokens_not_what_waits() -> None:
     assert queue.fetches <= 250
 
 
-def test_a_token_lost_to_another_queue_is_waited_for_again() -> None:
+def test_message_waits_again_if_another_queue_took_the_token() -> None:
     target = buckets(x=(1, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     target.try_take(("x",), T0)
     gate.admit("a", "a1", ("x",), T0)
     gate.admit("b", "b1", ("x",), T0)
     assert gate.wake(T0 + S) == ["a"]
-    assert target.try_take(("x",), T0 + S) is None, "somebody else was faster"
+    assert target.try_take(("x",), T0 + S) is None, "another queue took the token"
     assert gate.pop("a", T0 + S) is None
     assert gate.next_wake_ns() == T0 + 2 * S
-    assert gate.wake(T0 + 2 * S) == ["a"], "still the first in line"
+    assert gate.wake(T0 + 2 * S) == ["a"], "the message keeps its position"
     assert gate.pop("a", T0 + 2 * S) == ("a1", ("x",))
     assert gate.wake(T0 + 3 * S) == ["b"]
 
 
-def test_a_fairness_key_steps_over_a_bounded_number_of_messages() -> None:
+def test_fairness_key_skips_a_bounded_number_of_messages() -> None:
     queue = Queue(buckets(x=(1, 1)), skip_max=10)
     for number in range(30):
         queue.put("a", f"x{number}", "x")
@@ -467,10 +467,10 @@ def test_a_fairness_key_steps_over_a_bounded_number_of_messages() -> None:
     assert len(queue.out) == 32
     when = {message: (at - T0) // S for at, _, message in queue.out}
     assert when["x29"] == 29
-    assert when["free"] == 20, "as soon as it is within reach"
+    assert when["free"] == 20, "as soon as it is within the limit"
 
 
-def test_beyond_the_total_each_fairness_key_holds_one() -> None:
+def test_over_the_total_limit_each_fairness_key_parks_one_message() -> None:
     queue = Queue(buckets(x=(0, 1)), parked_max=20)
     for number in range(100):
         queue.put(f"k{number % 10}", f"m{number}", "x")
@@ -482,7 +482,7 @@ def test_beyond_the_total_each_fairness_key_holds_one() -> None:
     assert all(queue.gate.count(f"late{number}") >= 1 for number in range(50))
 
 
-def test_messages_that_went_another_way_are_forgotten() -> None:
+def test_messages_removed_elsewhere_are_forgotten_by_the_gate() -> None:
     target = buckets(x=(1, 1), y=(1, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     target.try_take(("x", "y"), T0)
@@ -492,7 +492,7 @@ def test_messages_that_went_another_way_are_forgotten() -> None:
     assert gate.wake(T0 + S) == ["a"]
     assert gate.discard("a", lambda name: name == "m1", T0 + S) == ["m1"]
     assert gate.discard("a", lambda name: name == "m1", T0 + S) == []
-    assert gate.pop("a", T0 + S) == ("m3", ("x",)), "the token is the key's, for what is its next message"
+    assert gate.pop("a", T0 + S) == ("m3", ("x",)), "the token is used by the next message of the key"
     assert gate.drop("a", T0 + S) == ["m2"]
     assert (gate.drop("a", T0 + S), gate.count("a"), gate.count("b"), len(gate)) == ([], 0, 1, 1)
     assert gate.wake(T0 + 2 * S) == ["b"]
@@ -502,7 +502,7 @@ def test_messages_that_went_another_way_are_forgotten() -> None:
     assert not gate._heap
 
 
-def test_a_woken_key_that_is_dropped_passes_its_token_on() -> None:
+def test_dropped_woken_key_passes_its_token_to_the_next() -> None:
     target = buckets(x=(1, 1))
     gate: ThrottleGate[str] = ThrottleGate(target)
     target.try_take(("x",), T0)
@@ -514,7 +514,7 @@ def test_a_woken_key_that_is_dropped_passes_its_token_on() -> None:
     assert gate.wake(T0 + S) == ["b"]
 
 
-def test_a_clock_set_back_while_messages_wait_delays_them_by_one_interval_at_most() -> None:
+def test_clock_set_back_delays_waiting_messages_by_at_most_one_interval() -> None:
     queue = Queue(buckets(x=(1, 1)))
     for number in range(5):
         queue.put("a", f"m{number}", "x")
@@ -534,7 +534,7 @@ def test_a_clock_set_back_while_messages_wait_delays_them_by_one_interval_at_mos
     st.integers(1, 12),
     st.integers(1, 20),
 )
-def test_everything_goes_exactly_once_within_the_limits(
+def test_every_message_passes_exactly_once_within_the_limits(
     sent: list[tuple[str, set[str]]], rates: tuple[int, int], skip_max: int, most: int
 ) -> None:
     limits = {"x": (rates[0], 1), "y": (rates[1], 3), "z": (2, 2)}

@@ -1,4 +1,4 @@
-"""Throttles and scripts at work in queues."""
+"""Throttles and scripts in queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def got(plane: QueuePlane, queue: str, count: int = 10) -> list[str]:
 
 
 @pytest.mark.spec("C11")
-def test_a_throttled_message_does_not_block_others(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
+def test_throttled_message_does_not_block_others(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make()
     plane.set_setting("throttle.slow", "1,1")
     plane.enqueue(queue, [throttled("a", "slow"), throttled("b", "slow"), throttled("c"), throttled("d", "other")])
@@ -51,7 +51,7 @@ def test_all_throttle_keys_need_a_token(plane: QueuePlane, make: Callable[..., s
 
 
 @pytest.mark.spec("C11")
-def test_more_messages_than_may_be_parked_stay_in_the_queue_in_order(
+def test_messages_over_the_parking_limit_stay_in_the_queue_in_order(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()
@@ -69,9 +69,7 @@ def test_more_messages_than_may_be_parked_stay_in_the_queue_in_order(
 
 
 @pytest.mark.spec("C11")
-def test_a_waiting_consumer_is_woken_when_its_token_comes(
-    plane: QueuePlane, make: Callable[..., str], clock: Clock
-) -> None:
+def test_waiting_consumer_is_woken_by_its_token(plane: QueuePlane, make: Callable[..., str], clock: Clock) -> None:
     queue = make()
     plane.set_setting("throttle.slow", "1,1")
     plane.enqueue(queue, [throttled("a", "slow"), throttled("b", "slow")])
@@ -94,9 +92,7 @@ def test_a_waiting_consumer_is_woken_when_its_token_comes(
 
 
 @pytest.mark.spec("C11")
-def test_a_removed_or_raised_limit_lets_messages_go(
-    planes: Planes, plane: QueuePlane, make: Callable[..., str]
-) -> None:
+def test_removed_or_raised_limit_releases_messages(planes: Planes, plane: QueuePlane, make: Callable[..., str]) -> None:
     queue = make()
     plane.set_setting("throttle.slow", "0,1")
     plane.enqueue(queue, [throttled(name, "slow") for name in "abc"])
@@ -110,7 +106,7 @@ def test_a_removed_or_raised_limit_lets_messages_go(
 
 
 @pytest.mark.spec("C11", "C6")
-def test_a_refused_lease_gives_tokens_and_messages_back(
+def test_failed_lease_returns_tokens_and_messages(
     plane: QueuePlane, make: Callable[..., str], store: TestStore
 ) -> None:
     queue = make()
@@ -124,7 +120,7 @@ def test_a_refused_lease_gives_tokens_and_messages_back(
 
 
 @pytest.mark.spec("C11", "E7", "E11")
-def test_parked_messages_are_seen_purged_moved_and_expire_like_others(
+def test_parked_messages_are_browsed_purged_moved_and_expired(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue, other = make(dead_letter_queue="dead"), make("other")
@@ -173,7 +169,7 @@ def test_on_enqueue_sets_keys_and_weight(plane: QueuePlane, make: Callable[..., 
 @pytest.mark.spec("C8", "C12")
 @pytest.mark.promise("P5")
 @pytest.mark.parametrize("how", ["nack", "expiry"])
-def test_on_failure_decides_for_nack_and_expiry_alike(
+def test_on_failure_runs_for_nack_and_expiry(
     plane: QueuePlane, make: Callable[..., str], clock: Clock, how: str
 ) -> None:
     queue = make(on_failure_script=FAILURE, dead_letter_queue="dead", visibility_timeout_ms=1000)
@@ -195,7 +191,7 @@ def test_on_failure_decides_for_nack_and_expiry_alike(
 
 
 @pytest.mark.spec("C12")
-def test_a_script_that_does_not_compile_rejects_the_queue_and_one_that_fails_loses_nothing(
+def test_invalid_script_rejects_the_queue_and_a_failing_one_loses_nothing(
     plane: QueuePlane, make: Callable[..., str]
 ) -> None:
     with pytest.raises(ScriptError):
@@ -211,7 +207,7 @@ def test_a_script_that_does_not_compile_rejects_the_queue_and_one_that_fails_los
 
 
 @pytest.mark.spec("C11")
-def test_every_key_that_a_token_came_for_is_served_however_few_a_lease_takes(
+def test_every_key_with_a_token_is_served_by_small_leases(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()
@@ -229,7 +225,7 @@ def test_every_key_that_a_token_came_for_is_served_however_few_a_lease_takes(
 
 @pytest.mark.spec("C11")
 @pytest.mark.promise("P8")
-def test_what_was_woken_counts_against_the_bytes_of_a_lease_and_nothing_is_lost_to_them(
+def test_woken_messages_count_towards_the_byte_limit_of_a_lease(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()
@@ -247,7 +243,7 @@ def test_what_was_woken_counts_against_the_bytes_of_a_lease_and_nothing_is_lost_
 
 
 @pytest.mark.spec("C11")
-def test_a_large_message_that_waits_for_a_token_takes_no_room_from_those_behind_it(
+def test_large_parked_message_takes_no_bytes_from_later_ones(
     plane: QueuePlane, make: Callable[..., str], clock: Clock
 ) -> None:
     queue = make()

@@ -1,4 +1,4 @@
-"""Transactions over queues: all or nothing, one batch, nothing seen before, everything as it was after an abort."""
+"""Transactions over queues: one batch, invisible before the commit, no effect after an abort."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_enqueues_and_acks_of_several_queues_are_one_batch(plane: QueuePlane, st
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_block_commits_and_one_that_raises_aborts(plane: QueuePlane) -> None:
+def test_with_block_commits_and_aborts_on_error(plane: QueuePlane) -> None:
     with plane.transaction() as tx:
         assert [d.payload for d in tx.dequeue("in", 2)] == [b"1", b"2"]
         tx.enqueue("out", [b"a"])
@@ -80,7 +80,7 @@ def test_a_block_commits_and_one_that_raises_aborts(plane: QueuePlane) -> None:
 
 @pytest.mark.promise("P3")
 @pytest.mark.usefixtures("queues")
-def test_an_abort_returns_dequeued_messages_and_keeps_other_leases(plane: QueuePlane) -> None:
+def test_abort_returns_dequeued_messages_and_keeps_other_leases(plane: QueuePlane) -> None:
     (outside,) = plane.lease("in", consumer="somebody")
     tx = plane.transaction()
     tx.ack("in", outside.token)
@@ -96,7 +96,7 @@ def test_an_abort_returns_dequeued_messages_and_keeps_other_leases(plane: QueueP
 
 @pytest.mark.promise("P4")
 @pytest.mark.usefixtures("queues")
-def test_a_commit_after_a_lease_expired_changes_nothing(plane: QueuePlane, clock: Clock) -> None:
+def test_commit_after_lease_expiry_changes_nothing(plane: QueuePlane, clock: Clock) -> None:
     (held,) = plane.lease("in")
     tx = plane.transaction()
     tx.ack("in", held.token)
@@ -112,7 +112,7 @@ def test_a_commit_after_a_lease_expired_changes_nothing(plane: QueuePlane, clock
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_full_queue_refuses_the_whole_whatever_it_does_with_overflow(plane: QueuePlane, make: Make) -> None:
+def test_full_queue_refuses_the_whole_transaction(plane: QueuePlane, make: Make) -> None:
     for number, overflow in enumerate((Overflow.REJECT_PUBLISH, Overflow.REJECT_PUBLISH_DEAD_LETTER)):
         full = make(f"full-{number}", length_max=1, overflow=overflow, dead_letter_queue="dead")
         tx = plane.transaction()
@@ -129,7 +129,7 @@ def test_a_full_queue_refuses_the_whole_whatever_it_does_with_overflow(plane: Qu
 
 
 @pytest.mark.usefixtures("queues")
-def test_acks_make_room_for_what_the_same_transaction_enqueues(plane: QueuePlane, make: Make) -> None:
+def test_acks_make_room_for_enqueues_of_the_same_transaction(plane: QueuePlane, make: Make) -> None:
     make("small", length_max=1, overflow=Overflow.REJECT_PUBLISH)
     plane.enqueue("small", [b"x"])
     with plane.transaction() as tx:
@@ -139,7 +139,7 @@ def test_acks_make_room_for_what_the_same_transaction_enqueues(plane: QueuePlane
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_stalled_store_leaves_the_transaction_to_be_committed_again(plane: QueuePlane, store: TestStore) -> None:
+def test_commit_can_be_retried_after_a_write_stall(plane: QueuePlane, store: TestStore) -> None:
     tx = plane.transaction()
     tx.dequeue("in")
     tx.enqueue("out", [b"a"])
@@ -154,7 +154,7 @@ def test_a_stalled_store_leaves_the_transaction_to_be_committed_again(plane: Que
 
 
 @pytest.mark.usefixtures("queues")
-def test_what_makes_no_sense_is_refused_at_once_and_by_name(plane: QueuePlane) -> None:
+def test_invalid_operations_are_refused_at_once(plane: QueuePlane) -> None:
     (held,) = plane.lease("in")
     tx = plane.transaction()
     tx.ack("in", held.token)
@@ -186,7 +186,7 @@ def test_what_makes_no_sense_is_refused_at_once_and_by_name(plane: QueuePlane) -
 
 
 @pytest.mark.usefixtures("queues")
-def test_commit_async_resolves_when_durable_and_an_empty_one_at_once(plane: QueuePlane) -> None:
+def test_commit_async_returns_when_durable(plane: QueuePlane) -> None:
     async def run() -> None:
         tx = plane.transaction()
         tx.enqueue("out", [b"a"])
@@ -199,7 +199,7 @@ def test_commit_async_resolves_when_durable_and_an_empty_one_at_once(plane: Queu
 
 @pytest.mark.promise("P2")
 @pytest.mark.usefixtures("queues")
-def test_nothing_of_an_open_transaction_is_there_after_a_restart(planes: Planes, plane: QueuePlane) -> None:
+def test_open_transaction_leaves_nothing_after_a_restart(planes: Planes, plane: QueuePlane) -> None:
     tx = plane.transaction()
     tx.dequeue("in", 2, visibility_ms=0)
     tx.enqueue("out", [b"a" * 9000])

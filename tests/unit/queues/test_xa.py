@@ -1,4 +1,4 @@
-"""Branches over queues: what prepare promised is kept through restarts, and wrong orders get X/Open's errors."""
+"""Branches of distributed transactions over queues: restarts and X/Open errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def queues(make: Make, plane: QueuePlane) -> None:
 
 
 def prepared(plane: QueuePlane, xid: Xid = X) -> None:
-    """A branch that took the first message of `in` and brings two to `out`."""
+    """Start a branch that acks the first message of `in` and enqueues two in `out`."""
     session = plane.xa.begin(xid)
     assert [d.payload for d in session.dequeue("in")] == [b"1"]
     session.enqueue("out", [b"a", Draft(payload=BIG, fairness_key="k", delay_ms=0)])
@@ -65,7 +65,7 @@ def nothing_of_branches(store: TestStore) -> bool:
 @pytest.mark.promise("P2")
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_prepared_branch_holds_its_messages_until_it_commits(
+def test_prepared_branch_holds_its_messages_until_commit(
     planes: Planes, plane: QueuePlane, clock: Clock, store: TestStore, restart: bool
 ) -> None:
     prepared(plane)
@@ -94,7 +94,7 @@ def test_a_prepared_branch_holds_its_messages_until_it_commits(
 @pytest.mark.promise("P3")
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_rollback_returns_what_was_held_to_its_place_and_forgets_what_was_to_come(
+def test_rollback_returns_held_messages_and_discards_drafts(
     planes: Planes, plane: QueuePlane, store: TestStore, restart: bool
 ) -> None:
     prepared(plane)
@@ -109,7 +109,7 @@ def test_a_rollback_returns_what_was_held_to_its_place_and_forgets_what_was_to_c
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_lease_token_from_before_the_prepare_is_fenced(plane: QueuePlane) -> None:
+def test_lease_token_from_before_prepare_is_refused(plane: QueuePlane) -> None:
     held = plane.lease("in", 2, consumer="somebody")
     session = plane.xa.begin(X)
     session.ack("in", held[0].token, [held[0].id])
@@ -125,7 +125,7 @@ def test_a_lease_token_from_before_the_prepare_is_fenced(plane: QueuePlane) -> N
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_branch_whose_lease_expired_before_prepare_is_rolled_back(plane: QueuePlane, clock: Clock) -> None:
+def test_branch_whose_lease_expired_before_prepare_is_rolled_back(plane: QueuePlane, clock: Clock) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in")
     session.enqueue("out", [b"a"])
@@ -141,7 +141,7 @@ def test_a_branch_whose_lease_expired_before_prepare_is_rolled_back(plane: Queue
 
 
 @pytest.mark.usefixtures("queues")
-def test_one_phase_needs_no_record_and_what_is_empty_needs_no_second_phase(plane: QueuePlane, store: TestStore) -> None:
+def test_one_phase_writes_no_record_and_empty_branch_is_read_only(plane: QueuePlane, store: TestStore) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in")
     session.enqueue("out", [b"a"])
@@ -158,7 +158,7 @@ def test_one_phase_needs_no_record_and_what_is_empty_needs_no_second_phase(plane
 
 
 @pytest.mark.usefixtures("queues")
-def test_an_unprepared_branch_releases_its_leases(plane: QueuePlane) -> None:
+def test_unprepared_branch_releases_its_leases(plane: QueuePlane) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in", 2)
     session.end()
@@ -168,7 +168,7 @@ def test_an_unprepared_branch_releases_its_leases(plane: QueuePlane) -> None:
 
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("commit", [True, False])
-def test_an_operators_decision_is_kept_until_it_is_forgotten(planes: Planes, plane: QueuePlane, commit: bool) -> None:
+def test_heuristic_decision_is_kept_until_forget(planes: Planes, plane: QueuePlane, commit: bool) -> None:
     prepared(plane)
     plane.xa.decide(X, commit=commit)
     assert sorted(m.payload for m in plane.browse("out")) == ([b"a", BIG] if commit else [])
@@ -178,14 +178,14 @@ def test_an_operators_decision_is_kept_until_it_is_forgotten(planes: Planes, pla
         with pytest.raises(wrong):
             step(X)
     (doubt,) = plane.xa.in_doubt()
-    assert (doubt.xid, doubt.queues, doubt.held, doubt.enqueues) == (X, [], 0, 0)
+    assert (doubt.xid, doubt.queues, doubt.held, doubt.to_enqueue) == (X, [], 0, 0)
     plane.delete("out")
     plane.xa.forget(X)
     assert plane.xa.recover() == planes.open().xa.recover() == []
 
 
 @pytest.mark.usefixtures("queues")
-def test_wrong_orders_get_the_error_of_their_kind(plane: QueuePlane) -> None:
+def test_verbs_in_wrong_order_raise_their_errors(plane: QueuePlane) -> None:
     xa = plane.xa
     for step in (xa.prepare, xa.commit, xa.rollback, xa.forget):
         with pytest.raises(UnknownXidError):
@@ -222,7 +222,7 @@ def test_wrong_orders_get_the_error_of_their_kind(plane: QueuePlane) -> None:
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_session_that_fails_or_goes_away_dooms_its_branch(plane: QueuePlane) -> None:
+def test_failed_or_lost_session_makes_its_branch_rollback_only(plane: QueuePlane) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in")
     session.end(fail=True)
@@ -239,7 +239,7 @@ def test_a_session_that_fails_or_goes_away_dooms_its_branch(plane: QueuePlane) -
 
 @pytest.mark.spec("C13")
 @pytest.mark.usefixtures("queues")
-def test_a_queue_stays_while_a_prepared_branch_has_messages_in_it_or_for_it(
+def test_prepared_branch_prevents_deletion_of_its_queues(
     planes: Planes, plane: QueuePlane, clock: Clock, make: Make
 ) -> None:
     make("goes", expires_ms=1000)
@@ -264,7 +264,7 @@ def test_a_queue_stays_while_a_prepared_branch_has_messages_in_it_or_for_it(
 
 
 @pytest.mark.spec("E7")
-def test_limits_and_scripts_are_asked_at_prepare_and_what_was_promised_comes_in(plane: QueuePlane, make: Make) -> None:
+def test_limits_and_scripts_apply_at_prepare_and_commit_cannot_fail(plane: QueuePlane, make: Make) -> None:
     make("full", length_max=1, overflow=Overflow.REJECT_PUBLISH)
     make("head", length_max=2)
     make("keyed", on_enqueue_script='function on_enqueue(msg) return {fairness_key = "from script"} end')
@@ -287,7 +287,7 @@ def test_limits_and_scripts_are_asked_at_prepare_and_what_was_promised_comes_in(
     assert plane.browse("keyed")[0].fairness_key == "from script"
 
 
-def test_a_promised_repeat_is_a_repeat_at_the_commit(plane: QueuePlane, make: Make) -> None:
+def test_duplicate_dedup_id_is_dropped_at_commit(plane: QueuePlane, make: Make) -> None:
     make("once", dedup_window_ms=60_000)
     session = plane.xa.begin(X)
     session.enqueue("once", [Draft(payload=b"promised", dedup_id=b"1")])
@@ -300,7 +300,7 @@ def test_a_promised_repeat_is_a_repeat_at_the_commit(plane: QueuePlane, make: Ma
 
 
 @pytest.mark.usefixtures("queues")
-def test_a_step_the_store_refuses_can_be_taken_again(plane: QueuePlane, store: TestStore) -> None:
+def test_failed_step_can_be_repeated(plane: QueuePlane, store: TestStore) -> None:
     session = plane.xa.begin(X)
     session.dequeue("in")
     session.enqueue("out", [b"a"])
@@ -315,7 +315,7 @@ def test_a_step_the_store_refuses_can_be_taken_again(plane: QueuePlane, store: T
 
 
 @pytest.mark.spec("E10")
-def test_a_queue_that_was_let_go_from_memory_still_knows_what_is_held(planes: Planes) -> None:
+def test_unloaded_queue_keeps_held_messages(planes: Planes) -> None:
     plane = planes.open(loaded_max=1)
     for name in ("in", "out", "x", "y"):
         plane.create(QueueConfig(name=name))
@@ -329,7 +329,7 @@ def test_a_queue_that_was_let_go_from_memory_still_knows_what_is_held(planes: Pl
     assert sorted(payloads(plane, "out")) == [b"a", BIG]
 
 
-def test_an_xid_is_written_and_read_as_text() -> None:
+def test_xid_text_round_trips() -> None:
     assert parse_xid(str(X)) == X
     assert parse_xid(str(Y)) == Y
     for text in ("", "1:2", "a:b:c", "1:zz:", "1:67:62:63"):
@@ -337,9 +337,7 @@ def test_an_xid_is_written_and_read_as_text() -> None:
             parse_xid(text)
 
 
-def test_rows_of_branches_are_read_as_written_and_damage_is_named(
-    planes: Planes, plane: QueuePlane, make: Make
-) -> None:
+def test_branch_rows_round_trip_and_damage_is_reported(planes: Planes, plane: QueuePlane, make: Make) -> None:
     row = BranchRow(X, 1, 5, 7, [Hold("in", 9, 2), Hold("in", 10, 1)], ["in", "out"])
     raw = encode_branch(row)
     assert decode_branch(xid_key(X), raw) == row
@@ -364,9 +362,7 @@ def test_rows_of_branches_are_read_as_written_and_damage_is_named(
 @pytest.mark.usefixtures("queues")
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("commit", [False, True])
-def test_what_a_consumer_held_without_a_row_has_one_once_its_branch_is_prepared(
-    planes: Planes, plane: QueuePlane, restart: bool, commit: bool
-) -> None:
+def test_prepare_writes_a_lease_row_for_a_hold(planes: Planes, plane: QueuePlane, restart: bool, commit: bool) -> None:
     held = plane.lease("in", 2, consumer="somebody", visibility_ms=0)
     session = plane.xa.begin(X)
     session.ack("in", held[0].token, [held[0].id])
@@ -384,7 +380,7 @@ def test_what_a_consumer_held_without_a_row_has_one_once_its_branch_is_prepared(
 @pytest.mark.spec("E3", "E4")
 @pytest.mark.promise("P2")
 @pytest.mark.parametrize("commit", [True, False])
-def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_with_the_last_of_them(
+def test_large_payload_for_many_queues_is_written_once(
     planes: Planes, plane: QueuePlane, make: Make, clock: Clock, store: TestStore, commit: bool
 ) -> None:
     names = ["a", "b", "again", "late", "memory"]
@@ -430,7 +426,7 @@ def test_a_large_payload_is_written_once_however_many_queues_it_is_for_and_goes_
     assert store.rows(Family.MESSAGE_CONTENT) == store.rows(Family.CONTENT_REFS) == []
 
 
-def test_a_payload_that_a_branch_of_an_earlier_version_kept_in_its_draft_is_enqueued(
+def test_draft_with_inline_payload_of_an_older_version_is_enqueued(
     planes: Planes, plane: QueuePlane, make: Make, store: TestStore
 ) -> None:
     make("out")

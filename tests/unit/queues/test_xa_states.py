@@ -1,4 +1,4 @@
-"""The XA tables allow exactly what X/Open allows."""
+"""The XA state tables allow exactly the transitions of X/Open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from basaltmq.queues.transactions.xa_states import (
 @pytest.mark.spec("A6")
 @pytest.mark.parametrize("state", BranchState)
 @pytest.mark.parametrize("verb", Verb)
-def test_every_pair_of_branch_state_and_verb_is_allowed_or_refused_by_name(state: BranchState, verb: Verb) -> None:
+def test_every_branch_state_and_verb_is_allowed_or_refused(state: BranchState, verb: Verb) -> None:
     if (state, verb) in BRANCH:
         assert next_branch_state("x", state, verb) is BRANCH[state, verb]
     else:
@@ -30,7 +30,7 @@ def test_every_pair_of_branch_state_and_verb_is_allowed_or_refused_by_name(state
 @pytest.mark.spec("A6")
 @pytest.mark.parametrize("state", SessionState)
 @pytest.mark.parametrize("verb", Verb)
-def test_every_pair_of_session_state_and_verb_is_allowed_or_refused_by_name(state: SessionState, verb: Verb) -> None:
+def test_every_session_state_and_verb_is_allowed_or_refused(state: SessionState, verb: Verb) -> None:
     if (state, verb) in SESSION:
         assert next_session_state("x", state, verb) is SESSION[state, verb]
     else:
@@ -39,7 +39,7 @@ def test_every_pair_of_session_state_and_verb_is_allowed_or_refused_by_name(stat
 
 
 @pytest.mark.spec("A6")
-def test_every_state_leads_back_to_absent() -> None:
+def test_every_state_can_return_to_absent() -> None:
     ways_out: set[BranchState] = {BranchState.ABSENT}
     for _ in BranchState:
         ways_out |= {state for (state, _), after in BRANCH.items() if after in ways_out}
@@ -47,7 +47,7 @@ def test_every_state_leads_back_to_absent() -> None:
 
 
 @pytest.mark.spec("A6")
-def test_a_prepared_branch_leaves_its_state_only_by_a_decision() -> None:
+def test_prepared_branch_leaves_its_state_only_by_a_decision() -> None:
     assert {verb for state, verb in BRANCH if state is BranchState.PREPARED} == {
         Verb.COMMIT,
         Verb.ROLLBACK,

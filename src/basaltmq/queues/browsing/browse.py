@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, QueueNotFoundError
 from basaltmq.queues.config import QueueConfig, decode_config
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART
 from basaltmq.queues.message import Message
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
@@ -30,7 +30,7 @@ FAMILIES: Final = (Family.MESSAGES, Family.DELAYED, Family.MESSAGE_CONTENT, Fami
 
 PAGE_MESSAGES: Final = 2_000
 PAGE_BYTES: Final = 2 << 20
-"""Maximum size of a page. A single larger message is a page of its own."""
+"""Maximum size of a page. A larger message is alone in its page."""
 
 ALL_NS: Final = (1 << 63) - 1
 """Later than any message."""

@@ -3,7 +3,7 @@
 The value of a record is one or more blocks. A block describes what one call did to messages of one queue: a kind, a
 time, and a column of messages. Common parts are stored once.
 
-    block      | size u32, of what follows | layout u8 | kind u8 | flags u8 | at ns u64 | messages u32
+    block      | size u32 (of the other fields) | layout u8 | kind u8 | flags u8 | at ns u64 | messages u32
                | consumer bytes u16 | consumer | message ... | attempts u32 ... |
     a message  | queue bytes u16 | queue | sub-queue bytes u16 | sub-queue | enqueued ns u64 | id (16) |
     with the flag ALIKE   | head bytes u16 | a message without its id | id (16) ... |     instead of the messages
@@ -40,8 +40,9 @@ from struct import error as struct_error
 from typing import Final, NamedTuple
 
 from basaltmq.errors import CorruptionError
+from basaltmq.ids import ID_BYTES
 from basaltmq.store.keys.parts import take_lp
-from basaltmq.store.keys.queues import decode_message_key
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES, decode_message_key
 
 TOPIC: Final = "__events"
 LAYOUT: Final = 1
@@ -62,8 +63,6 @@ _HEAD: Final = Struct(">BBBQIH")
 _WHOLE_HEAD: Final = Struct(">IBBBQIH")
 _AT_NS: Final = Struct(">IBBB").size
 """Offset of the time in a block."""
-_TIME_AND_ID_BYTES: Final = 24
-_ID_BYTES: Final = 16
 
 
 class Kind(enum.IntEnum):
@@ -137,7 +136,7 @@ class BlockEncoder:
         name = _consumer_bytes(consumer)
         head_size = _HEAD_SIZE.pack(head_bytes) if id_bytes else b""
         size = _HEAD.size + len(name) + len(head_size) + head_bytes + id_bytes
-        flags, count = (ALIKE, id_bytes // _ID_BYTES) if id_bytes else (0, 1)
+        flags, count = (ALIKE, id_bytes // ID_BYTES) if id_bytes else (0, 1)
         whole = _WHOLE_HEAD.pack(size, LAYOUT, kind, flags, 0, count, len(name))
         if len(self._heads) == HEADS_MAX:
             self._heads.clear()
@@ -192,7 +191,7 @@ def _keys(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     """Return the keys of a block's messages, and where they end."""
     keys: list[bytes] = []
     for _ in range(count):
-        end = take_lp(value, take_lp(value, at)[1])[1] + _TIME_AND_ID_BYTES
+        end = take_lp(value, take_lp(value, at)[1])[1] + TIME_AND_ID_BYTES
         keys.append(value[at:end])
         at = end
     return keys, at
@@ -202,11 +201,11 @@ def _alike(value: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     """Return the keys of an ALIKE block, and where they end."""
     begin = at + _HEAD_SIZE.size
     at = begin + _HEAD_SIZE.unpack_from(value, at)[0]
-    end = at + count * _ID_BYTES
+    end = at + count * ID_BYTES
     if end > len(value):
         raise ValueError
     head = value[begin:at]
-    return [head + value[place : place + _ID_BYTES] for place in range(at, end, _ID_BYTES)], end
+    return [head + value[place : place + ID_BYTES] for place in range(at, end, ID_BYTES)], end
 
 
 def _split(sub_queue: str, flags: int) -> tuple[int | None, str]:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from basaltmq.errors import InvalidConfigError
+from basaltmq.ids import ID_BYTES
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.events.event import PRIORITIES, BlockEncoder, Kind, encode_block
 from basaltmq.queues.message import LAYOUT
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.plain import Plain
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -43,7 +44,6 @@ _NOTE: Final = 5
 _HEAD_BYTES: Final = 6
 """Size of layout, priority and attempts at the start of a message's row."""
 
-_ID_BYTES: Final = 16
 _SAMPLE_STEPS: Final = 1 << 16
 
 
@@ -79,17 +79,7 @@ class Listener(Protocol):
 class NoListener:
     """Discards all events."""
 
-    def note(
-        self,
-        change: Change,
-        kind: Kind,
-        queue: Queue,
-        messages: Sequence[KeyedMessage],
-        consumer: str = "",
-        *,
-        keys: list[bytes] | None = None,
-        tried: bool = False,
-    ) -> None:
+    def note(self, *_: object, **__: object) -> None:
         return
 
 
@@ -149,7 +139,7 @@ class Recorder:
             elif len(keys) == 1:
                 self._note(change, kind, change.now_ns, consumer, keys[0], b"")
             # Keys are ordered, so a prefix of the first and the last is a prefix of all.
-            elif keys and keys[-1].startswith(keys[0][:-_ID_BYTES]):
+            elif keys and keys[-1].startswith(keys[0][:-ID_BYTES]):
                 self._note(change, kind, change.now_ns, consumer, keys[0], messages.id_bytes())
             elif keys:
                 self._note_block(change, kind, 0, consumer, keys)
@@ -194,8 +184,8 @@ class Recorder:
         for kind, at_ns, consumer, key, ids in zip(each, each, each, each, each, strict=True):
             taken_bytes += len(key) + len(ids)
             if ids:
-                blocks.append(encoder.encode_alike(kind, at_ns, consumer, key[:-_ID_BYTES], ids))
-                events += len(ids) // _ID_BYTES
+                blocks.append(encoder.encode_alike(kind, at_ns, consumer, key[:-ID_BYTES], ids))
+                events += len(ids) // ID_BYTES
             elif kind:
                 blocks.append(encoder.encode_one(kind, at_ns, consumer, key))
                 events += 1
@@ -228,7 +218,7 @@ class Recorder:
 
 def _events_of(kind: int, at_ns: int, ids: bytes) -> int:
     """Return the number of events of a note."""
-    return at_ns if kind == 0 else len(ids) // _ID_BYTES or 1
+    return at_ns if kind == 0 else len(ids) // ID_BYTES or 1
 
 
 def _attempts(messages: Sequence[KeyedMessage]) -> bytes:

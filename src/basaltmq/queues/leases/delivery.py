@@ -9,8 +9,8 @@ from typing import Final, overload
 
 import msgspec
 
+from basaltmq.queues.entries import rows
 from basaltmq.queues.message import HEAD, LAYOUT, Message
-from basaltmq.queues.ready import rows
 
 REDELIVERED: Final = 1
 PRIORITY: Final = 2

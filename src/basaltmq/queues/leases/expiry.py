@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Final
 
 from basaltmq.errors import CorruptionError
+from basaltmq.queues.entries.quarantine import Suspects
 from basaltmq.queues.leases.table import FOREVER, LeaseCall, Tokens
-from basaltmq.queues.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys.queues import decode_lease_expiry_key, lease_expiry_bound

@@ -12,11 +12,11 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries.backing import RETURNED, SPILLED, TRANSIENT, Entry
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.events.event import LEASED
 from basaltmq.queues.leases.delivery import PRIORITY, REDELIVERED, Deliveries, Delivery
 from basaltmq.queues.leases.table import LeaseCall
-from basaltmq.queues.ready.backing import RETURNED, SPILLED, TRANSIENT, Entry
-from basaltmq.queues.ready.plain import Plain
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue

@@ -31,17 +31,24 @@ from struct import error as struct_error
 from typing import Final
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StorageError
+from basaltmq.ids import ID_BYTES
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DURATION_MS_MAX
-from basaltmq.queues.quarantine import Suspects
-from basaltmq.queues.ready.backing import TRANSIENT, Entry
-from basaltmq.queues.ready.plain import Plain
-from basaltmq.queues.ready.rows import read_entry
+from basaltmq.queues.entries.backing import TRANSIENT, Entry
+from basaltmq.queues.entries.plain import Plain
+from basaltmq.queues.entries.quarantine import Suspects
+from basaltmq.queues.entries.rows import read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range, take_lp
-from basaltmq.store.keys.queues import decode_lease_key, lease_expiry_key_of, lease_key_of, lease_prefix
+from basaltmq.store.keys.queues import (
+    TIME_AND_ID_BYTES,
+    decode_lease_key,
+    lease_expiry_key_of,
+    lease_key_of,
+    lease_prefix,
+)
 
 LAYOUT: Final = 1
 LAYOUT_SAME_PLACE: Final = 2
@@ -66,8 +73,6 @@ TOKEN_COUNT_BITS: Final = 40
 BOOT_ROW: Final = b"queue_lease_boot"
 _BOOT: Final = Struct(">I")
 _HEAD: Final = Struct(">BQQH")
-_TIME_AND_ID_BYTES: Final = 24
-_ID_BYTES: Final = 16
 
 
 def check_visibility(visibility_ms: int) -> None:
@@ -181,7 +186,7 @@ def encode_lease_call(call: LeaseCall, queue_bytes: int) -> bytes:
     consumer = lp(call.consumer)[2:]
     plain = call.plain
     if plain is not None:
-        head = plain.keys[0][:-_ID_BYTES]
+        head = plain.keys[0][:-ID_BYTES]
         # Keys are sorted: a prefix of the first and the last key is a prefix of all.
         if plain.keys[-1].startswith(head):
             alike = _HEAD.pack(LAYOUT_SAME_PLACE, call.expires_ns, call.leased_ns, len(consumer))
@@ -217,7 +222,7 @@ def decode_lease_call(queue: str, token: int, row: bytes) -> tuple[LeaseCall, li
 def _decode_keys(prefix: bytes, row: bytes, at: int) -> list[bytes]:
     message_keys: list[bytes] = []
     while at < len(row):
-        end = take_lp(row, at)[1] + _TIME_AND_ID_BYTES
+        end = take_lp(row, at)[1] + TIME_AND_ID_BYTES
         if end > len(row):
             raise ValueError
         message_keys.append(prefix + row[at:end])
@@ -226,11 +231,11 @@ def _decode_keys(prefix: bytes, row: bytes, at: int) -> list[bytes]:
 
 
 def _decode_keys_of_place(prefix: bytes, row: bytes, at: int) -> list[bytes]:
-    begin = take_lp(row, at)[1] + _TIME_AND_ID_BYTES - _ID_BYTES
-    if begin >= len(row) or (len(row) - begin) % _ID_BYTES:
+    begin = take_lp(row, at)[1] + TIME_AND_ID_BYTES - ID_BYTES
+    if begin >= len(row) or (len(row) - begin) % ID_BYTES:
         raise ValueError
     head = prefix + row[at:begin]
-    return [head + row[place : place + _ID_BYTES] for place in range(begin, len(row), _ID_BYTES)]
+    return [head + row[place : place + ID_BYTES] for place in range(begin, len(row), ID_BYTES)]
 
 
 class Leases:
@@ -277,7 +282,7 @@ class Leases:
         """Read the leases of a queue from disk, with those of their messages that still exist.
 
         If a lease row is unreadable or orphaned (`is_orphan`), its messages are ready. Then every message up to the
-        enqueue time `last_ns` counts as possibly leased before.
+        enqueue time `last_ns` counts as possibly leased before. The same holds if the store skipped unreadable rows.
         """
         leases = cls(queue, returned_ns)
         for key, row in store.scan(Family.LEASES, *prefix_range(lease_prefix(queue))):
@@ -302,6 +307,8 @@ class Leases:
                 entry.row = b""
                 call.entries[message_id] = entry
             leases.restore(call, call.entries)
+        if store.has_unreadable(Family.LEASES):
+            leases.returned_ns = max(leases.returned_ns, last_ns)
         return leases
 
     def __len__(self) -> int:

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.decoding import json_decoder
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import DEAD_LETTERS, QueueConfig
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, SHARED, TRANSIENT, Entry
 from basaltmq.queues.events.event import Kind
 from basaltmq.queues.message import QUEUE_NAME_BYTES_MAX, Message
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, SHARED, TRANSIENT, Entry
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -47,7 +48,6 @@ LAST_ERROR: Final = "x-last-error"
 HISTORY_MAX: Final = 32
 """Records of one message's history. The oldest are dropped."""
 
-_MS: Final = 1_000_000
 _CONSUMER_REASONS: Final = (REJECTED, ATTEMPTS)
 
 DeadLetterRouter: TypeAlias = Callable[[QueueConfig, Message, str], "tuple[Sequence[str], bytes] | None"]
@@ -127,7 +127,7 @@ def dead_letter(queue: Queue, change: Change, entries: Sequence[Entry], reason: 
             dropped.append(entry)
             continue
         message = queue.open(entry)
-        if is_cycle(record(message, queue.name, reason, change.now_ns // _MS), name):
+        if is_cycle(record(message, queue.name, reason, change.now_ns // NS_PER_MS), name):
             queue.stats.cycles += 1
             queue.stats.dropped += 1
             dropped.append(entry)
@@ -247,7 +247,7 @@ def relocate(target: Queue, change: Change, moving: Sequence[tuple[Entry, Messag
         message.enqueued_ns = target.shared.enqueue_clock.next(change)
         message.attempts = 0
         message.leased_ns = 0
-        message.expires_ns = 0 if ttl_ms is None else change.now_ns + ttl_ms * _MS
+        message.expires_ns = 0 if ttl_ms is None else change.now_ns + ttl_ms * NS_PER_MS
         entries.append(
             target.entry_of(
                 change,

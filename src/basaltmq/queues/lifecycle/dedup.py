@@ -15,6 +15,7 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import Draft
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 SWEEP_MAX: Final = 5000
 """Ids deleted per batch."""
 
-_MS: Final = 1_000_000
 _ROW: Final = Struct(">Q16s")
 
 
@@ -77,7 +77,7 @@ def remember(
     """Write the ids of drafts that became messages."""
     window_ms = queue.config.dedup_window_ms
     assert window_ms is not None
-    expires_ns = change.now_ns + window_ms * _MS
+    expires_ns = change.now_ns + window_ms * NS_PER_MS
     due_ns = expires_ns + -expires_ns % timers.DEDUP_NS
     for index, (draft, message_id) in enumerate(zip(drafts, ids, strict=True)):
         if isinstance(draft, Draft) and draft.dedup_id and index not in repeats:

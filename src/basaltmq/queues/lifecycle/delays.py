@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.lifecycle import reclaim, timers
 from basaltmq.queues.lifecycle.ttl import expire
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, SPILLED, TRANSIENT, Entry
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import prefix_range
 from basaltmq.store.keys.queues import (
@@ -107,6 +107,7 @@ def _return(queue: Queue, change: Change, entries: list[Entry]) -> None:
     entries.sort(key=lambda e: e.key)
     expired = [e for e in entries if e.expires_ns and e.expires_ns <= change.now_ns]
     queue.admit(change, [e for e in entries if not e.expires_ns or e.expires_ns > change.now_ns])
+    change.after(lambda: queue.shared.check_limits(queue.name))
     if expired:
         queue.count(expired, 1)
         expire(queue, change, expired)

@@ -7,17 +7,18 @@ the row before the message can be leased again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import RETURNED, SPILLED, TRANSIENT, Entry
 from basaltmq.queues.events.event import Kind
 from basaltmq.queues.lifecycle.dead_letters import ATTEMPTS, LAST_ERROR, REJECTED, dead_letter
 from basaltmq.queues.lifecycle.delays import delay
+from basaltmq.queues.lifecycle.script_results import Verdict, on_failure
 from basaltmq.queues.lifecycle.ttl import expire
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import RETURNED, SPILLED, TRANSIENT, Entry
-from basaltmq.queues.scripts.advice import on_failure
 from basaltmq.store.families import Family
 
 if TYPE_CHECKING:
@@ -28,8 +29,10 @@ ERROR_BYTES_MAX: Final = 1024
 
 LEASE_EXPIRED: Final = "the lease expired"
 
+Edit: TypeAlias = Callable[[bytes], bytes]
+"""Returns the changed properties of a message."""
+
 _ATTEMPTS_MAX: Final = (1 << 32) - 1
-_MS: Final = 1_000_000
 
 
 def fail(
@@ -40,13 +43,16 @@ def fail(
     *,
     delay_ms: int = 0,
     reject: bool = False,
+    edit: Edit | None = None,
+    is_failure: bool = True,
 ) -> None:
-    """Fail messages that left their lease. With `reject` they are dead-lettered regardless of limits and scripts."""
+    """Fail messages that left their lease. With `reject` they are dead-lettered regardless of limits and scripts.
+    `edit` changes their properties. Without `is_failure` no attempt is counted, and no script runs."""
     queue.touch(change)
     entries = queue.load_rows(entries, change)
     before = [(entry, entry.row, entry.flags) for entry in entries]
     change.undo(lambda: _restore(before))
-    queue.stats.failed += len(entries)
+    queue.stats.failed += len(entries) if is_failure else 0
     dead: list[Entry] = []
     exhausted: list[Entry] = []
     later: list[tuple[Entry, int]] = []
@@ -57,10 +63,14 @@ def fail(
     limit = 2 * _ATTEMPTS_MAX if queue.config.delivery_limit is None else queue.config.delivery_limit
     messages = [queue.open(entry) for entry in entries]
     for message in messages:
-        message.attempts = min(message.attempts + 1, _ATTEMPTS_MAX)
+        message.attempts = min(message.attempts + is_failure, _ATTEMPTS_MAX)
+        if edit is not None:
+            message.properties = edit(message.properties)
         if kept_error:
             message.headers[LAST_ERROR] = kept_error
-    verdicts = on_failure(queue, messages, kept_error)
+    verdicts: list[Verdict] = [(False, None)] * len(messages)
+    if is_failure:
+        verdicts = on_failure(queue, messages, kept_error)
     for entry, message in zip(entries, messages, strict=True):
         entry.row = queue.reseal(entry, message)
     kind = Kind.LAPSED if error is LEASE_EXPIRED else Kind.NACKED
@@ -74,7 +84,7 @@ def fail(
         elif entry.expires_ns and entry.expires_ns <= change.now_ns:
             expired.append(entry)
         elif wait_ms > 0:
-            later.append((entry, change.now_ns + wait_ms * _MS))
+            later.append((entry, change.now_ns + wait_ms * NS_PER_MS))
         else:
             retried.append(entry)
     if dead:
@@ -89,8 +99,7 @@ def fail(
     if retried:
         queue.has_returned = True
         _put_changed(change, retried)
-        queue.backing.requeue(change, retried)
-        change.ready[queue.name] = None
+        queue.requeue(change, retried)
 
 
 def count_returns(queue: Queue, change: Change, entries: list[Entry], limit: int) -> list[Entry]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.errors import QueueFullError
 from basaltmq.queues.change import Change
 from basaltmq.queues.config import Overflow
+from basaltmq.queues.entries.backing import Entry
 from basaltmq.queues.lifecycle.dead_letters import LENGTH, dead_letter
-from basaltmq.queues.ready.backing import Entry
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -102,7 +102,7 @@ def _is_over(queue: Queue, count: int, size_bytes: int) -> bool:
 
 def _drop(queue: Queue, change: Change, count: int, size_bytes: int, incoming: list[Entry]) -> list[Entry]:
     """Drop from the head, then from the incoming messages, until the limits hold."""
-    queue.settle_down(change.now_ns)
+    queue.unpark_all(change.now_ns)
     dropped: list[Entry] = []
     while _is_over(queue, count, size_bytes):
         excess = 1 if queue.config.length_max is None else max(1, count - queue.config.length_max)
@@ -134,7 +134,7 @@ def trim(queue: Queue, change: Change) -> bool:
     """Trim a drop-head queue to its limits. Return whether it still exceeds them."""
     if queue.config.overflow is not Overflow.DROP_HEAD or not _is_over(queue, len(queue), queue.ready_bytes()):
         return False
-    queue.settle_down(change.now_ns)
+    queue.unpark_all(change.now_ns)
     count, size_bytes = len(queue), queue.ready_bytes()
     dropped: list[Entry] = []
     while _is_over(queue, count, size_bytes) and len(dropped) < DROP_MAX:

@@ -20,19 +20,18 @@ from typing import Final
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
-from basaltmq.queues.quarantine import Quarantine
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, Entry
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, Entry
+from basaltmq.queues.entries.quarantine import Quarantine
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range
-from basaltmq.store.keys.queues import decode_deleted_queue_key, deleted_queue_key, message_of
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES, decode_deleted_queue_key, deleted_queue_key, message_of
 
 PAGE: Final = 500
 """Rows deleted per batch: a few milliseconds of work."""
 
 _FLOOR: Final = Struct(">Q")
-_TIME_AND_ID_BYTES: Final = 24
 
 
 class Reclaim:
@@ -54,7 +53,7 @@ class Reclaim:
         if row is None:
             return 0
         try:
-            return _decode(queue, row)
+            return decode_floor(queue, row)
         except CorruptionError as error:
             # The floor of the new queue still hides the rows of the deleted one, but they are not reclaimed.
             self._quarantine.note(Family.DELETED_QUEUES, deleted_queue_key(queue), row, str(error))
@@ -78,7 +77,7 @@ class Reclaim:
             return
         try:
             queue = decode_deleted_queue_key(first[0])
-            floor_ns = _decode(queue, first[1])
+            floor_ns = decode_floor(queue, first[1])
         except CorruptionError as error:
             self._quarantine.note(
                 Family.DELETED_QUEUES, *first, str(error), replacement=self._rebuild_tombstone(first[0])
@@ -112,14 +111,14 @@ class Reclaim:
         keys: list[bytes] = []
         after = page[-1][0] + b"\0"
         for key, row in page:
-            if key[-_TIME_AND_ID_BYTES:-16] < floor:
+            if key[-TIME_AND_ID_BYTES:-16] < floor:
                 entry = self._read(family, key, row)
                 if entry is not None:
                     keys.append(key)
                     dead.append(entry)
             elif family is Family.MESSAGES:
                 # Within a sub-queue, live rows follow dead rows: skip to the next sub-queue.
-                following = prefix_range(key[:-_TIME_AND_ID_BYTES])[1]
+                following = prefix_range(key[:-TIME_AND_ID_BYTES])[1]
                 assert following is not None, "a length-prefixed name is never all 0xff"
                 after = following
                 break
@@ -156,13 +155,13 @@ def encode_floor(floor_ns: int) -> bytes:
 def floors(store: Reader) -> dict[str, int]:
     """Map each deleted queue name to the enqueue time below which its rows are dead."""
     return {
-        queue: _decode(queue, row)
+        queue: decode_floor(queue, row)
         for key, row in store.scan(Family.DELETED_QUEUES)
         for queue in [decode_deleted_queue_key(key)]
     }
 
 
-def _decode(queue: str, row: bytes) -> int:
+def decode_floor(queue: str, row: bytes) -> int:
     if len(row) != _FLOOR.size:
         raise CorruptionError(f"the tombstone of queue {queue!r} is damaged ({len(row)} bytes)")
     floor_ns: int = _FLOOR.unpack(row)[0]

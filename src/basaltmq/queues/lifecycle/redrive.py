@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries.backing import APART, Entry
 from basaltmq.queues.lifecycle.dead_letters import FIRST_QUEUE, HISTORY, LAST_ERROR, relocate
 from basaltmq.queues.lifecycle.delays import delay
 from basaltmq.queues.message import Message
-from basaltmq.queues.ready.backing import APART, Entry
 
 if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
@@ -56,7 +56,7 @@ def move_page(
 
     They get the headers in `stamp`, which identify the operation.
     """
-    source.settle_down(change.now_ns)
+    source.unpark_all(change.now_ns)
     page = source.backing.browse(after, PAGE)
     groups: dict[Queue, list[tuple[Entry, Message]]] = {}
     moved = 0
@@ -77,7 +77,7 @@ def move_page(
             bodies = source.bodies(change, [entry] if entry.flags & APART else [])
             if entry.flags & APART and entry.key not in bodies:
                 continue
-            if not change.of_caller(wanted, source.open(entry, bodies.get(entry.key))):
+            if not change.call_filter(wanted, source.open(entry, bodies.get(entry.key))):
                 continue
         target = target_of(message)
         if target is None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries.backing import TIMED
 from basaltmq.queues.leases.table import LeaseCall
-from basaltmq.queues.ready.backing import TIMED
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range
 from basaltmq.store.keys.queues import queue_key, queue_stats_key, timed_of
@@ -47,7 +47,7 @@ def purge(queue: Queue, change: Change, until_ns: int | None) -> tuple[int, bool
     delete everything.
     """
     queue.touch(change)
-    queue.settle_down(change.now_ns)
+    queue.unpark_all(change.now_ns)
     if until_ns is None and not (queue.stats.apart or queue.stats.transient or len(queue.leases) >= RANGES_MAX):
         count = len(queue)
         _purge_ranges(queue, change)

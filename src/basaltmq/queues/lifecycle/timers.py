@@ -22,7 +22,7 @@ import msgspec
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
-from basaltmq.queues.quarantine import Suspects
+from basaltmq.queues.entries.quarantine import Suspects
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import take_lp

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import Entry
 from basaltmq.queues.lifecycle import timers
 from basaltmq.queues.lifecycle.dead_letters import EXPIRED, dead_letter
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import Entry
 from basaltmq.store.families import Family
 from basaltmq.store.keys.queues import decode_timed_message_key, message_of, timed_message_bound
 
@@ -52,7 +52,7 @@ def expire(queue: Queue, change: Change, entries: list[Entry]) -> None:
 def expire_due(queue: Queue, change: Change) -> bool:
     """Expire due messages. Return whether there are more."""
     now_ns = change.now_ns
-    queue.settle_down(now_ns)
+    queue.unpark_all(now_ns)
     head = queue.backing.fetchwhile(
         lambda e: bool(e.expires_ns) and e.expires_ns <= now_ns, EXPIRE_MAX, sub=FAIRNESS_KEY_DEFAULT
     )

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from basaltmq.queues.change import Change
-from basaltmq.queues.ready.backing import Entry
+from basaltmq.queues.entries.backing import Entry
 from basaltmq.queues.ready.row_changes import cancel_rows, delete_rows, put_rows
 
 

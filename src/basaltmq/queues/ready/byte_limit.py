@@ -10,19 +10,19 @@ from __future__ import annotations
 from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues.ready.backing import BackingQueue, Entry
+from basaltmq.queues.entries.backing import BackingQueue, Entry
 
 LEASE_BYTES_MAX: Final = 64 << 20
 """Bytes of bodies per lease: the size of the largest message, so that many messages take no more memory than one."""
 
 
-def lease_bytes(asked: int | None) -> int:
+def lease_bytes(requested: int | None) -> int:
     """Return the byte limit of a call."""
-    if asked is None:
+    if requested is None:
         return LEASE_BYTES_MAX
-    if type(asked) is not int or asked < 0:
-        raise InvalidArgumentError(f"the byte limit of a lease must be 0 or more, got {asked!r:.80}")
-    return min(asked, LEASE_BYTES_MAX)
+    if type(requested) is not int or requested < 0:
+        raise InvalidArgumentError(f"the byte limit of a lease must be 0 or more, got {requested!r:.80}")
+    return min(requested, LEASE_BYTES_MAX)
 
 
 def fit(backing: BackingQueue, fetched: list[Entry], room_bytes: int, *, is_first: bool) -> tuple[list[Entry], int]:

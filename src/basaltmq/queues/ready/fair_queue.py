@@ -18,24 +18,21 @@ from typing import Final
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.change import Change
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT
-from basaltmq.queues.quarantine import Suspects
+from basaltmq.queues.entries.backing import Entry, Info, Leased
+from basaltmq.queues.entries.plain import Plain
+from basaltmq.queues.entries.quarantine import Suspects
+from basaltmq.queues.entries.rows import prefix_of, read_entries, weight_of
 from basaltmq.queues.ready import on_disk
-from basaltmq.queues.ready.backing import Entry, Info, Leased
 from basaltmq.queues.ready.base import BackingQueueBase
 from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
 from basaltmq.queues.ready.fair_scheduler import FairScheduler
 from basaltmq.queues.ready.paging_queue import PagingQueue
-from basaltmq.queues.ready.plain import Plain
 from basaltmq.queues.ready.row_changes import delete_rows, put_rows
-from basaltmq.queues.ready.rows import prefix_of, read_entries, weight_of
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range, take_lp
-from basaltmq.store.keys.queues import message_prefix
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES, message_prefix
 from basaltmq.store.ranges import Piece, Range, Row, read_ranges
-
-_TIME_AND_ID_BYTES: Final = 24
-"""Enqueue time and id: the end of a message's key."""
 
 _STRIDE: Final = 8
 """Rows of one sub-queue read before seeking to the next sub-queue is cheaper."""
@@ -105,7 +102,7 @@ def _sub_queues(
         found = False
         for key, row in store.scan(family, start, end):
             if current and key.startswith(current):
-                if not found and key[-_TIME_AND_ID_BYTES:-16] >= floor:
+                if not found and key[-TIME_AND_ID_BYTES:-16] >= floor:
                     found = True
                     yield current[head + 2 :].decode(), row
                 stepped += 1
@@ -117,8 +114,8 @@ def _sub_queues(
             except (CorruptionError, UnicodeDecodeError):
                 suspects.note(family, key, row, f"the key of {len(key)} bytes has no valid sub-queue")
                 continue
-            current, stepped = key[:-_TIME_AND_ID_BYTES], 0
-            found = key[-_TIME_AND_ID_BYTES:-16] >= floor
+            current, stepped = key[:-TIME_AND_ID_BYTES], 0
+            found = key[-TIME_AND_ID_BYTES:-16] >= floor
             if found:
                 yield sub, row
         else:
@@ -130,8 +127,8 @@ def _sub_queues(
 def _sub_of(key: bytes, head: int) -> str:
     """Return the sub-queue in a key. `head` is its offset."""
     sub, at = take_lp(key, head)
-    if at + _TIME_AND_ID_BYTES != len(key):
-        raise CorruptionError(f"a message key has {len(key)} bytes, not {at + _TIME_AND_ID_BYTES}")
+    if at + TIME_AND_ID_BYTES != len(key):
+        raise CorruptionError(f"a message key has {len(key)} bytes, not {at + TIME_AND_ID_BYTES}")
     return sub.decode()
 
 
@@ -214,13 +211,13 @@ class FairQueue(BackingQueueBase):
     def _by_sub(self, entries: Sequence[Entry]) -> Iterable[tuple[str, Sequence[Entry]]]:
         if not entries:
             return []
-        prefix = entries[0].key[:-_TIME_AND_ID_BYTES]
+        prefix = entries[0].key[:-TIME_AND_ID_BYTES]
         if not [e for e in entries if not e.key.startswith(prefix)]:
             return [(prefix[self._name_at :].decode(), entries)]
         ordered = sorted(entries, key=attrgetter("key"))
         return [
             (prefix[self._name_at :].decode(), list(group))
-            for prefix, group in groupby(ordered, lambda e: e.key[:-_TIME_AND_ID_BYTES])
+            for prefix, group in groupby(ordered, lambda e: e.key[:-TIME_AND_ID_BYTES])
         ]
 
     def _sub_queue(self, sub: str) -> PagingQueue:
@@ -347,7 +344,7 @@ class FairQueue(BackingQueueBase):
         at = 0
         for sub, each in zip(subs, found, strict=False):
             begin, at = at, at + len(each or ())
-            key_bytes = self._name_at + len(sub.encode()) + _TIME_AND_ID_BYTES
+            key_bytes = self._name_at + len(sub.encode()) + TIME_AND_ID_BYTES
             if each is None:
                 read.append([])
             elif entries is None or [key for key, _ in each if len(key) != key_bytes]:
@@ -432,7 +429,7 @@ class FairQueue(BackingQueueBase):
 
     def is_duplicate(self, key: bytes) -> bool:
         self._ensure_discovered()
-        queue = self._subs.get(key[self._name_at : -_TIME_AND_ID_BYTES].decode())
+        queue = self._subs.get(key[self._name_at : -TIME_AND_ID_BYTES].decode())
         return queue is not None and queue.is_duplicate(key)
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
@@ -447,6 +444,15 @@ class FairQueue(BackingQueueBase):
             if queue is not None:
                 found += queue.browse(after, count - len(found))
             at += 1
+        return found
+
+    def pick(self, keys: Sequence[bytes], *, leave: bool) -> list[Entry]:
+        self._ensure_discovered()
+        found: list[Entry] = []
+        for prefix, group in groupby(sorted(keys), lambda key: key[:-TIME_AND_ID_BYTES]):
+            queue = self._subs.get(prefix[self._name_at :].decode())
+            if queue is not None:
+                found += queue.pick(list(group), leave=leave)
         return found
 
     def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:

@@ -11,20 +11,23 @@ from heapq import merge
 from itertools import islice
 from typing import Final
 
-from basaltmq.queues.quarantine import Suspects
-from basaltmq.queues.ready.backing import ENTRY_OVERHEAD_BYTES, SPILLED, TRANSIENT, Entry, Leased
-from basaltmq.queues.ready.plain import SMALL
-from basaltmq.queues.ready.rows import fault_of, read_entries, read_plain
+from basaltmq.errors import StoreStalledError
+from basaltmq.queues.entries.backing import ENTRY_OVERHEAD_BYTES, SPILLED, TRANSIENT, Entry, Leased
+from basaltmq.queues.entries.plain import SMALL
+from basaltmq.queues.entries.quarantine import Suspects
+from basaltmq.queues.entries.rows import fault_of, read_entries, read_plain
 from basaltmq.store.api import Store
+from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import prefix_range
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES
 from basaltmq.store.ranges import Piece, Row, read_pieces
 
 READ_CHUNK: Final = 32
 """Rows read between two checks of their size. A row has at most 2 MiB (headers and properties)."""
 
-_TIME_AND_ID_BYTES: Final = 24
-"""Enqueue time and id: the end of a message's key."""
+SPILL_WAIT_MS: Final = 0
+"""A transient message that cannot be spilled at once stays in memory, so the publisher does not wait."""
 
 
 def scan(store: Store, prefix: bytes, start: bytes, *, spilled: bool) -> Iterator[Row]:
@@ -63,7 +66,7 @@ def read(
     """Return the messages of a piece that are not leased, as columns if requested and possible."""
     keys, rows, sizes = piece
     left_out = set(leased.leased_among(keys))
-    key_bytes = len(prefix) + _TIME_AND_ID_BYTES
+    key_bytes = len(prefix) + TIME_AND_ID_BYTES
     if {*map(len, keys)} != {key_bytes}:
         left_out |= {number for number, key in enumerate(keys) if len(key) != key_bytes}
         for key, row in zip(keys, rows, strict=True):
@@ -107,12 +110,26 @@ def pieces(
     piece = Piece([], [], [])
     rows = scan(store, prefix, start, spilled=True)
     while len(piece.keys) < count_max and bytes_max > 0:
-        asked = min(chunk_max, count_max - len(piece.keys))
-        chunk = list(islice(rows, asked))
+        chunk_rows = min(chunk_max, count_max - len(piece.keys))
+        chunk = list(islice(rows, chunk_rows))
         bytes_max -= piece.add(chunk) + ENTRY_OVERHEAD_BYTES * len(chunk)
-        if len(chunk) < asked:
+        if len(chunk) < chunk_rows:
             return [piece], False
     return [piece], True
+
+
+def spill(store: Store, entries: Sequence[Entry]) -> bool:
+    """Write transient messages to disk without the WAL. Return False if the store is stalled."""
+    batch = Batch()
+    for entry in entries:
+        batch.put(Family.TRANSIENT, entry.key, entry.row)
+    try:
+        store.write(batch, wal=False, wait_ms=SPILL_WAIT_MS)
+    except StoreStalledError:
+        return False
+    for entry in entries:
+        entry.flags |= SPILLED
+    return True
 
 
 def end_of(prefix: bytes) -> bytes:

@@ -1,11 +1,5 @@
 """The main backing queue: a window of the head in memory, the rest on disk. backing.py explains the design.
 
-    returned (heap)   returned messages, by key
-    window (list)     the head, in key order: all ready messages up to the cursor
-    columns           the same as `Plain` columns, while no entries are needed; either this or the window is empty
-    cursor            first key that is only on disk; None while the window reaches the end of the queue
-    deleted           keys deleted while in the window or the heap; skipped when they reach the front
-
 Read-ahead reads up to `read_ahead` rows in one scan from the cursor. Publishing appends to memory while memory reaches
 the end of the queue and has room. A queue may have 100,000 fairness keys with one object of this class each, so an
 empty one must be small: a list is, a deque is not.
@@ -13,91 +7,33 @@ empty one must be small: a list is, a deque is not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-import msgspec
-
-from basaltmq.errors import StoreStalledError
 from basaltmq.queues.change import Change
-from basaltmq.queues.quarantine import Suspects
-from basaltmq.queues.ready import on_disk
-from basaltmq.queues.ready.backing import (
+from basaltmq.queues.entries.backing import (
     ENTRY_OVERHEAD_BYTES,
     RETURNED,
     SPILLED,
     TRANSIENT,
     Entry,
     Info,
-    Leased,
 )
-from basaltmq.queues.ready.base import BackingQueueBase
-from basaltmq.queues.ready.budget import MemoryBudget, PagingLimits
-from basaltmq.queues.ready.plain import ColumnQueue, Plain
+from basaltmq.queues.entries.plain import ColumnQueue, Plain
+from basaltmq.queues.ready import on_disk
+from basaltmq.queues.ready.message_window import NONE_DELETED, MessageWindow
 from basaltmq.queues.ready.row_changes import delete_rows, put_rows
-from basaltmq.store.api import Store
-from basaltmq.store.batch import Batch
-from basaltmq.store.families import Family
-from basaltmq.store.ranges import Range, Row
+from basaltmq.store.ranges import Range
 
 RESIDENT_BYTES_MIN: Final = 16 * 1024
 """What a queue may keep when the total budget is exceeded, so that no queue reads row by row."""
 
-_NONE_DELETED: Final[frozenset[bytes]] = frozenset()
 
-SPILL_WAIT_MS: Final = 0
-"""A transient message that cannot be spilled at once stays in memory, so the publisher does not wait."""
-
-
-class PagingQueue(BackingQueueBase):
+class PagingQueue(MessageWindow):
     """The messages of one sub-queue, in key order."""
 
-    __slots__ = (
-        "_bytes",
-        "_columns",
-        "_deleted",
-        "_has_spilled",
-        "_leased",
-        "_limits",
-        "_prefix",
-        "_returned",
-        "_store",
-        "_suspects",
-        "_window",
-        "budget",
-        "cursor",
-    )
-
-    def __init__(
-        self,
-        store: Store,
-        prefix: bytes,
-        budget: MemoryBudget,
-        limits: PagingLimits,
-        leased: Leased,
-        suspects: Suspects,
-        *,
-        known_empty: bool = False,
-        head: bytes | None = None,
-        spilled: bool = False,
-    ) -> None:
-        """`head`: a key at or below the first message, where reading starts. `spilled`: transient messages are on
-        disk."""
-        self._suspects = suspects
-        self._store = store
-        self._prefix = prefix
-        self.budget = budget
-        self._limits = limits
-        self._leased = leased
-        self._window: list[Entry] = []
-        self._columns: ColumnQueue | None = None
-        self._returned: list[tuple[bytes, Entry]] = []
-        self._deleted: set[bytes] | frozenset[bytes] = _NONE_DELETED
-        self.cursor: bytes | None = None if known_empty else head or prefix
-        """The first key that is only on disk; None if memory has all messages."""
-        self._bytes = 0
-        self._has_spilled = spilled
+    __slots__ = ()
 
     def publish(self, change: Change, entries: Sequence[Entry], sub: str | None = None) -> None:
         put_rows(change, entries)
@@ -147,12 +83,6 @@ class PagingQueue(BackingQueueBase):
             self._columns = None
         self._charge(-taken.row_bytes - ENTRY_OVERHEAD_BYTES * len(taken.keys))
         return taken
-
-    def _make_entries(self) -> None:
-        """Convert the columns in memory to entries."""
-        if self._columns is not None:
-            self._window = self._columns.take(len(self._columns)).entries()
-            self._columns = None
 
     def _take(self, count: int) -> list[Entry]:
         """Take up to `count` from the window. Nothing else is in memory."""
@@ -244,10 +174,6 @@ class PagingQueue(BackingQueueBase):
         elif self.budget.room_bytes() < 0 and self._bytes > self._share_bytes():
             self._shrink(limits.resident_max, self._share_bytes())
 
-    def _count_in_memory(self) -> int:
-        """Messages in memory, including deleted ones."""
-        return len(self._window) + len(self._returned) + (0 if self._columns is None else len(self._columns))
-
     def _share_bytes(self) -> int:
         """Bytes that may stay in memory when the budget is overdrawn: the queue's minimum, less what its other
         sub-queues use."""
@@ -294,7 +220,7 @@ class PagingQueue(BackingQueueBase):
         self._window.clear()
         self._columns = None
         self._returned.clear()
-        self._deleted = _NONE_DELETED
+        self._deleted = NONE_DELETED
         self.cursor = None
 
     def block(self, sub: str) -> None:
@@ -397,80 +323,11 @@ class PagingQueue(BackingQueueBase):
         self._bytes += cost_bytes
         return cost_bytes
 
-    def floor(self) -> bytes | None:
-        at = len(self._prefix)
-        firsts = [entry.key for entry in self._window[:1]] + [key for key, _ in self._returned[:1]]
-        if self._columns is not None:
-            firsts.append(self._columns.first())
-        if self.cursor is not None:
-            firsts.append(self.cursor)
-        return min((key[at : at + 8] for key in firsts), default=None)
-
-    def forget_returned(self) -> None:
-        # Returned messages are never in the columns.
-        for entry in [*self._window, *[entry for _, entry in self._returned]]:
-            if entry.flags & RETURNED:
-                self._leased.paged_out(entry)
-
-    def resident_len(self) -> int:
-        return self._count_in_memory() - len(self._deleted)
-
-    def resident_bytes(self) -> int:
-        return self._bytes
-
-    def pending(self, count_max: int) -> int:
-        """Return the number of waiting messages. Those on disk are counted until `count_max` is reached."""
-        here = {e.key for e in self._in_memory()} - self._deleted
-        count = len(here)
-        if self.cursor is not None:
-            for key, _ in self._rows(self.cursor):
-                if count >= count_max:
-                    break
-                if key not in here and key not in self._deleted and not self._leased.has_key(key):
-                    count += 1
-        return count
-
-    def is_duplicate(self, key: bytes) -> bool:
-        if key in self._deleted or self._leased.has_key(key):
-            return False
-        if any(e.key == key for e in self._in_memory() if e.flags & TRANSIENT):
-            return True
-        return any(self._store.get(family, key) is not None for family in (Family.MESSAGES, Family.TRANSIENT))
-
-    def browse(self, after: bytes, count: int) -> list[Entry]:
-        here = {e.key: e for e in self._in_memory() if e.key > after and e.key not in self._deleted}
-        if self.cursor is not None:
-            below = sum(key < self.cursor for key in here)
-            for row in self._rows(max(self.cursor, after + b"\0")):
-                if below >= count:
-                    break
-                if not self._leased.has_key(row[0]) and (found := self._entries([row])):
-                    here[row[0]] = found[0]
-                    below += 1
-        shown = [here[key] for key in sorted(here)[:count]]
-        return [e for e in (e if e.row else msgspec.structs.replace(e) for e in shown) if self._load_row(e)]
-
     def has_room_for(self, entries: Sequence[Entry]) -> bool:
         return True
 
     def info(self) -> Info:
         return Info(self.resident_len(), self._bytes, self.cursor is not None, self._has_spilled)
-
-    def _in_memory(self) -> Iterator[Entry]:
-        self._make_entries()
-        yield from self._window
-        for _, entry in self._returned:
-            yield entry
-
-    def _charge(self, size_bytes: int) -> None:
-        self._bytes += size_bytes
-        self.budget.charge(size_bytes)
-
-    def _rows(self, start: bytes) -> Iterator[Row]:
-        return on_disk.scan(self._store, self._prefix, start, spilled=self._has_spilled)
-
-    def _entries(self, rows: list[Row]) -> list[Entry]:
-        return on_disk.entries(self._store, rows, self._suspects, spilled=self._has_spilled)
 
     def _read_ahead(self, wanted: int, *, whole_calls: bool = False) -> bool:
         """Fill the window from disk. Return False if there is nothing more. `whole_calls`: read a multiple of
@@ -501,12 +358,6 @@ class PagingQueue(BackingQueueBase):
                 self._make_entries()
                 self.budget.charge(self.take_in([*entries], self.cursor))
         return any(map(len, read))
-
-    def _load_row(self, entry: Entry) -> bool:
-        """Load the row of a message that was returned without it. Return False if it is unreadable."""
-        if not entry.row:
-            entry.row = on_disk.row_of(self._store, entry, self._suspects) or b""
-        return bool(entry.row)
 
     def _shrink(self, count: int, size_bytes: int) -> None:
         """Drop messages from the end of memory until at most `count` messages and `size_bytes` are left."""
@@ -575,16 +426,10 @@ class PagingQueue(BackingQueueBase):
         return False
 
     def _spill(self, entries: Sequence[Entry]) -> bool:
-        """Write transient messages to disk without the WAL. Return False if the store is stalled."""
-        batch = Batch()
-        for entry in entries:
-            batch.put(Family.TRANSIENT, entry.key, entry.row)
-        try:
-            self._store.write(batch, wal=False, wait_ms=SPILL_WAIT_MS)
-        except StoreStalledError:
+        """Write transient messages to disk. Return False if the store is stalled."""
+        if not on_disk.spill(self._store, entries):
             return False
         for entry in entries:
-            entry.flags |= SPILLED
             if entry.flags & RETURNED:
                 self._leased.paged_out(entry)
         self._has_spilled = True

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Final
 
 from basaltmq.queues.change import Change
-from basaltmq.queues.ready.backing import Entry, Info
+from basaltmq.queues.entries.backing import Entry, Info
+from basaltmq.queues.entries.plain import Plain
+from basaltmq.queues.entries.rows import split_sub_queue, weight_of
 from basaltmq.queues.ready.base import BackingQueueBase
 from basaltmq.queues.ready.fair_queue import FairQueue
 from basaltmq.queues.ready.paging_queue import PagingQueue
-from basaltmq.queues.ready.plain import Plain
 from basaltmq.queues.ready.row_changes import put_rows
-from basaltmq.queues.ready.rows import split_sub_queue, weight_of
 from basaltmq.store.keys.parts import lp
-
-_TIME_AND_ID_BYTES: Final = 24
+from basaltmq.store.keys.queues import TIME_AND_ID_BYTES
 
 
 class PriorityQueue(BackingQueueBase):
@@ -60,7 +58,7 @@ class PriorityQueue(BackingQueueBase):
         ]
 
     def _priority(self, entry: Entry) -> int:
-        return split_sub_queue(entry.key[self._name_at : -_TIME_AND_ID_BYTES].decode())[0]
+        return split_sub_queue(entry.key[self._name_at : -TIME_AND_ID_BYTES].decode())[0]
 
     def _level(self, priority: int) -> FairQueue:
         level = self._levels.get(priority)
@@ -142,6 +140,10 @@ class PriorityQueue(BackingQueueBase):
         self._ensure_discovered()
         found = [entry for level in self._levels.values() for entry in level.browse(after, count)]
         return sorted(found, key=lambda e: e.key)[:count]
+
+    def pick(self, keys: Sequence[bytes], *, leave: bool) -> list[Entry]:
+        self._ensure_discovered()
+        return [entry for level in self._levels.values() for entry in level.pick(keys, leave=leave)]
 
     def sub_queues(self) -> list[tuple[str, PagingQueue, int, int]]:
         """Return the non-empty sub-queues of all levels, each with its weight and deficit."""

@@ -17,8 +17,8 @@ from typing import Final
 
 from basaltmq.ids import ID_BYTES, are_gapless
 from basaltmq.queues.change import Change
-from basaltmq.queues.ready.backing import SPILLED, TRANSIENT, Entry
-from basaltmq.queues.ready.plain import SMALL, Plain
+from basaltmq.queues.entries.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.entries.plain import SMALL, Plain
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container
-from struct import Struct
 from typing import Final
 
 from msgspec import DecodeError
@@ -25,13 +24,13 @@ from msgspec import DecodeError
 from basaltmq.errors import BasaltError, CorruptionError
 from basaltmq.queues.boot import CONTENT, FAMILIES, LAST_ENQUEUED_ROW, VERSION, encode_enqueued
 from basaltmq.queues.config import QueueConfig, decode_config, encode_config
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, SHARED, TIMED, Entry
+from basaltmq.queues.entries.quarantine import records
 from basaltmq.queues.leases.prepared import HELD
 from basaltmq.queues.leases.table import BOOT_ROW, FOREVER, TOKEN_COUNT_BITS, decode_lease_call, encode_boot
 from basaltmq.queues.lifecycle import timers
-from basaltmq.queues.lifecycle.reclaim import encode_floor
-from basaltmq.queues.quarantine import records
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, SHARED, TIMED, Entry
+from basaltmq.queues.lifecycle.reclaim import decode_floor, encode_floor
 from basaltmq.queues.stats import DURABLE_FIELDS, FIELDS, QueueStats
 from basaltmq.queues.transactions.branch_rows import decode_branch, decode_draft, encode_branch
 from basaltmq.store.api import Store
@@ -39,18 +38,17 @@ from basaltmq.store.batch import Batch
 from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.salvage.losses import Losses
-from basaltmq.store.salvage.naming import SHOWN_MAX, Loss
+from basaltmq.store.salvage.naming import Loss, listed
+from basaltmq.store.salvage.row_writer import RowWriter
 from basaltmq.store.versions import put_version, read_version
-
-BATCH_ROWS: Final = 1000
-"""Rows changed in one write."""
 
 BOOTS_SKIPPED: Final = 1 << 16
 """Added to the boot number of lease tokens when its row is lost: new tokens must be above those of all earlier boots.
 There are 2^24 boot numbers."""
 
-_U64: Final = Struct(">Q")
-_TIME_AND_ID_BYTES: Final = 24
+_TIMERS_KEPT_MAX: Final = 1000
+"""Timer keys to remember, to write each only once."""
+
 _ANY_SIZE: Final = -1
 
 
@@ -72,7 +70,7 @@ class _Reconciliation:
         self._losses = losses
         self._now_ns = now_ns
         self._topics = topics
-        self._batch = Batch()
+        self._rows = RowWriter(store)
         self.found: list[Loss] = []
         self._configs: dict[str, QueueConfig] = {}
         self._floors: dict[str, int] = {}
@@ -102,7 +100,7 @@ class _Reconciliation:
         self._dedup()
         self._stats()
         self._versions()
-        self._flush()
+        self._rows.flush()
         self._report()
 
     def _read_queues(self) -> None:
@@ -114,16 +112,16 @@ class _Reconciliation:
                 self._restore_config(name, str(error))
         for key, row in self._store.scan(Family.DELETED_QUEUES):
             name = queue_keys.decode_deleted_queue_key(key)
-            if len(row) == _U64.size:
-                self._floors[name] = int(_U64.unpack(row)[0])
-            else:
-                self._delete(Family.DELETED_QUEUES, key)
+            try:
+                self._floors[name] = decode_floor(name, row)
+            except CorruptionError:
+                self._rows.delete(Family.DELETED_QUEUES, key)
         for key, row in self._store.scan(Family.QUEUE_STATS):
             name = queue_keys.decode_queue_stats_key(key)
             try:
                 self._old[name] = QueueStats.decode(name, row)
             except CorruptionError:
-                self._delete(Family.QUEUE_STATS, key)
+                self._rows.delete(Family.QUEUE_STATS, key)
                 continue
             if name not in self._configs and self._losses.may_cover(Family.QUEUES, queue_keys.queue_key(name)):
                 if name in self._topics and not self._old[name].messages:
@@ -133,11 +131,13 @@ class _Reconciliation:
             if self._losses.hit(Family.DELETED_QUEUES) and name not in self._floors and self._old[name].floor_ns:
                 # Rows below the floor belong to an earlier queue of the same name.
                 self._floors[name] = self._old[name].floor_ns
-                self._put(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(name), encode_floor(self._floors[name]))
+                self._rows.put(
+                    Family.DELETED_QUEUES, queue_keys.deleted_queue_key(name), encode_floor(self._floors[name])
+                )
 
     def _restore_config(self, name: str, why: str) -> None:
         config = self._configs[name] = QueueConfig(name=name)
-        self._put(Family.QUEUES, queue_keys.queue_key(name), encode_config(config))
+        self._rows.put(Family.QUEUES, queue_keys.queue_key(name), encode_config(config))
         text = f"{why}; it has default settings now, set them again"
         self.found.append(Loss(subject=f"queue {name!r}", text=text, family=Family.QUEUES.label, queues=[name]))
 
@@ -169,11 +169,13 @@ class _Reconciliation:
             if not is_whole or not self._is_of_queue(queue, enqueued_ns):
                 self._want_body(flags, body_id, message_id)
                 continue
-            self._put(family, record.key, record.value)
-            self._delete(Family.QUARANTINE, queue_keys.quarantine_key(record.queue, record.found_ns, record.number))
+            self._rows.put(family, record.key, record.value)
+            self._rows.delete(
+                Family.QUARANTINE, queue_keys.quarantine_key(record.queue, record.found_ns, record.number)
+            )
             returned[queue] += 1
         # The rows are read below.
-        self._flush()
+        self._rows.flush()
         self._losses.recovered += [
             f"queue {queue!r}: {count} messages returned from quarantine, because their bodies are readable again"
             for queue, count in sorted(returned.items())
@@ -195,18 +197,18 @@ class _Reconciliation:
             if not self._is_of_queue(queue, enqueued_ns):
                 if enqueued_ns >= self._floors.get(queue, 0):
                     self._gone[queue] += 1
-                    self._delete(family, key)
+                    self._rows.delete(family, key)
                 elif entry.flags & APART:
                     self._want(entry)
                 continue
             if entry.flags & APART and self._bodies.get(queue_keys.body_key(rows.body_of(row))) != entry.size_bytes:
                 self._bodiless.setdefault(queue, []).append(message_id.hex())
-                self._delete(family, key)
+                self._rows.delete(family, key)
                 continue
             self._count(queue, entry, is_delayed)
             self._want(entry)
             if entry.flags & TIMED and indexes:
-                self._ensure(Family.MESSAGE_EXPIRY, queue_keys.timed_of(message_key, entry.expires_ns))
+                self._rows.put_if_missing(Family.MESSAGE_EXPIRY, queue_keys.timed_of(message_key, entry.expires_ns))
             if timing and entry.expires_ns:
                 self._timer(entry.expires_ns, timers.EXPIRY, queue)
             if timing and is_delayed:
@@ -247,10 +249,10 @@ class _Reconciliation:
     def _timer(self, due_ns: int, kind: bytes, queue: str) -> None:
         key = queue_keys.timer_key(due_ns + -due_ns % timers.ROUND_NS, kind, queue)
         if key not in self._timers:
-            if len(self._timers) >= BATCH_ROWS:
+            if len(self._timers) >= _TIMERS_KEPT_MAX:
                 self._timers.clear()
             self._timers.add(key)
-            self._ensure(Family.TIMERS, key)
+            self._rows.put_if_missing(Family.TIMERS, key)
 
     def _drafts(self) -> None:
         """Check prepared branches and the messages that they will enqueue."""
@@ -262,13 +264,13 @@ class _Reconciliation:
                 draft = decode_draft(raw)
             except (DecodeError, ValueError, CorruptionError):
                 lost[xid] += 1
-                self._delete(Family.BRANCH_DRAFTS, key)
+                self._rows.delete(Family.BRANCH_DRAFTS, key)
                 continue
             body = queue_keys.body_key(draft.body_id)
             is_known = self._store.get(Family.XIDS, xid) is not None
             if not is_known or (draft.body_id != rows.NO_BODY and body not in self._bodies):
                 lost[xid] += 1
-                self._delete(Family.BRANCH_DRAFTS, key)
+                self._rows.delete(Family.BRANCH_DRAFTS, key)
                 continue
             found[xid] += 1
             if draft.body_id != rows.NO_BODY:
@@ -279,12 +281,12 @@ class _Reconciliation:
                 row = decode_branch(key, raw)
             except CorruptionError as error:
                 self._tell_branch(key, str(error))
-                self._delete(Family.XIDS, key)
+                self._rows.delete(Family.XIDS, key)
                 continue
             lost.pop(key, None)
             if row.drafts != found[key]:
                 self._tell_branch(key, f"{row.drafts - found[key]} of its {row.drafts} messages are lost")
-                self._put(Family.XIDS, key, encode_branch(row._replace(drafts=found[key])))
+                self._rows.put(Family.XIDS, key, encode_branch(row._replace(drafts=found[key])))
         for key, count in lost.items():
             self._tell_branch(key, f"its record is lost; the {count} messages it was to enqueue were removed")
 
@@ -297,7 +299,7 @@ class _Reconciliation:
         """Make bodies and references match the messages."""
         orphans = [key for key in self._bodies if key not in self._wanted]
         for key in orphans:
-            self._delete(Family.MESSAGE_CONTENT, key)
+            self._rows.delete(Family.MESSAGE_CONTENT, key)
         if orphans and self._losses.hit(Family.MESSAGES, Family.DELAYED):
             self._tell_ids("bodies of lost messages", "removed, because their messages are lost", orphans)
         strays: list[bytes] = []
@@ -306,9 +308,9 @@ class _Reconciliation:
                 self._references.discard(key)
             else:
                 strays.append(queue_keys.decode_content_ref_key(key)[1])
-                self._delete(Family.CONTENT_REFS, key)
+                self._rows.delete(Family.CONTENT_REFS, key)
         for key in self._references:
-            self._put(Family.CONTENT_REFS, key, b"")
+            self._rows.put(Family.CONTENT_REFS, key, b"")
         bodiless = {message_id for ids in self._bodiless.values() for message_id in ids}
         strays = [message_id for message_id in strays if message_id.hex() not in bodiless]
         if strays and self._losses.hit(Family.MESSAGES, Family.DELAYED):
@@ -317,7 +319,7 @@ class _Reconciliation:
     def _tell_ids(self, subject: str, text: str, ids: list[bytes]) -> None:
         named = [each.hex() for each in ids]
         self.found.append(
-            Loss(subject=subject, text=f"{len(named)} {text}: {_shown(named)}", family=Family.MESSAGES.label, ids=named)
+            Loss(subject=subject, text=f"{len(named)} {text}: {listed(named)}", family=Family.MESSAGES.label, ids=named)
         )
 
     def _leases(self) -> None:
@@ -327,11 +329,11 @@ class _Reconciliation:
                 queue, token = queue_keys.decode_lease_key(key)
                 call, message_keys = decode_lease_call(queue, token, row)
             except (BasaltError, UnicodeDecodeError):
-                self._delete(Family.LEASES, key)
+                self._rows.delete(Family.LEASES, key)
                 continue
             self._last_token = max(self._last_token, token)
             if queue not in self._configs:
-                self._delete(Family.LEASES, key)
+                self._rows.delete(Family.LEASES, key)
                 continue
             if call.expires_ns not in (HELD, FOREVER):
                 wanted.add(queue_keys.lease_expiry_key(call.expires_ns, queue, token))
@@ -340,9 +342,9 @@ class _Reconciliation:
             if key in wanted:
                 wanted.discard(key)
             elif self._losses.hit(Family.LEASES):
-                self._delete(Family.LEASE_EXPIRY, key)
+                self._rows.delete(Family.LEASE_EXPIRY, key)
         for key in wanted:
-            self._put(Family.LEASE_EXPIRY, key, b"")
+            self._rows.put(Family.LEASE_EXPIRY, key, b"")
 
     def _is_in_gap(self, message_key: bytes) -> bool:
         label = Family.MESSAGES.label
@@ -352,7 +354,7 @@ class _Reconciliation:
     def _tell_leased(self, queue: str, message_keys: list[bytes]) -> None:
         if message_keys:
             ids = [key[-16:].hex() for key in message_keys]
-            text = f"{len(ids)} leased messages are lost, unless they were acknowledged: {_shown(ids)}"
+            text = f"{len(ids)} leased messages are lost, unless they were acknowledged: {listed(ids)}"
             found = Loss(subject=f"queue {queue!r}", text=text, family=Family.MESSAGES.label, queues=[queue], ids=ids)
             if found not in self.found:
                 self.found.append(found)
@@ -366,7 +368,7 @@ class _Reconciliation:
             except (BasaltError, UnicodeDecodeError):
                 continue
             expires_ns = int.from_bytes(row[:8], "big")
-            self._ensure(Family.DEDUP_EXPIRY, queue_keys.dedup_expiry_key(queue, expires_ns, publisher_id))
+            self._rows.put_if_missing(Family.DEDUP_EXPIRY, queue_keys.dedup_expiry_key(queue, expires_ns, publisher_id))
             self._timer(expires_ns + -expires_ns % timers.DEDUP_NS, timers.DEDUP, queue)
 
     def _stats(self) -> None:
@@ -384,11 +386,11 @@ class _Reconciliation:
             stats.enqueued = max(stats.enqueued, stats.messages + stats.delayed)
             stats.floor_ns = max(stats.floor_ns, self._floors.get(name, 0))
             if old is None or stats.encode() != before:
-                self._put(Family.QUEUE_STATS, queue_keys.queue_stats_key(name), stats.encode())
+                self._rows.put(Family.QUEUE_STATS, queue_keys.queue_stats_key(name), stats.encode())
             if config.expires_ms is not None and self._losses.hit(Family.TIMERS):
                 self._timer(self._now_ns + config.expires_ms * timers.ROUND_NS, timers.UNUSED, name)
         for name in self._old.keys() - self._configs.keys():
-            self._delete(Family.QUEUE_STATS, queue_keys.queue_stats_key(name))
+            self._rows.delete(Family.QUEUE_STATS, queue_keys.queue_stats_key(name))
 
     def _tell_count(self, name: str, old: QueueStats, found: QueueStats) -> None:
         for had, has, what in (
@@ -405,48 +407,30 @@ class _Reconciliation:
         """Restore the rows that exist once for all queues."""
         is_used = any(next(iter(self._store.scan(family)), None) is not None for family in FAMILIES)
         if is_used and self._losses.hit(Family.VERSION) and read_version(self._store, CONTENT) is None:
-            put_version(self._batch, CONTENT, VERSION)
+            batch = Batch()
+            put_version(batch, CONTENT, VERSION)
+            self._store.write(batch)
         row = self._store.get(Family.VERSION, LAST_ENQUEUED_ROW)
         enqueued_ns = int.from_bytes(row, "big") if row is not None else 0
         if self._last_enqueued_ns > enqueued_ns or (row is None and is_used and self._losses.hit(Family.VERSION)):
-            self._put(Family.VERSION, LAST_ENQUEUED_ROW, encode_enqueued(max(self._now_ns, self._last_enqueued_ns)))
+            self._rows.put(
+                Family.VERSION, LAST_ENQUEUED_ROW, encode_enqueued(max(self._now_ns, self._last_enqueued_ns))
+            )
         boot = self._store.get(Family.VERSION, BOOT_ROW)
         used_boot = self._last_token >> TOKEN_COUNT_BITS
         if boot is None and is_used and self._losses.hit(Family.VERSION):
-            self._put(Family.VERSION, BOOT_ROW, encode_boot(used_boot + BOOTS_SKIPPED))
+            self._rows.put(Family.VERSION, BOOT_ROW, encode_boot(used_boot + BOOTS_SKIPPED))
         elif boot is not None and int.from_bytes(boot, "big") < used_boot:
-            self._put(Family.VERSION, BOOT_ROW, encode_boot(used_boot))
+            self._rows.put(Family.VERSION, BOOT_ROW, encode_boot(used_boot))
 
     def _report(self) -> None:
         for queue, ids in sorted(self._bodiless.items()):
-            text = f"{len(ids)} messages removed, because their bodies are lost: {_shown(ids)}"
+            text = f"{len(ids)} messages removed, because their bodies are lost: {listed(ids)}"
             label = Family.MESSAGE_CONTENT.label
             self.found.append(Loss(subject=f"queue {queue!r}", text=text, family=label, queues=[queue], ids=ids))
         for queue, count in sorted(self._gone.items()):
             text = f"{count} rows removed; the queue was deleted"
             self.found.append(Loss(subject=f"queue {queue!r}", text=text, family=Family.MESSAGES.label))
-
-    def _ensure(self, family: Family, key: bytes) -> None:
-        """Have an index row."""
-        if self._store.get(family, key) is None:
-            self._put(family, key, b"")
-
-    def _put(self, family: Family, key: bytes, value: bytes) -> None:
-        self._batch.put(family, key, value)
-        self._step()
-
-    def _delete(self, family: Family, key: bytes) -> None:
-        self._batch.delete(family, key)
-        self._step()
-
-    def _step(self) -> None:
-        if len(self._batch) >= BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if len(self._batch):
-            self._store.write(self._batch)
-            self._batch = Batch()
 
 
 def _is_readable(message_key: bytes, row: bytes) -> bool:
@@ -455,8 +439,3 @@ def _is_readable(message_key: bytes, row: bytes) -> bool:
     except CorruptionError:
         return False
     return True
-
-
-def _shown(ids: list[str]) -> str:
-    more = len(ids) - SHOWN_MAX
-    return ", ".join(ids[:SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -6,20 +6,18 @@ quarantine subtracts them.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import Final
+from contextlib import suppress
 
 from basaltmq.errors import CorruptionError
-from basaltmq.queues.quarantine import Loss, Suspect, Suspects
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, Entry
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, Entry
+from basaltmq.queues.entries.quarantine import Loss, Suspect, Suspects
+from basaltmq.queues.lifecycle.reclaim import decode_floor
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import queues as queue_keys
-
-_FLOOR: Final = Struct(">Q")
 
 
 def counted(
@@ -31,8 +29,10 @@ def counted(
     """
     stats = QueueStats() if before is None else before
     # Rows below the floor belong to a deleted queue with this name and wait for deletion (`Reclaim`).
-    floor = store.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or bytes(_FLOOR.size)
-    floor_ns: int = _FLOOR.unpack(floor)[0] if len(floor) == _FLOOR.size else stats.floor_ns
+    floor_ns = stats.floor_ns
+    with suppress(CorruptionError):
+        tombstone = store.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue))
+        floor_ns = 0 if tombstone is None else decode_floor(queue, tombstone)
     lost = Loss()
     stats.messages = stats.size_bytes = stats.delayed = stats.delayed_bytes = stats.apart = 0
     for family in (Family.MESSAGES, Family.DELAYED):

@@ -10,10 +10,10 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.queues.config import decode_config
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.quarantine import queue_of, records
 from basaltmq.queues.leases.table import decode_lease_call
-from basaltmq.queues.quarantine import queue_of, records
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.transactions.branch_rows import decode_branch, decode_draft
 from basaltmq.store.api import Reader

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from basaltmq.clock import NS_PER_MS
+
 CALL_MS: Final = 40
 """Time limit of one call. P13 allows a client 100 ms, which includes the work of the queue itself. The last message may
 exceed it by its own limits."""
@@ -26,8 +28,6 @@ SHARE: Final = 0.5
 
 EMBEDDED_CALL_MS: Final = 1_000
 """The limit in embedded mode, where only the calling program waits."""
-
-_MS: Final = 1_000_000
 
 
 class ScriptBudget:
@@ -44,7 +44,7 @@ class ScriptBudget:
         cpu_ns: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         """With a `share` of 1 or more, every call starts with a full account."""
-        self._full_ns = call_ms * _MS
+        self._full_ns = call_ms * NS_PER_MS
         self._share = share
         self._clock_ns = clock_ns
         self._cpu_ns = cpu_ns

@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from basaltmq.queues.change import Change
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import SPILLED, TRANSIENT, Entry
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import SPILLED, TRANSIENT, Entry
 from basaltmq.queues.ready.byte_limit import Room
 from basaltmq.queues.throttle.gate import ThrottleGate
 from basaltmq.queues.throttle.token_buckets import TokenBuckets

@@ -28,13 +28,13 @@ import msgspec
 
 from basaltmq.decoding import msgpack_decoder
 from basaltmq.errors import CorruptionError
-from basaltmq.ids import Ids
+from basaltmq.ids import ID_BYTES, Ids
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX, Content
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.quarantine import Suspects
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, SHARED
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, SHARED
+from basaltmq.queues.entries.quarantine import Suspects
 from basaltmq.queues.transactions.xid import HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
@@ -49,7 +49,6 @@ _HOLD: Final = Struct(">QI")
 _APART_OLD: Final = b"\xc1"
 _APART: Final = b"\xc1\xc1"
 _SIZE: Final = Struct(">I")
-_ID_BYTES: Final = 16
 _ENCODE_DRAFT: Final = msgspec.msgpack.Encoder().encode
 _DECODE_DRAFT: Final = msgpack_decoder(Draft)
 
@@ -195,13 +194,13 @@ def _decode_draft(raw: bytes) -> KeptDraft:
     queue, at = take_lp(raw, 0)
     body_id, body_bytes = rows.NO_BODY, None
     if raw.startswith(_APART, at):
-        at += len(_APART) + _ID_BYTES
-        body_id = raw[at - _ID_BYTES : at]
+        at += len(_APART) + ID_BYTES
+        body_id = raw[at - ID_BYTES : at]
         body_bytes = int.from_bytes(raw[at : at + _SIZE.size], "big")
         at += _SIZE.size
     elif raw.startswith(_APART_OLD, at):
-        at += len(_APART_OLD) + _ID_BYTES
-        body_id = raw[at - _ID_BYTES : at]
+        at += len(_APART_OLD) + ID_BYTES
+        body_id = raw[at - ID_BYTES : at]
     return KeptDraft(queue.decode(), _DECODE_DRAFT(raw[at:]), body_id, body_bytes)
 
 

@@ -1,8 +1,8 @@
 """The table of branches, and the sessions that work in them.
 
-`xa_states` defines the allowed order of verbs; this module applies it. `xa` stores, prepares and commits what a branch
-changes. A session works in one branch at a time. A branch can have many sessions and is decided when none is left.
-Every method takes the lock that the constructor receives, which is the lock of the queue plane.
+`xa_states` defines the allowed order of verbs; this module applies it. `xa` prepares and commits branches. A session
+works in one branch at a time. A branch can have many sessions, and is decided after the last one ended. Every method
+takes the lock of the queue plane.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from basaltmq.errors import (
     LimitExceededError,
@@ -21,6 +21,8 @@ from basaltmq.errors import (
     XaProtocolError,
     XidInUseError,
 )
+from basaltmq.queues.transactions.branch_rows import BranchRow
+from basaltmq.queues.transactions.work import Plane, Work
 from basaltmq.queues.transactions.xa_states import (
     BranchState,
     SessionState,
@@ -37,15 +39,17 @@ from basaltmq.queues.transactions.xid import (
 )
 
 BRANCHES_MAX: Final = 10_000
-"""Maximum number of branches. Each waits for a coordinator; so many mean that none is coming. Recovered ones always
-fit."""
+"""Maximum number of branches. So many mean that no coordinator finishes them. Recovered branches always fit."""
 
 
 @dataclass(eq=False, slots=True)
-class TableBranch:
-    """The common state of all branches."""
+class Branch:
+    """A branch and its state in memory."""
 
     xid: Xid
+    work: Work
+    row: BranchRow = field(init=False)
+    """The row on disk, once prepared."""
     state: BranchState = BranchState.ABSENT
     sessions: dict[Hashable, SessionState] = field(default_factory=dict)
     decision: int = PREPARED
@@ -58,21 +62,16 @@ class TableBranch:
         next_branch_state(self.xid, self.state, Verb.WORK)
 
 
-B = TypeVar("B", bound=TableBranch)
+class BranchTable:
+    """All branches over the queues of a plane."""
 
+    def __init__(self, plane: Plane, lock: threading.RLock) -> None:
+        self._branches: dict[Xid, Branch] = {}
+        self._working: dict[Hashable, Branch] = {}
+        self._plane = plane
+        self._lock = lock
 
-class BranchTable(Generic[B]):
-    """All branches of a resource."""
-
-    def __init__(self, lock: threading.RLock | None = None) -> None:
-        self._branches: dict[Xid, B] = {}
-        self._working: dict[Hashable, B] = {}
-        self._lock = lock or threading.RLock()
-
-    def _make(self, xid: Xid) -> B:
-        raise NotImplementedError
-
-    def start(self, xid: Xid, session: Hashable, *, join: bool = False, resume: bool = False) -> B:
+    def start(self, xid: Xid, session: Hashable, *, join: bool = False, resume: bool = False) -> Branch:
         """Add a session to a branch: a new one, an existing one (join), or again (resume)."""
         check_xid(xid)
         if join and resume:
@@ -88,7 +87,7 @@ class BranchTable(Generic[B]):
                     raise LimitExceededError(
                         f"{BRANCHES_MAX} branches exist, which is the limit; complete some before starting more"
                     )
-                branch = self._make(xid)
+                branch = Branch(xid, Work(self._plane))
                 verb = Verb.START
             self._require_outside(session, branch)
             state = next_branch_state(xid, branch.state, verb)
@@ -128,36 +127,36 @@ class BranchTable(Generic[B]):
             branch = self._branches.get(xid)
             return BranchState.ABSENT if branch is None else branch.state
 
-    def _drop(self, branch: B) -> None:
+    def _drop(self, branch: Branch) -> None:
         branch.state = BranchState.ABSENT
         self._branches.pop(branch.xid, None)
 
-    def _known(self, xid: Xid) -> B:
+    def _known(self, xid: Xid) -> Branch:
         check_xid(xid)
         try:
             return self._branches[xid]
         except KeyError:
             raise UnknownXidError(f"branch {xid} is unknown; it may be finished, or was never prepared") from None
 
-    def _idle_branch(self, xid: Xid) -> B:
+    def _idle_branch(self, xid: Xid) -> Branch:
         branch = self._known(xid)
         if branch.busy:
             raise XaProtocolError(f"branch {xid} has a step in progress; wait for its answer")
         return branch
 
-    def _ended_branch(self, xid: Xid) -> B:
+    def _ended_branch(self, xid: Xid) -> Branch:
         branch = self._idle_branch(xid)
         if branch.sessions:
             raise XaProtocolError(f"branch {xid} still has {len(branch.sessions)} sessions; end them first")
         return branch
 
-    def _require_outside(self, session: Hashable, target: B) -> None:
+    def _require_outside(self, session: Hashable, target: Branch) -> None:
         """Raise an error if the session works in another branch."""
         branch = self._working.get(session)
         if branch is not None and branch is not target:
             raise XaProtocolError(f"the session works in branch {branch.xid}; end or suspend that first")
 
-    def _require_undecided(self, branch: B) -> None:
+    def _require_undecided(self, branch: Branch) -> None:
         if branch.decision == HEURISTICALLY_COMMITTED:
             raise XaHeuristicCommitError(f"an operator committed branch {branch.xid}; forget it")
         if branch.decision == HEURISTICALLY_ROLLED_BACK:

@@ -24,13 +24,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Self, TypeVar
 
 import msgspec
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.durability import Durability
 from basaltmq.errors import (
     BasaltError,
@@ -46,17 +46,16 @@ from basaltmq.errors import (
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.entries.quarantine import Quarantine
+from basaltmq.queues.entries.rows import NO_BODY
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.prepared import hold, is_held
 from basaltmq.queues.leases.table import LeaseCall
-from basaltmq.queues.lifecycle import limits
-from basaltmq.queues.quarantine import Quarantine
+from basaltmq.queues.lifecycle import limits, script_results
 from basaltmq.queues.queue import ENQUEUE_MAX, Queue
-from basaltmq.queues.ready.rows import NO_BODY
-from basaltmq.queues.scripts import advice
 from basaltmq.queues.transactions import branch_rows
 from basaltmq.queues.transactions.branch_rows import BranchRow, Hold, KeptDraft
-from basaltmq.queues.transactions.branch_table import BranchTable, TableBranch
+from basaltmq.queues.transactions.branch_table import Branch, BranchTable
 from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Find, Plane, Work
 from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
 from basaltmq.queues.transactions.xid import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
@@ -64,8 +63,6 @@ from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp
 from basaltmq.store.sync.group_commit import GroupCommit
-
-_MS = 1_000_000
 
 T = TypeVar("T")
 
@@ -84,15 +81,11 @@ class InDoubt(NamedTuple):
     since_ms: int
     queues: list[str]
     held: int
-    enqueues: int
+    to_enqueue: int
 
-
-@dataclass(eq=False, slots=True)
-class QueueBranch(TableBranch):
-    """A branch over queues."""
-
-    work: Work = field(init=False)
-    row: BranchRow = field(init=False)
+    def shown(self) -> dict[str, object]:
+        """Return the fields with the xid as text."""
+        return self._asdict() | {"xid": str(self.xid)}
 
 
 class XaSession:
@@ -132,8 +125,8 @@ class XaSession:
         self._table.start(self.xid, self, resume=True)
 
 
-class QueueXa(BranchTable[QueueBranch]):
-    """All branches over the queues of a plane."""
+class QueueXa(BranchTable):
+    """Prepares, commits and rolls back branches."""
 
     def __init__(
         self,
@@ -144,11 +137,10 @@ class QueueXa(BranchTable[QueueBranch]):
         clock_ns: Callable[[], int],
         quarantine: Quarantine,
     ) -> None:
-        super().__init__(lock)
+        super().__init__(plane, lock)
         self._quarantine = quarantine
         self._store = store
         self._commit = commit
-        self._plane = plane
         self._clock_ns = clock_ns
         self._content = Content(store)
         self._queues: dict[str, set[Xid]] = {}
@@ -166,7 +158,7 @@ class QueueXa(BranchTable[QueueBranch]):
         """Load the prepared branches from disk."""
         table = cls(store, commit, plane, lock, clock_ns, quarantine)
         for row in branch_rows.read_branches(store, quarantine):
-            branch = table._make(row.xid)
+            branch = Branch(row.xid, Work(plane))
             branch.decision = row.state
             branch.state = BranchState.PREPARED if row.state == PREPARED else BranchState.HEURISTIC
             table._keep(branch, row)
@@ -250,12 +242,7 @@ class QueueXa(BranchTable[QueueBranch]):
             if not branch.sessions:
                 self.rollback(branch.xid)
 
-    def _make(self, xid: Xid) -> QueueBranch:
-        branch = QueueBranch(xid)
-        branch.work = Work(self._plane)
-        return branch
-
-    def _prepare(self, xid: Xid) -> tuple[QueueBranch, Vote]:
+    def _prepare(self, xid: Xid) -> tuple[Branch, Vote]:
         with self._lock:
             branch = self._ended_branch(xid)
             self._require_sound(branch)
@@ -270,7 +257,7 @@ class QueueXa(BranchTable[QueueBranch]):
             self._keep(branch, row)
             return branch, Vote(read_only=False)
 
-    def _put(self, change: Change, find: Find, branch: QueueBranch) -> BranchRow:
+    def _put(self, change: Change, find: Find, branch: Branch) -> BranchRow:
         """Hold the messages to ack, store those to enqueue, and write the record."""
         xid, work = branch.xid, branch.work
         holds: list[Hold] = []
@@ -280,7 +267,7 @@ class QueueXa(BranchTable[QueueBranch]):
         drafts: list[tuple[str, Draft | bytes]] = []
         sizes: dict[str, list[int]] = {}
         for name, given in work.enqueues:
-            drafts += [(name, draft) for draft in advice.on_enqueue(find(name), given)]
+            drafts += [(name, draft) for draft in script_results.on_enqueue(find(name), given)]
             sizes.setdefault(name, []).extend(len(d if isinstance(d, bytes) else d.payload) for d in given)
         for name, each in sizes.items():
             limits.require_room(find(name), len(each), sum(each))
@@ -288,11 +275,11 @@ class QueueXa(BranchTable[QueueBranch]):
         if drafts:
             count = branch_rows.put_drafts(change, self._content, find(drafts[0][0]).shared.ids, xid, drafts)
         queues = sorted({each.queue for each in holds} | {name for name, _ in drafts})
-        row = BranchRow(xid, PREPARED, self._clock_ns() // _MS, count, holds, queues)
+        row = BranchRow(xid, PREPARED, self._clock_ns() // NS_PER_MS, count, holds, queues)
         branch_rows.put_branch(change.batch, row)
         return row
 
-    def _commit_branch(self, xid: Xid, one_phase: bool) -> tuple[QueueBranch, None]:
+    def _commit_branch(self, xid: Xid, one_phase: bool) -> tuple[Branch, None]:
         with self._lock:
             branch = self._ended_branch(xid)
             self._require_undecided(branch)
@@ -306,7 +293,7 @@ class QueueXa(BranchTable[QueueBranch]):
                 self._finish(branch, commit=True)
             return branch, None
 
-    def _rollback(self, xid: Xid) -> tuple[QueueBranch, None]:
+    def _rollback(self, xid: Xid) -> tuple[Branch, None]:
         with self._lock:
             branch = self._ended_branch(xid)
             self._require_undecided(branch)
@@ -317,19 +304,19 @@ class QueueXa(BranchTable[QueueBranch]):
                 self._undo(branch)
             return branch, None
 
-    def _decide(self, xid: Xid, commit: bool) -> tuple[QueueBranch, None]:
+    def _decide(self, xid: Xid, commit: bool) -> tuple[Branch, None]:
         with self._lock:
             branch = self._ended_branch(xid)
             self._require_undecided(branch)
             state = next_branch_state(xid, branch.state, Verb.DECIDE)
             decision = HEURISTICALLY_COMMITTED if commit else HEURISTICALLY_ROLLED_BACK
-            row = BranchRow(xid, decision, self._clock_ns() // _MS, 0, [], [])
+            row = BranchRow(xid, decision, self._clock_ns() // NS_PER_MS, 0, [], [])
             self._finish(branch, commit=commit, leaving=row)
             branch.state, branch.decision, branch.row = state, decision, row
             self._branches[xid] = branch
             return branch, None
 
-    def _finish(self, branch: QueueBranch, *, commit: bool, leaving: BranchRow | None = None) -> None:
+    def _finish(self, branch: Branch, *, commit: bool, leaving: BranchRow | None = None) -> None:
         """Commit or roll back a prepared branch."""
 
         def finish(change: Change, find: Find) -> None:
@@ -394,7 +381,7 @@ class QueueXa(BranchTable[QueueBranch]):
             is_transient = (draft.transient or in_memory) and not draft.delay_ms
             queue.enqueue(change, [whole], NO_BODY if is_transient else body_id, prepared=True)
 
-    def _try(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
+    def _try(self, branch: Branch, operation: Callable[[Change, Find], T]) -> T:
         """Run a step that ends the branch if it fails."""
         try:
             return self._step(branch, operation)
@@ -404,7 +391,7 @@ class QueueXa(BranchTable[QueueBranch]):
             self._undo(branch)
             raise XaRolledBackError(f"branch {branch.xid} was rolled back: {error}") from error
 
-    def _step(self, branch: QueueBranch, operation: Callable[[Change, Find], T]) -> T:
+    def _step(self, branch: Branch, operation: Callable[[Change, Find], T]) -> T:
         """Write rows. The branch is busy until they are durable."""
         branch.busy = True
         try:
@@ -414,24 +401,24 @@ class QueueXa(BranchTable[QueueBranch]):
             branch.busy = isinstance(error, StorageError) and not isinstance(error, NOTHING_WRITTEN)
             raise
 
-    def _undo(self, branch: QueueBranch) -> None:
+    def _undo(self, branch: Branch) -> None:
         """Roll back an unprepared branch. Messages it leased are released, or their leases expire."""
         if branch.work.took:
             with suppress(BasaltError):
                 self._plane.apply(branch.work.give_back)
         self._drop(branch)
 
-    def _require_sound(self, branch: QueueBranch) -> None:
+    def _require_sound(self, branch: Branch) -> None:
         if branch.state is BranchState.ROLLBACK_ONLY:
             self._undo(branch)
             raise XaRolledBackError(f"branch {branch.xid} had failed and was rolled back")
 
-    def _keep(self, branch: QueueBranch, row: BranchRow) -> None:
+    def _keep(self, branch: Branch, row: BranchRow) -> None:
         branch.row = row
         for name in row.queues:
             self._queues.setdefault(name, set()).add(row.xid)
 
-    def _wait(self, branch: QueueBranch, result: T) -> T:
+    def _wait(self, branch: Branch, result: T) -> T:
         if branch.busy:
             self._commit.wait_durable()
             branch.busy = False

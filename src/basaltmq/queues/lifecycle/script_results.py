@@ -13,7 +13,7 @@ import msgspec
 
 from basaltmq.ids import format_id
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.entry_builder import checked
+from basaltmq.queues.lifecycle.entry_builder import checked
 from basaltmq.queues.message import Message
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import repeat
 from typing import Final, overload
 
-from basaltmq.queues.ready.backing import Entry
+from basaltmq.queues.entries.backing import Entry
 
 SMALL: Final = 64
 """Shorter columns are merged while they wait: an object per one-message call would cost more than the message."""

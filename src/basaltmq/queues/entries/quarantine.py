@@ -22,9 +22,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from basaltmq.errors import CorruptionError, InvalidArgumentError, NotFoundError
 from basaltmq.queues.change import Change
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.rows import read_entry, unwrap
 from basaltmq.queues.message import HEAD
-from basaltmq.queues.ready.backing import APART
-from basaltmq.queues.ready.rows import read_entry, unwrap
 from basaltmq.store.api import Reader, Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -36,10 +36,10 @@ MISSING: Final = 1
 """Record flag: the row is missing although another row refers to it."""
 
 PENDING_MAX: Final = 1024
-"""Rows to note before they are moved in a batch of their own. Bounds memory, with rows of 2 MiB at most."""
+"""Rows to note before they are moved in a separate batch. Bounds memory, with rows of 2 MiB at most."""
 
 PENDING_BYTES_MAX: Final = 16 << 20
-"""Bytes of rows to note before they are moved in a batch of their own."""
+"""Bytes of rows to note before they are moved in a separate batch."""
 
 LINES_MAX: Final = 20
 """Log lines per batch, so that thousands of damaged rows do not flood the log."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StaleLeaseError
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
@@ -22,7 +23,7 @@ from basaltmq.queues.lifecycle import dedup, delays, limits, timers, ttl
 from basaltmq.queues.lifecycle.failures import expire_lease
 from basaltmq.queues.lifecycle.timers import Timer
 from basaltmq.queues.loaded_queues import LoadedQueues
-from basaltmq.queues.queue import MS, PlaneContext
+from basaltmq.queues.queue import PlaneContext
 from basaltmq.store.families import Family
 from basaltmq.store.keys.queues import lease_expiry_key
 
@@ -229,7 +230,10 @@ class Due:
             return dedup.sweep(queue, change)
         if timer.kind == timers.UNUSED and queue.config.expires_ms is not None:
             self._shared.timers.set(
-                change, max(queue.used_ns, change.now_ns) + queue.config.expires_ms * MS, timers.UNUSED, queue.name
+                change,
+                max(queue.used_ns, change.now_ns) + queue.config.expires_ms * NS_PER_MS,
+                timers.UNUSED,
+                queue.name,
             )
         return False
 
@@ -241,4 +245,4 @@ class Due:
             return False
         if self._shared.holders(name):
             return False
-        return queue.used_ns + queue.config.expires_ms * MS <= now_ns
+        return queue.used_ns + queue.config.expires_ms * NS_PER_MS <= now_ns

@@ -15,9 +15,9 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.errors import CorruptionError
+from basaltmq.queues.entries.backing import APART, RETURNED, SHARED, TIMED, Entry
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.message import HEAD, LAYOUT, Message, are_labels, decode_row
-from basaltmq.queues.ready.backing import APART, RETURNED, SHARED, TIMED, Entry
-from basaltmq.queues.ready.plain import Plain
 from basaltmq.store.keys.parts import lp
 
 ENVELOPE: Final = 0x80

@@ -14,11 +14,11 @@ from typing import Final
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StoreStalledError
 from basaltmq.queues.change import Change
 from basaltmq.queues.change_runner import ChangeRunner
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.quarantine import PENDING_MAX, Record, find_record, records
 from basaltmq.queues.loaded_queues import LoadedQueues
 from basaltmq.queues.plane_context import PlaneContext
-from basaltmq.queues.quarantine import PENDING_MAX, Record, find_record, records
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART
 from basaltmq.queues.recovery.recount import counted
 from basaltmq.queues.stats import QueueStats
 from basaltmq.store.api import Store

@@ -55,7 +55,7 @@ import msgspec
 from basaltmq.queues.change import Change
 
 if TYPE_CHECKING:
-    from basaltmq.queues.ready.plain import Plain
+    from basaltmq.queues.entries.plain import Plain
 
 TRANSIENT: Final = 1
 """May be lost at a restart."""
@@ -216,6 +216,11 @@ class BackingQueue(Protocol):
 
     def browse(self, after: bytes, count: int) -> list[Entry]:
         """Return up to `count` waiting messages with keys above `after`, in key order, without changes."""
+        ...
+
+    def pick(self, keys: Sequence[bytes], *, leave: bool) -> list[Entry]:
+        """Return the messages with these keys that wait in the queue, with their rows. Without `leave`, take them out,
+        and the caller puts them back if its write fails."""
         ...
 
     def has_room_for(self, entries: Sequence[Entry]) -> bool:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import InvalidArgumentError, LimitExceededError
 from basaltmq.queues.change import Change
 from basaltmq.queues.content import INLINE_BYTES_MAX
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft, to_message
+from basaltmq.queues.entries import rows
+from basaltmq.queues.entries.backing import APART, SHARED, TIMED, TRANSIENT, Entry
+from basaltmq.queues.entries.plain import Plain
 from basaltmq.queues.lifecycle.ttl import watch
 from basaltmq.queues.message import FAIRNESS_KEY_BYTES_MAX, HEAD, PAYLOAD_BYTES_MAX, Message, encode_row
-from basaltmq.queues.ready import rows
-from basaltmq.queues.ready.backing import APART, SHARED, TIMED, TRANSIENT, Entry
 from basaltmq.queues.ready.fair_scheduler import WEIGHT_MAX
-from basaltmq.queues.ready.plain import Plain
 from basaltmq.store.families import Family
 from basaltmq.store.keys.queues import timed_of
 
@@ -32,7 +33,6 @@ ENQUEUE_MAX: Final = 10_000
 _ANY_ID: Final = bytes(16)
 """Placeholder id of a message that is only checked."""
 
-MS: Final = 1_000_000
 
 _SPECIAL: Final = attrgetter(
     "headers", "fairness_key", "weight", "throttle_keys", "priority", "ttl_ms", "delay_ms", "dedup_id"
@@ -77,7 +77,7 @@ def build(
             raise _no_draft(draft)
         entry = _build_one(queue, change, draft, message_id, enqueued_ns, shared_body, memory)
         if draft.delay_ms:
-            delayed.append((entry, change.now_ns + draft.delay_ms * MS))
+            delayed.append((entry, change.now_ns + draft.delay_ms * NS_PER_MS))
         else:
             entries.append(entry)
     return NewEntries(ids, entries, delayed, None)
@@ -133,7 +133,7 @@ def _build_plain(
         return None
     expires_ns = 0
     if queue.config.ttl_ms is not None:
-        expires_ns = change.now_ns + queue.config.ttl_ms * MS
+        expires_ns = change.now_ns + queue.config.ttl_ms * NS_PER_MS
         watch(queue, change, expires_ns)
     head = queue.default_prefix + enqueued_ns.to_bytes(8, "big")
     made = rows.plain_rows(payloads, expires_ns, properties, sizes)
@@ -180,7 +180,7 @@ def build_for_many(
     for at, queue in enumerate(queues):
         expires_ns = 0
         if queue.config.ttl_ms is not None:
-            expires_ns = change.now_ns + queue.config.ttl_ms * MS
+            expires_ns = change.now_ns + queue.config.ttl_ms * NS_PER_MS
             watch(queue, change, expires_ns)
         found = rows_by_expiry.get(expires_ns)
         if found is None:
@@ -249,7 +249,7 @@ def _build_one(
     memory: bool,
 ) -> Entry:
     ttl_ms = _ttl_ms(queue, draft.ttl_ms)
-    expires_ns = 0 if ttl_ms is None else change.now_ns + (ttl_ms + draft.delay_ms) * MS
+    expires_ns = 0 if ttl_ms is None else change.now_ns + (ttl_ms + draft.delay_ms) * NS_PER_MS
     message = to_message(draft, queue.name, message_id, enqueued_ns, expires_ns)
     # Delayed messages wait on disk.
     transient = (draft.transient or memory) and not draft.delay_ms
