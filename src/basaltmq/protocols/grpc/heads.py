@@ -28,7 +28,7 @@ class RequestHead:
         self.encoding = "identity"
         self.timeout_s: float | None = None
         self.http_status = 0
-        """HTTP status to answer with if the request is not a gRPC request, else 0."""
+        """HTTP status of the response if the request is not a gRPC request, else 0."""
         self.refusal: Outcome | None = None
         self._read(given)
 
@@ -42,15 +42,8 @@ class RequestHead:
                 self.http_status = 400
             else:
                 plain[name] = value
-        if (
-            self.http_status
-            or not pseudo.keys() >= {":method", ":scheme", ":path"}
-            or plain.get("te", "")
-            not in (
-                "",
-                "trailers",
-            )
-        ):
+        has_required = pseudo.keys() >= {":method", ":scheme", ":path"}
+        if self.http_status or not has_required or plain.get("te", "trailers") not in {"", "trailers"}:
             self.http_status = 400
             return
         if pseudo[":method"] != "POST":

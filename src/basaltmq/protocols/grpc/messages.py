@@ -13,13 +13,11 @@ from collections import deque
 from struct import Struct
 from typing import Final, NamedTuple
 
+from basaltmq.protocols.frame_buffer import add_part
 from basaltmq.protocols.grpc.http2.events import Chunk
 
 PREFIX: Final = Struct(">BI")
 PREFIX_BYTES: Final = PREFIX.size
-
-PART_BYTES_MIN: Final = 4_096
-"""Two adjacent parts together exceed this size, so a sender of single bytes does not cost one object per byte."""
 
 _GZIP: Final = zlib.MAX_WBITS | 16
 
@@ -85,10 +83,7 @@ class Messages:
 
     def add(self, chunk: Chunk) -> None:
         parts = self._parts
-        if parts and len(parts[-1]) + len(chunk) <= PART_BYTES_MIN:
-            parts[-1] = bytes(parts[-1]) + chunk
-        else:
-            parts.append(chunk)
+        add_part(parts, chunk)
         self._have += len(chunk)
         if self._have < self._need:
             return

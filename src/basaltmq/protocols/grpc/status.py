@@ -15,6 +15,10 @@ _PLAIN: Final = " !\"#$&'()*+,/:;<=>?@[\\]^`{|}"
 """Characters that `quote` would escape and gRPC does not: all printable ASCII except the percent sign."""
 
 
+ERROR_CODE_KEY: Final = "basalt-error"
+"""Trailing metadata with the code of a Basalt error."""
+
+
 class Status(enum.IntEnum):
     """gRPC status codes."""
 

@@ -20,7 +20,7 @@ def zipped(message: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("path", ["/Echo", "/Counts", "/Doubles"])
-def test_compressed_requests_are_read_and_bombs_are_not(path: str) -> None:
+def test_compressed_requests_are_decoded_and_bombs_refused(path: str) -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         message = {"/Echo": b"x" * 50_000, "/Counts": b"1", "/Doubles": b"y"}[path]
@@ -30,7 +30,7 @@ def test_compressed_requests_are_read_and_bombs_are_not(path: str) -> None:
         expected = {"/Echo": prefixed(message), "/Counts": prefixed(b"0" + bytes(1000)), "/Doubles": prefixed(b"yy")}[
             path
         ]
-        assert session.answers() == expected
+        assert session.responses() == expected
         for stream, size_bytes in ((3, 500_001), (5, 4_000_000)):
             session.call(path, zipped(bytes(size_bytes)), stream=stream, grpc_encoding="gzip")
             await session.until(lambda: session.outcome(stream) is not None)  # noqa: B023
@@ -43,7 +43,7 @@ def test_compressed_requests_are_read_and_bombs_are_not(path: str) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_compressed_messages_that_nobody_reads_take_no_more_memory_than_they_arrived_with() -> None:
+def test_unread_compressed_messages_stay_compressed() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         bombs = zipped(bytes(20_000_000)) * 10

@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2: calls in, answers out, and what happens to those that are not as they should be."""
+"""gRPC over HTTP/2: calls in, responses out, and what happens to those that are not as they should be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.fuzz.amqp091 import Transport
 from tests.unit.protocols.http2.peer import data, frames, goaway, headers, prefixed, resets
 
-from basaltmq.broker.loop_shares import TURN_S, LoopShares
+from basaltmq.broker.scheduling.loop_shares import TURN_S, LoopShares
 from basaltmq.errors import QueueNotFoundError
 from basaltmq.protocols.grpc.client.call import CallFailed
 from basaltmq.protocols.grpc.client.channel import Channel, timeout_text
@@ -20,11 +20,11 @@ from basaltmq.protocols.grpc.heads import RequestHead, ResponseHead
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
 from basaltmq.protocols.grpc.http2.events import Headers
-from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, Code, Setting
+from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_ACCEPTED, FRAME_BYTES_MIN, Code, Setting
 from basaltmq.protocols.grpc.http2.header_blocks import HeaderCache
 from basaltmq.protocols.grpc.messages import PREFIX, Messages
 from basaltmq.protocols.grpc.server.call import Call
-from basaltmq.protocols.grpc.server.connection import ANSWERS_BYTES_MAX, ServerConnection
+from basaltmq.protocols.grpc.server.connection import RESPONSES_BYTES_MAX, ServerConnection
 from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.grpc.server.methods import BidiStreaming, ServerStreaming, Unary
 from basaltmq.protocols.grpc.server.server import GrpcServer
@@ -81,7 +81,7 @@ class Session:
                 return event.fields.outcome
         return None
 
-    def answers(self, stream: int = 1) -> bytes:
+    def responses(self, stream: int = 1) -> bytes:
         return b"".join(each.payload for each in frames(self.raw) if each.kind == f.DATA and each.stream == stream)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
@@ -154,7 +154,7 @@ def run(work: Work, **options: Any) -> None:
     asyncio.run(inside())
 
 
-def test_a_unary_call_is_answered_within_the_turn_and_in_one_write() -> None:
+def test_a_unary_call_completes_within_the_turn_in_one_write() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         before = len(session.transport.written)
@@ -169,13 +169,13 @@ def test_a_unary_call_is_answered_within_the_turn_and_in_one_write() -> None:
         session.give(raw)
         assert len(session.transport.written) == before + 1
         for stream in (1, 3, 5):
-            assert session.answers(stream) == prefixed(b"hello")
+            assert session.responses(stream) == prefixed(b"hello")
             assert session.outcome(stream) == Outcome(Status.OK)
 
     run(work)
 
 
-def test_answers_that_come_later_in_one_turn_are_one_write() -> None:
+def test_responses_of_one_later_turn_share_a_write() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         for stream in (1, 3):
@@ -185,12 +185,12 @@ def test_answers_that_come_later_in_one_turn_are_one_write() -> None:
             later.set_result(b"x")
         await session.until(lambda: session.outcome(3) is not None)
         assert len(session.transport.written) == before + 1
-        assert session.answers(1) == session.answers(3) == prefixed(b"later x")
+        assert session.responses(1) == session.responses(3) == prefixed(b"later x")
 
     run(work)
 
 
-def test_a_deadline_far_away_is_looked_after_by_the_sweep() -> None:
+def test_distant_deadlines_are_checked_by_the_sweep() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         session.call("/Later", prefixed(b""), grpc_timeout="20S")
@@ -208,12 +208,12 @@ def test_a_deadline_far_away_is_looked_after_by_the_sweep() -> None:
     run(work)
 
 
-def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
+def test_a_single_call_is_answered_in_the_turn_of_its_response() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         session.call("/Later", prefixed(b""))
         handlers.laters[0].set_result(b"x")
-        assert session.answers(1) == prefixed(b"later x")
+        assert session.responses(1) == prefixed(b"later x")
         session.call("/Later", prefixed(b""), stream=3)
         handlers.laters[1].set_exception(QueueNotFoundError("gone"))
         assert session.outcome(3) is not None
@@ -221,7 +221,7 @@ def test_an_only_call_is_answered_in_the_turn_its_answer_is_known() -> None:
     run(work)
 
 
-def test_a_blocked_client_does_not_delay_the_answers_of_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_blocked_client_does_not_delay_responses_to_others(caplog: pytest.LogCaptureFixture) -> None:
     later: ImmediateFuture[bytes] = ImmediateFuture()
     reported: list[ImmediateFuture[bytes]] = []
 
@@ -232,7 +232,7 @@ def test_a_blocked_client_does_not_delay_the_answers_of_others(caplog: pytest.Lo
     later.then(fails)
     later.set_result(b"x")
     assert reported == [later]
-    assert "cannot answer a gRPC call" in caplog.text
+    assert "sending the response of a gRPC call failed" in caplog.text
 
 
 def test_errors_arrive_with_status_text_and_code() -> None:
@@ -272,7 +272,7 @@ def test_errors_arrive_with_status_text_and_code() -> None:
         ("/Counts", prefixed(b"x"), {}, Status.INTERNAL),
     ],
 )
-def test_a_call_that_cannot_be_served_ends_with_its_status_and_the_next_is_served(
+def test_an_invalid_call_gets_its_status_and_the_next_one_is_served(
     path: str, content: bytes, fields: dict[str, Any], status: Status
 ) -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
@@ -283,7 +283,7 @@ def test_a_call_that_cannot_be_served_ends_with_its_status_and_the_next_is_serve
         assert found is not None
         assert found.status is status
         session.call("/Echo", prefixed(b"next"), stream=3)
-        await session.until(lambda: session.answers(3) == prefixed(b"next"))
+        await session.until(lambda: session.responses(3) == prefixed(b"next"))
         assert session.connection.calls == 0
 
     run(work, request_bytes_max=1_000_000)
@@ -304,14 +304,14 @@ def test_requests_that_are_not_grpc_get_an_http_error(fields: list[tuple[str, st
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         session.give(headers(1, fields, ends=True))
-        (answer,) = [each for each in frames(session.raw) if each.kind == f.HEADERS]
-        assert status in answer.payload
-        assert answer.flags & f.END_STREAM
+        (response,) = [each for each in frames(session.raw) if each.kind == f.HEADERS]
+        assert status in response.payload
+        assert response.flags & f.END_STREAM
 
     run(work)
 
 
-def test_a_client_that_gives_up_cancels_what_runs() -> None:
+def test_a_client_that_resets_its_call_cancels_the_handler() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         session.call("/Sleeps", prefixed(b""))
@@ -328,7 +328,7 @@ def test_a_client_that_gives_up_cancels_what_runs() -> None:
     run(work)
 
 
-def test_a_stream_of_answers_stops_where_the_clients_window_does() -> None:
+def test_streamed_responses_pause_at_the_window_of_the_client() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server, INITIAL_WINDOW_SIZE=5_000)
         session.call("/Counts", prefixed(b"100"))
@@ -336,7 +336,7 @@ def test_a_stream_of_answers_stops_where_the_clients_window_does() -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         assert handlers.written == 4
-        assert len(session.answers()) == 5_000
+        assert len(session.responses()) == 5_000
         session.give(f.window_update(1, 1 << 20) + f.window_update(0, 1 << 20))
         await session.until(lambda: session.outcome() is not None)
         assert handlers.written == 100
@@ -344,7 +344,7 @@ def test_a_stream_of_answers_stops_where_the_clients_window_does() -> None:
     run(work)
 
 
-def test_a_client_whose_socket_is_full_is_not_read_and_gets_nothing_more() -> None:
+def test_reading_and_writing_pause_while_the_socket_of_a_client_is_full() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server, INITIAL_WINDOW_SIZE=1 << 30)
         session.give(f.window_update(0, 1 << 30))
@@ -359,13 +359,13 @@ def test_a_client_whose_socket_is_full_is_not_read_and_gets_nothing_more() -> No
     run(work)
 
 
-def test_a_client_that_takes_no_answers_is_refused_more_before_memory_is_gone() -> None:
+def test_calls_are_refused_while_a_client_does_not_read_responses() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server, INITIAL_WINDOW_SIZE=0)
-        calls = ANSWERS_BYTES_MAX // LARGE + 20
+        calls = RESPONSES_BYTES_MAX // LARGE + 20
         for number in range(calls):
             session.call("/Large", prefixed(b""), stream=1 + 2 * number)
-        assert session.connection.core.waiting_bytes <= ANSWERS_BYTES_MAX + LARGE + 100
+        assert session.connection.core.waiting_bytes <= RESPONSES_BYTES_MAX + LARGE + 100
         last = session.outcome(2 * calls - 1)
         assert last is not None
         assert last.status is Status.RESOURCE_EXHAUSTED
@@ -373,13 +373,13 @@ def test_a_client_that_takes_no_answers_is_refused_more_before_memory_is_gone() 
     run(work)
 
 
-def test_messages_that_are_never_whole_take_bounded_memory() -> None:
+def test_incomplete_messages_use_bounded_memory() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server)
         part = PREFIX.pack(0, 100_000) + bytes(90_000)
         for number in range(20):
             session.call("/Echo", part, stream=1 + 2 * number, ends=False)
-        assert session.connection._held_bytes <= server.held_bytes_max + FRAME_BYTES_TAKEN
+        assert session.connection._held_bytes <= server.held_bytes_max + FRAME_BYTES_ACCEPTED
         last = session.outcome(39)
         assert last is not None
         assert last.status is Status.RESOURCE_EXHAUSTED
@@ -390,9 +390,9 @@ def test_messages_that_are_never_whole_take_bounded_memory() -> None:
     run(work, request_bytes_max=100_000)
 
 
-@pytest.mark.parametrize("frame_bytes", [1, FRAME_BYTES_MIN, 70_000, FRAME_BYTES_TAKEN])
+@pytest.mark.parametrize("frame_bytes", [1, FRAME_BYTES_MIN, 70_000, FRAME_BYTES_ACCEPTED])
 @pytest.mark.parametrize("path", ["/Echo", "/Type", "/View", "/Doubles"])
-def test_a_request_is_the_same_in_frames_of_any_size(path: str, frame_bytes: int) -> None:
+def test_requests_are_decoded_for_any_frame_size(path: str, frame_bytes: int) -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         session = Session(server, INITIAL_WINDOW_SIZE=1 << 20)
         session.give(f.window_update(0, 1 << 20))
@@ -402,12 +402,12 @@ def test_a_request_is_the_same_in_frames_of_any_size(path: str, frame_bytes: int
         is_view = path == "/View" and len(message) + PREFIX.size <= frame_bytes and len(message) > FRAME_BYTES_MIN
         kind = b"memoryview" if is_view else b"bytes"
         expected = {"/Echo": message, "/Type": b"bytes", "/View": kind, "/Doubles": message * 2}[path]
-        assert session.answers() == prefixed(expected)
+        assert session.responses() == prefixed(expected)
 
     run(work)
 
 
-def test_a_message_in_the_smallest_frames_takes_no_more_memory_than_it_has_bytes() -> None:
+def test_a_message_in_tiny_frames_uses_no_more_memory_than_its_size() -> None:
     messages = Messages(100_000, "identity")
     message = bytes(range(250)) * 200
     raw = prefixed(message)
@@ -418,7 +418,7 @@ def test_a_message_in_the_smallest_frames_takes_no_more_memory_than_it_has_bytes
     assert list(messages.ready) == [message]
 
 
-def test_silent_and_dead_connections_are_closed_in_time() -> None:
+def test_idle_and_dead_connections_are_closed() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         silent, transport = ServerConnection(server), Transport()
         silent.connection_made(transport)  # type: ignore[arg-type]
@@ -430,7 +430,7 @@ def test_silent_and_dead_connections_are_closed_in_time() -> None:
         session = Session(server)
         session.connection.tick(session.connection.received_s + 31)
         assert [each.kind for each in frames(session.raw)][-1] == f.PING
-        session.give(f.ping(b"basalt  ", is_answer=True))
+        session.give(f.ping(b"basalt  ", is_ack=True))
         received_s = session.connection.received_s
         closed = []
         for later_s in (20, 31, 40, 42):
@@ -450,12 +450,12 @@ def test_connections_over_the_limit_get_an_error() -> None:
         assert transport.closed
         second.connection_lost(None)
         first.call("/Echo", prefixed(b"x"))
-        assert first.answers() == prefixed(b"x")
+        assert first.responses() == prefixed(b"x")
 
     run(work, connections_max=1)
 
 
-def test_garbage_ends_its_connection_and_no_other() -> None:
+def test_invalid_bytes_close_only_their_connection() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         good, bad = Session(server), Session(server)
         bad.call("/Sleeps", prefixed(b""))
@@ -465,13 +465,13 @@ def test_garbage_ends_its_connection_and_no_other() -> None:
         assert goaway(bad.raw) is Code.FRAME_SIZE_ERROR
         await good.until(lambda: handlers.cancelled == 1)
         good.call("/Echo", prefixed(b"x"))
-        assert good.answers() == prefixed(b"x")
+        assert good.responses() == prefixed(b"x")
         assert not resets(good.raw)
 
     run(work)
 
 
-def test_our_channel_calls_streams_waits_for_room_and_hears_of_errors() -> None:
+def test_the_client_channel_supports_calls_streams_backpressure_and_errors() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         port = await server.listen("127.0.0.1", 0)
         channel = Channel("127.0.0.1", port)
@@ -484,7 +484,9 @@ def test_our_channel_calls_streams_waits_for_room_and_hears_of_errors() -> None:
         assert ("basalt-error", "queue_not_found") in failed.value.outcome.fields
         with pytest.raises(CallFailed, match="DEADLINE_EXCEEDED"):
             await channel.unary("/Sleeps", b"", 0.01)
-        assert [each async for each in channel.answers("/Counts", b"3")] == [b"%d" % n + bytes(1000) for n in range(3)]
+        assert [each async for each in channel.responses("/Counts", b"3")] == [
+            b"%d" % n + bytes(1000) for n in range(3)
+        ]
         call = await channel.stream("/Doubles")
         for number in range(50):
             await call.send(b"%d" % number * 1000)
@@ -501,7 +503,7 @@ def test_our_channel_calls_streams_waits_for_room_and_hears_of_errors() -> None:
     run(work, calls_max=5, request_bytes_max=4 << 20)
 
 
-def test_our_channel_connects_again_after_the_server_was_away() -> None:
+def test_the_client_channel_reconnects_after_a_server_restart() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         port = await server.listen("127.0.0.1", 0)
         channel = Channel("127.0.0.1", port)
@@ -523,14 +525,14 @@ def test_our_channel_connects_again_after_the_server_was_away() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "plain", "100 %", "zwei\nZeilen, ümlaut €", "".join(map(chr, range(300)))])
-def test_any_text_survives_the_trailer(text: str) -> None:
+def test_any_text_round_trips_through_a_trailer(text: str) -> None:
     assert unescaped(escaped(text)) == text
     assert escaped(text).isascii()
     assert escaped(text).isprintable()
     assert trailer(Outcome(Status.INTERNAL, text))
 
 
-def test_times_are_read_as_they_are_written() -> None:
+def test_timeouts_round_trip() -> None:
     for timeout_s in (1e-6, 0.001, 0.25, 30.0, 99.0, 100.0, 86_400.0, 3e7, 1e9):
         fields = [(":method", "POST"), (":scheme", "http"), (":path", "/"), ("content-type", "application/grpc")]
         found = RequestHead([*fields, ("grpc-timeout", timeout_text(timeout_s))]).timeout_s
@@ -538,7 +540,7 @@ def test_times_are_read_as_they_are_written() -> None:
 
 
 @pytest.mark.promise("P13")
-def test_many_calls_are_split_and_another_client_is_answered_meanwhile() -> None:
+def test_many_calls_are_split_over_turns_while_other_clients_are_served() -> None:
     async def work(server: GrpcServer, handlers: Handlers) -> None:
         ticks = itertools.count()
         server.shares = LoopShares(clock_s=lambda: next(ticks) * TURN_S / 10)
@@ -546,15 +548,15 @@ def test_many_calls_are_split_and_another_client_is_answered_meanwhile() -> None
         given = [(":method", "POST"), (":scheme", "http"), (":path", "/Echo"), ("content-type", "application/grpc")]
         streams = range(1, 401, 2)
         flooding.give(b"".join(headers(each, given) + data(each, prefixed(b"x"), ends=True) for each in streams))
-        assert not flooding.answers(streams[-1])
+        assert not flooding.responses(streams[-1])
         await asyncio.sleep(0)
         other.call("/Echo", prefixed(b"y"))
         for _ in range(3):
             await asyncio.sleep(0)
-        assert other.answers() == prefixed(b"y")
-        assert not flooding.answers(streams[-1])
-        await flooding.until(lambda: bool(flooding.answers(streams[-1])))
-        assert all(flooding.answers(each) == prefixed(b"x") for each in streams)
+        assert other.responses() == prefixed(b"y")
+        assert not flooding.responses(streams[-1])
+        await flooding.until(lambda: bool(flooding.responses(streams[-1])))
+        assert all(flooding.responses(each) == prefixed(b"x") for each in streams)
         assert server.shares.behind == 0
 
     run(work)

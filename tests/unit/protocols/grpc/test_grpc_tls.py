@@ -13,10 +13,11 @@ from tests.interop.fila.certificates import Authority
 from basaltmq.client.channel import Target
 from basaltmq.protocols.grpc.client.call import CallFailed
 from basaltmq.protocols.grpc.client.channel import Channel
+from basaltmq.protocols.grpc.server.certificates import Certificates
 from basaltmq.protocols.grpc.server.methods import Unary
 from basaltmq.protocols.grpc.server.server import GrpcServer
 from basaltmq.protocols.grpc.services.error_status import outcome_of
-from basaltmq.protocols.grpc.services.queue_server import Certificates, TlsFiles
+from basaltmq.protocols.grpc.services.queue_server import TlsFiles
 
 WAIT_S = 60
 
@@ -60,7 +61,7 @@ def is_let_in(files: Files, clients: Literal["ignore", "ask", "require"], shown:
     return asyncio.run(asyncio.wait_for(work(), WAIT_S))
 
 
-def test_a_certificate_that_is_asked_for_may_be_missing_but_not_wrong(files: Files) -> None:
+def test_an_optional_client_certificate_may_be_missing_but_not_invalid(files: Files) -> None:
     assert is_let_in(files, "ask", None)
     assert is_let_in(files, "ask", files.client)
     assert not is_let_in(files, "ask", files.stranger)

@@ -28,7 +28,7 @@ class NotProcessed(CallFailed):
 
 
 class ClientCall:
-    """One call: sends requests and receives answers. It has ended once `outcome` is set."""
+    """One call: sends requests and receives responses. It has ended once `outcome` is set."""
 
     __slots__ = (
         "_connection",
@@ -80,8 +80,8 @@ class ClientCall:
             self._connection.core.end(self.stream)
             self._connection.flush_soon()
 
-    async def answer(self) -> bytes:
-        """Return the single answer. Raise CallFailed if there is none."""
+    async def response(self) -> bytes:
+        """Return the single response. Raise CallFailed if there is none."""
         try:
             while self.outcome is None:
                 self._waiter = self._connection.loop.create_future()
@@ -90,11 +90,11 @@ class ClientCall:
             self.cancel()
         self._require_ok(self.outcome)
         if self._messages is None or len(self._messages.ready) != 1:
-            raise CallFailed(Outcome(Status.INTERNAL, "the server did not answer with exactly one message"))
+            raise CallFailed(Outcome(Status.INTERNAL, "the server did not respond with exactly one message"))
         return self._plain(self._messages.ready[0])
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield answers as they arrive. Raise CallFailed at the end if the status is not OK."""
+        """Yield responses as they arrive. Raise CallFailed at the end if the status is not OK."""
         while True:
             messages = self._messages
             while messages is not None and messages.ready:
@@ -113,7 +113,7 @@ class ClientCall:
         if isinstance(message, bytes):
             return message
         try:
-            return message.inflated(self._connection.answer_bytes_max)
+            return message.inflated(self._connection.response_bytes_max)
         except (MessageTooLarge, BadMessage) as error:
             raise CallFailed(Outcome(Status.RESOURCE_EXHAUSTED, str(error))) from error
 
@@ -122,7 +122,7 @@ class ClientCall:
             raise CallFailed(outcome) if self.was_processed else NotProcessed(outcome)
 
     def _expire(self) -> None:
-        self._finish(Outcome(Status.DEADLINE_EXCEEDED, "no answer arrived within the timeout"))
+        self._finish(Outcome(Status.DEADLINE_EXCEEDED, "no response arrived within the timeout"))
 
     def cancel(self) -> None:
         """Cancel the call, unless it has ended."""
@@ -142,11 +142,11 @@ class ClientCall:
         if head.outcome is not None:
             self._finish(head.outcome)
         elif head.http_status and head.http_status != "200":
-            self._finish(Outcome(_status_of(head.http_status), f"the server answered HTTP {head.http_status}"))
+            self._finish(Outcome(_status_of(head.http_status), f"the server responded with HTTP {head.http_status}"))
         elif has_ended:
             self._finish(Outcome(Status.UNKNOWN, "the server ended the call without a status"))
         elif self._messages is None:
-            self._messages = Messages(self._connection.answer_bytes_max, head.encoding)
+            self._messages = Messages(self._connection.response_bytes_max, head.encoding)
 
     def received(self, chunk: Chunk, size_bytes: int, has_ended: bool) -> None:
         if self._messages is None:

@@ -19,8 +19,8 @@ from basaltmq.protocols.grpc.heads import ResponseHead
 from basaltmq.protocols.grpc.http2.header_blocks import Field, HeaderCache, encode
 from basaltmq.protocols.grpc.status import Outcome, Status
 
-ANSWER_BYTES_MAX: Final = 256 << 20
-"""Largest answer, a lease of many messages. It is in memory as a whole."""
+RESPONSE_BYTES_MAX: Final = 256 << 20
+"""Largest response, a lease of many messages. It is in memory as a whole."""
 
 CONNECT_S: Final = 20.0
 """Connect timeout in seconds, for calls with a longer timeout of their own."""
@@ -42,12 +42,12 @@ class Channel:
         tls: ssl.SSLContext | None = None,
         fields: Sequence[Field] = (),
         user_agent: str = "basaltmq",
-        answer_bytes_max: int = ANSWER_BYTES_MAX,
+        response_bytes_max: int = RESPONSE_BYTES_MAX,
     ) -> None:
         """`fields` is metadata for every call."""
         self.host = host
         self.port = port
-        self.answer_bytes_max = answer_bytes_max
+        self.response_bytes_max = response_bytes_max
         self.header_cache: HeaderCache[ResponseHead] = HeaderCache(ResponseHead)
         self._tls = tls
         authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -69,7 +69,7 @@ class Channel:
         self._is_closed = False
 
     async def unary(self, path: str, request: bytes, timeout_s: float | None = None) -> bytes:
-        """Call a unary method and return its answer. Raise CallFailed if the status is not OK."""
+        """Call a unary method and return its response. Raise CallFailed if the status is not OK."""
         for left in reversed(range(TRIES)):
             connection = self._connection
             if connection is None or not connection.has_room:
@@ -77,24 +77,24 @@ class Channel:
             call = ClientCall(connection, self._block(path, timeout_s), timeout_s)
             call.send_last(request)
             try:
-                return await call.answer()
+                return await call.response()
             except NotProcessed as error:
                 if not left:
                     raise CallFailed(error.outcome) from None
         raise AssertionError("the last attempt raises")
 
     async def stream(self, path: str, timeout_s: float | None = None) -> ClientCall:
-        """Start a call with several requests, several answers, or both."""
+        """Start a call with several requests, several responses, or both."""
         connection = await self._room(timeout_s)
         return ClientCall(connection, self._block(path, timeout_s), timeout_s)
 
-    async def answers(self, path: str, request: bytes) -> AsyncGenerator[bytes, None]:
-        """Yield the answers of a server-streaming method."""
+    async def responses(self, path: str, request: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the responses of a server-streaming method."""
         call = await self.stream(path)
         call.send_last(request)
         try:
-            async for answer in call:
-                yield answer
+            async for response in call:
+                yield response
         finally:
             call.cancel()
 
@@ -120,7 +120,7 @@ class Channel:
                     self._waiting.append(turn)
                     await turn
         except TimeoutError:
-            raise CallFailed(Outcome(Status.DEADLINE_EXCEEDED, "no answer arrived within the timeout")) from None
+            raise CallFailed(Outcome(Status.DEADLINE_EXCEEDED, "no response arrived within the timeout")) from None
 
     def has_room(self) -> None:
         """Wake one waiting call, because a call or a connection ended."""
@@ -159,7 +159,7 @@ class Channel:
                 )
                 await made.wait_established()
         except TimeoutError:
-            raise self._unreachable("no answer") from None
+            raise self._unreachable("no response") from None
         except OSError as error:
             # SSL errors, such as an untrusted certificate, are OSErrors too.
             raise self._unreachable(str(error)) from None

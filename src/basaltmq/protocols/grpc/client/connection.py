@@ -1,4 +1,4 @@
-"""A connection of the gRPC client: socket, HTTP/2 state machine, and dispatch of answers to calls."""
+"""A connection of the gRPC client: socket, HTTP/2 state machine, and dispatch of responses to calls."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.protocols.grpc.client.call import ClientCall
 from basaltmq.protocols.grpc.heads import ResponseHead
 from basaltmq.protocols.grpc.http2.connection import Connection
-from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, GoAway, Headers, Reset, Writable
-from basaltmq.protocols.grpc.http2.frame_sender import is_bulky
+from basaltmq.protocols.grpc.http2.events import ConnectionFailed, GoAway, Headers, Reset
 from basaltmq.protocols.grpc.http2.frames import STREAM_MAX, Code
+from basaltmq.protocols.grpc.http2.socket import Http2Socket
 from basaltmq.protocols.grpc.status import Outcome, Status
 
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.client.channel import Channel
 
 KEEPALIVE_S: Final = 30.0
-"""Interval of pings to a server that is silent while calls wait for answers."""
+"""Interval of pings to a server that is silent while calls wait for responses."""
 
 KEEPALIVE_TIMEOUT_S: Final = 20.0
 
-WRITE_BYTES_HIGH: Final = 1 << 20
 STREAM_LAST: Final = STREAM_MAX - 1_000
 """A connection that has used this many stream ids is replaced."""
 
@@ -33,23 +32,17 @@ _CODES: Final = {
 }
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(Http2Socket[ResponseHead]):
     """A connection to one server."""
 
     def __init__(self, channel: Channel, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.core: Connection[ResponseHead] = Connection(channel.header_cache, is_client=True, clock_s=loop.time)
-        self.answer_bytes_max = channel.answer_bytes_max
+        super().__init__(loop, Connection(channel.header_cache, is_client=True, clock_s=loop.time))
+        self.response_bytes_max = channel.response_bytes_max
         self.is_usable = True
         """Whether new calls may start on this connection."""
-        self.is_paused = False
         self._channel = channel
-        self._transport: asyncio.Transport | None = None
-        self._is_receiving = False
-        self._is_scheduled = False
         self._established: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
-        self._room: list[asyncio.Future[None]] = []
         self._received_s = loop.time()
         self._keeper = loop.call_later(KEEPALIVE_S, self._keep)
         self._why = "the connection was closed"
@@ -67,9 +60,7 @@ class ClientConnection(asyncio.Protocol):
         await self._gone
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport  # type: ignore[assignment]
-        assert self._transport is not None
-        self._transport.set_write_buffer_limits(WRITE_BYTES_HIGH)
+        super().connection_made(transport)
         self._flush()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -93,62 +84,21 @@ class ClientConnection(asyncio.Protocol):
             self.is_usable = False
             self._channel.lost(self)
 
-    def pause_writing(self) -> None:
-        self.is_paused = True
-
-    def resume_writing(self) -> None:
-        self.is_paused = False
-        self._wake()
-
-    def _wake(self) -> None:
-        waiting, self._room = self._room, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
-
-    async def can_write(self) -> None:
-        """Wait until the socket accepts more data or the connection is lost."""
-        future = self.loop.create_future()
-        self._room.append(future)
-        await future
-
     def data_received(self, data: bytes) -> None:
         self._received_s = self.loop.time()
         self._is_receiving = True
         try:
             for event in self.core.receive(data):
-                kind = type(event)
-                if kind is Data:
-                    self._on_data(event)  # type: ignore[arg-type]
-                elif kind is Headers:
-                    self._on_headers(event)  # type: ignore[arg-type]
-                elif kind is Writable:
-                    self._on_writable(event)  # type: ignore[arg-type]
-                elif kind is Reset:
-                    self._on_reset(event)  # type: ignore[arg-type]
-                elif kind is GoAway:
-                    self._on_goaway(event)  # type: ignore[arg-type]
-                elif kind is ConnectionFailed:
-                    self._on_failed(event)  # type: ignore[arg-type]
+                self._handle(event)
         finally:
             self._is_receiving = False
         if self.core.is_established and not self._established.done():
             self._established.set_result(None)
         self._flush()
 
-    def _on_data(self, event: Data) -> None:
-        if event.stream.owner is None:
-            self.core.consumed(event.stream, event.size_bytes)
-        else:
-            event.stream.owner.received(event.chunk, event.size_bytes, event.has_ended)
-
     def _on_headers(self, event: Headers[ResponseHead]) -> None:
         if event.stream.owner is not None:
             event.stream.owner.headers_received(event.fields, event.has_ended)
-
-    def _on_writable(self, event: Writable) -> None:
-        if event.stream.owner is not None:
-            event.stream.owner.writable()
 
     def _on_reset(self, event: Reset) -> None:
         call = event.stream.owner
@@ -178,27 +128,11 @@ class ClientConnection(asyncio.Protocol):
         elif not len(self.core):
             self.close()
 
-    def flush_soon(self) -> None:
-        """Send pending output at the end of this loop turn, together with other output of the turn."""
-        if not self._is_receiving and not self._is_scheduled:
-            self._is_scheduled = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_scheduled = False
-        out = self.core.take_parts()
-        if out and self._transport is not None and not self._transport.is_closing():
-            if is_bulky(out):
-                self._transport.writelines(out)
-            else:
-                self._transport.write(b"".join(out))
-
     def _keep(self) -> None:
         silent_s = self.loop.time() - self._received_s
         if silent_s > KEEPALIVE_S + KEEPALIVE_TIMEOUT_S:
-            self._why = "the server did not answer a keepalive ping"
-            if self._transport is not None:
-                self._transport.abort()
+            self._why = "the server did not respond to a keepalive ping"
+            self.abort()
             return
         if silent_s >= KEEPALIVE_S - 1 and len(self.core):
             self.core.ping()

@@ -1,9 +1,9 @@
 """Abuse limit: how many frames without useful work one connection may send.
 
-PING, SETTINGS, empty DATA and streams that are reset at once cost the receiver time and do no work. Honest clients send
-few of them, or send them next to useful work: a gRPC client pings after received data to estimate its bandwidth.
+PING, SETTINGS, empty DATA and streams that are reset at once cost the receiver time and do no work. Correct clients
+send few of them, or send them next to useful work: a gRPC client pings after received data to estimate its bandwidth.
 The allowance therefore refills over time and with useful work. A client that exceeds it is disconnected with
-ENHANCE_YOUR_CALM. This also covers rapid reset, because a call counts as work only once it has been answered.
+ENHANCE_YOUR_CALM. This also covers rapid reset, because a call counts as work only after its response.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Final
 
 ALLOWANCE: Final = 1_000
-"""Largest burst of useless frames. An honest client may cancel all of its calls (up to 1,000) at once."""
+"""Largest burst of useless frames. A correct client may cancel all of its calls (up to 1,000) at once."""
 
 PER_SECOND: Final = 100
-"""Refill rate in frames per second: far above honest use, and too low to be worth an attack."""
+"""Refill rate in frames per second: far above the rate of correct clients, and too low for an attack."""
 
 
 class Budget:

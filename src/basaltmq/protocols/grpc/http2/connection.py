@@ -1,7 +1,7 @@
 """The HTTP/2 state machine of one connection, client or server side, without I/O.
 
     bytes from the socket ──> receive() ──> events
-    send(), end(), answer(), reset() ... ──> take() ──> bytes for the socket
+    send(), end(), response(), reset() ... ──> take() ──> bytes for the socket
 
 Invariants:
 
@@ -22,15 +22,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, Generic, TypeVar
 
+from basaltmq.protocols.frame_buffer import FrameBuffer
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.budget import Budget
 from basaltmq.protocols.grpc.http2.events import Chunk, ConnectionFailed, Data, Event, GoAway, Headers, PingAcked, Reset
 from basaltmq.protocols.grpc.http2.faults import ConnectionFault, StreamFault
-from basaltmq.protocols.grpc.http2.frame_buffer import FrameBuffer
 from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES, FrameSender
 from basaltmq.protocols.grpc.http2.frames import (
+    FRAME_BYTES_ACCEPTED,
     FRAME_BYTES_MIN,
-    FRAME_BYTES_TAKEN,
     HEAD,
     HEAD_BYTES,
     WINDOW_DEFAULT,
@@ -87,7 +87,7 @@ class Connection(FrameSender, Generic[F]):
         own = [
             (Setting.HEADER_TABLE_SIZE, 0),
             (Setting.INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
-            (Setting.MAX_FRAME_SIZE, FRAME_BYTES_TAKEN),
+            (Setting.MAX_FRAME_SIZE, FRAME_BYTES_ACCEPTED),
             (Setting.MAX_HEADER_LIST_SIZE, LIST_BYTES_MAX),
             (Setting.ENABLE_PUSH, 0) if is_client else (Setting.MAX_CONCURRENT_STREAMS, streams_max),
         ]
@@ -290,7 +290,7 @@ class Connection(FrameSender, Generic[F]):
             self._on_closed_stream(stream_id)
             return None
         if self._is_client:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, f"an answer on stream {stream_id}, which was never opened")
+            raise ConnectionFault(Code.PROTOCOL_ERROR, f"a response on stream {stream_id}, which was never opened")
         self._last_stream = stream_id
         if self._is_leaving or len(self._streams) >= self._streams_max:
             # REFUSED_STREAM guarantees that nothing was processed, so the client may retry.
@@ -343,7 +343,7 @@ class Connection(FrameSender, Generic[F]):
         elif number == Setting.MAX_FRAME_SIZE:
             if not FRAME_BYTES_MIN <= value <= f.FRAME_BYTES_MAX:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, f"MAX_FRAME_SIZE {value} is out of range")
-            self._frame_bytes_max = min(value, FRAME_BYTES_TAKEN)
+            self._frame_bytes_max = min(value, FRAME_BYTES_ACCEPTED)
         elif number == Setting.ENABLE_PUSH:
             if value > 1:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, f"ENABLE_PUSH must be 0 or 1, not {value}")
@@ -362,7 +362,7 @@ class Connection(FrameSender, Generic[F]):
             self._events.append(PingAcked())
             return
         self._charge()
-        self._out.append(f.ping(payload, is_answer=True))
+        self._out.append(f.ping(payload, is_ack=True))
 
     def _on_goaway(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id:
@@ -423,9 +423,9 @@ class Connection(FrameSender, Generic[F]):
 
 def _check_size(kind: int, length: int) -> None:
     """Raise if a frame exceeds our MAX_FRAME_SIZE, or is large and not DATA."""
-    if length > FRAME_BYTES_TAKEN:
+    if length > FRAME_BYTES_ACCEPTED:
         raise ConnectionFault(
-            Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes exceeds the limit of {FRAME_BYTES_TAKEN} bytes"
+            Code.FRAME_SIZE_ERROR, f"a frame of {length} bytes exceeds the limit of {FRAME_BYTES_ACCEPTED} bytes"
         )
     if kind != f.DATA and kind in _HANDLERS:
         raise ConnectionFault(Code.ENHANCE_YOUR_CALM, f"a frame of {length} bytes that is not DATA")

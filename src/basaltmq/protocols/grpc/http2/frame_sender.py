@@ -124,7 +124,7 @@ class FrameSender:
         else:
             self._finish(stream, trailer)
 
-    def answer(self, stream: Stream, block: bytes, first: bytes, content: bytes, trailer: bytes) -> None:
+    def respond(self, stream: Stream, block: bytes, first: bytes, content: bytes, trailer: bytes) -> None:
         """Send headers, content (given in two parts) and trailers, and end the stream."""
         size_bytes = len(first) + len(content)
         if (
@@ -215,7 +215,7 @@ class FrameSender:
             self._budget.refill()
             self._close(stream)
         elif not self._is_client:
-            # The answer is complete before the request: tell the client to stop sending.
+            # The response is complete before the request. The reset stops the client's request.
             self.reset(stream, Code.NO_ERROR)
 
     def closed(self, stream: Stream) -> None:

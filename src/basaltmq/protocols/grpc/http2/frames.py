@@ -33,7 +33,7 @@ _GOAWAY: Final = Struct(">II")
 FRAME_BYTES_MIN: Final = 16_384
 """The smallest permitted MAX_FRAME_SIZE: every peer accepts payloads of this size."""
 
-FRAME_BYTES_TAKEN: Final = 256 << 10
+FRAME_BYTES_ACCEPTED: Final = 256 << 10
 """Our MAX_FRAME_SIZE, and the largest frame we send. A batch of 100 messages of 1 KB is then one frame, not seven.
 The limit bounds memory, because an incomplete frame is buffered. It also bounds head-of-line blocking: a frame takes
 20 ms at 100 Mbit/s."""
@@ -116,8 +116,8 @@ def rst_stream(stream: int, code: int) -> bytes:
     return frame(RST_STREAM, 0, stream, _U32.pack(code))
 
 
-def ping(payload: bytes, *, is_answer: bool = False) -> bytes:
-    return frame(PING, ACK if is_answer else 0, 0, payload)
+def ping(payload: bytes, *, is_ack: bool = False) -> bytes:
+    return frame(PING, ACK if is_ack else 0, 0, payload)
 
 
 def goaway(last_stream: int, code: int, text: str = "") -> bytes:

@@ -1,9 +1,9 @@
 """Header blocks (HPACK, RFC 7541): decoding with a cache that all connections share, and stateless encoding.
 
-Our SETTINGS tell the peer to keep no dynamic table (HEADER_TABLE_SIZE 0). The peer confirms this with a size update in
-its next header block. From then on equal bytes mean equal fields, on any connection. The calls of one client to one
-method send the same block, so the parsed fields are looked up by the bytes of the block. Hashing about 200 bytes
-replaces 40 us of decoding. Until the peer confirms, the table has its default size and every block is decoded.
+Our SETTINGS disable the peer's dynamic table (HEADER_TABLE_SIZE 0). The peer confirms this with a size update in its
+next header block. From then on equal bytes mean equal fields, on any connection. The calls of one client to one method
+send the same block, so the parsed fields are looked up by the bytes of the block. Hashing about 200 bytes replaces 40
+us of decoding. Until the peer confirms, the table has its default size and every block is decoded.
 
 Without a table, a small block cannot expand to large fields either.
 
@@ -38,7 +38,7 @@ class HeaderCache(Generic[F]):
     """Parsed fields by header block, shared by all connections of a server or a channel."""
 
     def __init__(self, read: Callable[[list[Field]], F]) -> None:
-        """`read` parses fields into the type that the user wants. It must not raise."""
+        """`read` parses fields into an `F`. It must not raise."""
         self.read = read
         self.known: dict[bytes, F] = {}
 

@@ -1,9 +1,9 @@
 """One call on the server side.
 
-    data ──> messages ──> handler ──> answers ──> trailers
+    data ──> messages ──> handler ──> responses ──> trailers
                                  └──> error ──> status
 
-A call ends exactly once: by its answer, an error, its deadline, or cancellation by the client. Later events are
+A call ends exactly once: by its response, an error, its deadline, or cancellation by the client. Later events are
 ignored. Cancellation cancels a running handler. A future that the call only waits for is not cancelled, so a write in
 progress still completes.
 """
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 SWEPT_S_MIN: Final = 10.0
 """Deadlines at least this far away are enforced by the server's sweep, up to 1 s late, because the client enforces them
-itself. A timer per call costs as much CPU time as the frames of the answer, and hardly any call needs it."""
+itself. A timer per call costs as much CPU time as the frames of the response, and hardly any call needs it."""
 
-INFLATED_HERE_BYTES_MAX: Final = 1_024
+LOOP_INFLATED_BYTES_MAX: Final = 1_024
 """Compressed size up to which the loop inflates a message: at most 1 MiB, 2 ms. A thread inflates larger ones."""
 
-ANSWER: Final = b"\x88" + encode([("content-type", "application/grpc")])
+RESPONSE_HEADERS: Final = b"\x88" + encode([("content-type", "application/grpc")])
 """Response headers. 0x88 is `:status: 200` in HPACK's static table."""
 
 OK: Final = trailer(Outcome(Status.OK))
@@ -53,7 +53,7 @@ class Call:
 
     __slots__ = (
         "_held_bytes",
-        "_is_answering",
+        "_is_responding",
         "_messages",
         "_method",
         "_reader",
@@ -82,7 +82,7 @@ class Call:
         self._messages: Messages | None = None
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._is_answering = False
+        self._is_responding = False
         self._held_bytes = 0
         self._unread_bytes = 0
         """Received bytes not yet credited to the window, because the handler has not read them."""
@@ -172,7 +172,7 @@ class Call:
 
     async def _inflated(self, message: Compressed) -> bytes:
         server = self.connection.server
-        if len(message.raw) <= INFLATED_HERE_BYTES_MAX:
+        if len(message.raw) <= LOOP_INFLATED_BYTES_MAX:
             return message.inflated(server.inflated_bytes_max)
         async with server.inflating:
             return await asyncio.to_thread(message.inflated, server.inflated_bytes_max)
@@ -185,17 +185,17 @@ class Call:
             return
         assert type(method) is Unary
         try:
-            answer = method.handle(request, self)
+            response = method.handle(request, self)
         except Exception as error:
             self.finish(self.connection.outcome_of(error))
             return
-        if isinstance(answer, bytes):
-            self._answer(answer)
+        if isinstance(response, bytes):
+            self._respond(response)
             return
-        if isinstance(answer, ImmediateFuture):
-            answer.then(self._send_result)
+        if isinstance(response, ImmediateFuture):
+            response.then(self._send_result)
         else:
-            self._task = self.connection.loop.create_task(answer)
+            self._task = self.connection.loop.create_task(response)
             self._task.add_done_callback(self._send_result)
         if not self.is_over:
             self._set_timer()
@@ -223,32 +223,32 @@ class Call:
             return
         try:
             assert type(self._method) is Unary
-            answer = self._method.encode(known.result())
+            response = self._method.encode(known.result())
         except asyncio.CancelledError:
             self.finish(Outcome(Status.CANCELLED, "the broker cancelled the call"))
         except Exception as error:
             self.finish(self.connection.outcome_of(error))
         else:
-            self._answer(answer)
+            self._respond(response)
 
-    def _answer(self, message: bytes) -> None:
+    def _respond(self, message: bytes) -> None:
         connection = self.connection
         self._over()
-        connection.core.answer(self.stream, ANSWER, prefix(message), message, OK)
+        connection.core.respond(self.stream, RESPONSE_HEADERS, prefix(message), message, OK)
         connection.flush_soon()
 
-    def _run(self, answers: AsyncGenerator[bytes, None]) -> None:
-        """Send the answers of a handler, as fast as the client reads them."""
-        task = self.connection.loop.create_task(self._send_all(answers))
+    def _run(self, responses: AsyncGenerator[bytes, None]) -> None:
+        """Send the responses of a handler, as fast as the client reads them."""
+        task = self.connection.loop.create_task(self._send_all(responses))
         self._task = task
         task.add_done_callback(self._sent)
         self._set_timer()
 
-    async def _send_all(self, answers: AsyncGenerator[bytes, None]) -> None:
+    async def _send_all(self, responses: AsyncGenerator[bytes, None]) -> None:
         # Close the generator as soon as the client disconnects, not when it is garbage-collected.
-        async with aclosing(answers):
-            async for answer in answers:
-                await self.write(answer)
+        async with aclosing(responses):
+            async for response in responses:
+                await self.write(response)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
@@ -259,20 +259,20 @@ class Call:
             self.finish(Outcome(Status.OK))
 
     async def write(self, message: bytes) -> None:
-        """Send an answer. Return when the client has room for more."""
+        """Send a response. Return when the client has room for more."""
         if self.is_over:
             return
         connection = self.connection
-        if not self._is_answering:
-            self._is_answering = True
-            connection.core.headers(self.stream, ANSWER)
+        if not self._is_responding:
+            self._is_responding = True
+            connection.core.headers(self.stream, RESPONSE_HEADERS)
         is_sent = connection.core.send(self.stream, prefix(message), message)
         connection.flush_soon()
         if not is_sent:
             self._writer = connection.loop.create_future()
             await self._writer
         while connection.is_paused and not self.is_over:
-            await connection.has_room()
+            await connection.can_write()
 
     def writable(self) -> None:
         """Resume `write`: the data that waited for the client's window has been sent."""
@@ -312,8 +312,8 @@ class Call:
         core = self.connection.core
         self._over()
         block = OK if outcome.status is Status.OK and not outcome.text else trailer(outcome)
-        if not self._is_answering:
-            block = ANSWER + block
+        if not self._is_responding:
+            block = RESPONSE_HEADERS + block
         core.end(self.stream, block)
         self.connection.flush_soon()
         self._cancel()

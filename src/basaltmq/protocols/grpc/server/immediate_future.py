@@ -1,6 +1,6 @@
 """A future whose callback runs synchronously.
 
-An asyncio future runs its callbacks in a later turn of the loop, one scheduled call per future. Answers that become
+An asyncio future runs its callbacks in a later turn of the loop, one scheduled call per future. Responses that become
 ready together, after one sync, would then be sent one turn late. Where the loop itself runs the sync, they would even
 wait behind the next sync. This future runs its single callback at once, inside `set_result`.
 """
@@ -58,5 +58,5 @@ class ImmediateFuture(Generic[T]):
             try:
                 self._callback(self)
             except Exception:
-                # Other callers of the same sync must still be answered.
-                _log.exception("cannot answer a gRPC call")
+                # Other callers of the same sync must still get their response.
+                _log.exception("sending the response of a gRPC call failed")

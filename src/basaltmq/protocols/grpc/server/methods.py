@@ -10,17 +10,17 @@ from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 if TYPE_CHECKING:
     from basaltmq.protocols.grpc.server.call import Call
 
-Answer = bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Any]
-"""The answer itself, a future, or a coroutine that runs as its own task."""
+Response = bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Any]
+"""The response itself, a future, or a coroutine that runs as its own task."""
 
 
 class Unary:
-    """One request, one answer."""
+    """One request, one response."""
 
     __slots__ = ("encode", "handle", "takes_views")
 
     def __init__(
-        self, handle: Callable[[Any, Call], Answer], encode: Callable[[Any], bytes], *, takes_views: bool = False
+        self, handle: Callable[[Any, Call], Response], encode: Callable[[Any], bytes], *, takes_views: bool = False
     ) -> None:
         """`encode` serializes the result of a future or a coroutine. With `takes_views` the handler receives a large
         request as a view, which it must not keep. Otherwise it receives bytes."""
@@ -30,7 +30,7 @@ class Unary:
 
 
 class ServerStreaming:
-    """One request, a stream of answers."""
+    """One request, a stream of responses."""
 
     __slots__ = ("handle",)
 
@@ -39,7 +39,7 @@ class ServerStreaming:
 
 
 class BidiStreaming:
-    """A stream of requests, a stream of answers."""
+    """A stream of requests, a stream of responses."""
 
     __slots__ = ("handle",)
 

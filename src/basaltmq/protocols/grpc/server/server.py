@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.protocols.grpc.heads import RequestHead
 from basaltmq.protocols.grpc.http2.header_blocks import HeaderCache
 from basaltmq.protocols.grpc.server.connection import ServerConnection
@@ -32,7 +32,7 @@ KEEPALIVE_S: Final = 30.0
 KEEPALIVE_TIMEOUT_S: Final = 10.0
 HANDSHAKE_S: Final = 10.0
 
-INFLATED_AT_ONCE: Final = 2
+INFLATED_CONCURRENTLY_MAX: Final = 2
 """Compressed requests that threads inflate at a time. It bounds their memory and leaves cores for other work."""
 
 _log: Final = logging.getLogger("basaltmq")
@@ -67,7 +67,7 @@ class GrpcServer:
         """Limit for incomplete messages of one connection: two of the largest requests."""
         self.inflated_bytes_max = inflated_bytes_max
         """Limit of a compressed request when decompressed."""
-        self.inflating = asyncio.Semaphore(INFLATED_AT_ONCE)
+        self.inflating = asyncio.Semaphore(INFLATED_CONCURRENTLY_MAX)
         self.calls_max = calls_max
         self.handshake_s = handshake_s
         self.keepalive_s = keepalive_s
@@ -110,9 +110,13 @@ class GrpcServer:
             backlog=BACKLOG,
             reuse_address=True,
         )
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
+        self.start()
         found: int = self._listener.sockets[0].getsockname()[1]
         return found
+
+    def start(self) -> None:
+        """Enforce deadlines and keepalive of connections, which `listen` or another acceptor makes."""
+        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
 
     async def stop(self, grace_s: float, text: str) -> None:
         """Refuse new connections and calls, and let running calls finish for `grace_s` seconds."""

@@ -12,9 +12,7 @@ import logging
 from typing import Final
 
 from basaltmq import errors
-from basaltmq.protocols.grpc.status import Outcome, Status
-
-ERROR_CODE_KEY: Final = "basalt-error"
+from basaltmq.protocols.grpc.status import ERROR_CODE_KEY, Outcome, Status
 
 STATUS: Final[dict[type[errors.BasaltError], Status]] = {
     errors.BasaltError: Status.INTERNAL,
@@ -32,7 +30,7 @@ STATUS: Final[dict[type[errors.BasaltError], Status]] = {
     errors.StoreOverfullError: Status.RESOURCE_EXHAUSTED,
     errors.StoreStalledError: Status.UNAVAILABLE,
     errors.StoreClosedError: Status.UNAVAILABLE,
-    errors.PublishersHeldError: Status.UNAVAILABLE,
+    errors.PublishersBlockedError: Status.UNAVAILABLE,
     errors.VHostDownError: Status.UNAVAILABLE,
     errors.QueueFailedError: Status.UNAVAILABLE,
     errors.CorruptionError: Status.DATA_LOSS,

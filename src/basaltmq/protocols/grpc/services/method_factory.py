@@ -1,6 +1,6 @@
-"""Adapters from service handlers to gRPC methods: authentication, decoding of requests, encoding of answers.
+"""Adapters from service handlers to gRPC methods: authentication, decoding of requests, encoding of responses.
 
-A handler takes a request and its caller, and raises Basalt's errors. It returns an answer, a future or a coroutine.
+A handler takes a request and its caller, and raises Basalt's errors. It returns a response, a future or a coroutine.
 A streaming handler is an async generator. Handlers do not depend on gRPC.
 """
 
@@ -15,7 +15,7 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.protocols.grpc.http2.events import Chunk
 from basaltmq.protocols.grpc.server.call import Call
 from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
-from basaltmq.protocols.grpc.server.methods import Answer, BidiStreaming, ServerStreaming, Unary
+from basaltmq.protocols.grpc.server.methods import BidiStreaming, Response, ServerStreaming, Unary
 from basaltmq.protocols.grpc.services.access import Access, Caller
 
 CALLERS_MAX: Final = 16
@@ -23,7 +23,7 @@ CALLERS_MAX: Final = 16
 
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
-Reply = Message | bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Message | bytes]
+HandlerResult = Message | bytes | ImmediateFuture[Any] | Coroutine[Any, Any, Message | bytes]
 
 
 class MethodFactory:
@@ -33,11 +33,14 @@ class MethodFactory:
         self._access = access
 
     def unary(
-        self, request: type[Q], handler: Callable[[Q, Caller], Reply], encode: Callable[[Any], bytes] | None = None
+        self,
+        request: type[Q],
+        handler: Callable[[Q, Caller], HandlerResult],
+        encode: Callable[[Any], bytes] | None = None,
     ) -> Unary:
-        """Make a method with one request and one answer. `encode` serializes the result of a future."""
+        """Make a method with one request and one response. `encode` serializes the result of a future."""
 
-        def handle(raw: bytes, call: Call) -> Answer:
+        def handle(raw: bytes, call: Call) -> Response:
             caller = self._caller(call)
             if caller is None:
                 return self._handle_after_log_in(call, lambda caller: handler(read(request, raw), caller))
@@ -51,7 +54,7 @@ class MethodFactory:
     ) -> Unary:
         """Make a unary method whose handler parses the request itself. The handler must not keep the request."""
 
-        def handle(raw: Chunk, call: Call) -> Answer:
+        def handle(raw: Chunk, call: Call) -> Response:
             caller = self._caller(call)
             if caller is None:
                 kept = bytes(raw)
@@ -63,33 +66,33 @@ class MethodFactory:
     def server_streaming(
         self, request: type[Q], handler: Callable[[Q, Caller], AsyncGenerator[bytes, None]]
     ) -> ServerStreaming:
-        """Make a method with one request and a stream of answers, which the handler serializes."""
+        """Make a method with one request and a stream of responses, which the handler serializes."""
 
         async def handle(raw: bytes, call: Call) -> AsyncGenerator[bytes, None]:
             caller = self._caller(call) or await self._log_in(call)
-            answers = handler(read(request, raw), caller)
+            responses = handler(read(request, raw), caller)
             try:
-                async for answer in answers:
-                    yield answer
+                async for response in responses:
+                    yield response
             finally:
-                await answers.aclose()
+                await responses.aclose()
 
         return ServerStreaming(handle)
 
     def bidi_streaming(
         self, request: type[Q], handler: Callable[[AsyncIterator[Q], Caller], AsyncGenerator[R, None]]
     ) -> BidiStreaming:
-        """Make a method with a stream of requests and a stream of answers."""
+        """Make a method with a stream of requests and a stream of responses."""
 
         async def handle(asked: AsyncIterator[bytes], call: Call) -> AsyncGenerator[bytes, None]:
             caller = self._caller(call) or await self._log_in(call)
             requests = (read(request, each) async for each in asked)
-            answers = handler(requests, caller)
+            responses = handler(requests, caller)
             try:
-                async for answer in answers:
-                    yield answer.SerializeToString()
+                async for response in responses:
+                    yield response.SerializeToString()
             finally:
-                await answers.aclose()
+                await responses.aclose()
 
         return BidiStreaming(handle)
 
@@ -105,7 +108,7 @@ class MethodFactory:
     async def _log_in(self, call: Call) -> Caller:
         return _remembered(call, await self._access.log_in(call.head.fields, call.peer()))
 
-    async def _handle_after_log_in(self, call: Call, ask: Callable[[Caller], Reply]) -> Any:
+    async def _handle_after_log_in(self, call: Call, ask: Callable[[Caller], HandlerResult]) -> Any:
         """Handle a unary call after checking its credentials."""
         reply = ask(await self._log_in(call))
         if isinstance(reply, ImmediateFuture):
@@ -125,8 +128,8 @@ def _remembered(call: Call, caller: Caller) -> Caller:
     return caller
 
 
-def _serialized(answer: Message | bytes) -> bytes:
-    return answer if isinstance(answer, bytes) else answer.SerializeToString()
+def _serialized(response: Message | bytes) -> bytes:
+    return response if isinstance(response, bytes) else response.SerializeToString()
 
 
 def read(request: type[Q], raw: Chunk) -> Q:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from basaltmq.broker.flow import Alarms
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.message.operations import Enqueue, Waiter
+from basaltmq.broker.resources.flow import Alarms
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import (
     CorruptionError,
     LimitExceededError,
     PreconditionFailedError,
-    PublishersHeldError,
+    PublishersBlockedError,
     ResourceLockedError,
     StorageError,
     StoreClosedError,
@@ -66,7 +66,7 @@ class QueueOwner:
         self.check(queue)
         reason = self._alarms.reason(self._vhost.name)
         if reason is not None:
-            raise PublishersHeldError(f"publishers are blocked: {reason}")
+            raise PublishersBlockedError(f"publishers are blocked: {reason}")
         if {*map(type, drafts)} == {bytes}:
             payloads: Sequence[bytes] = drafts  # type: ignore[assignment]
             sizes_bytes = [*map(len, payloads)]

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from basaltmq.broker.auth.tls import reload_files, server_context
 from basaltmq.broker.config.settings import Tls
-from basaltmq.broker.flow import Alarms
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.resources.flow import Alarms
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidConfigError
+from basaltmq.protocols.grpc.server.certificates import Certificates
 from basaltmq.protocols.grpc.server.server import CONNECTIONS_MAX, HANDSHAKE_S, REQUEST_BYTES_MAX, GrpcServer
 from basaltmq.protocols.grpc.services.access import Access, AccessMode, Accounts
 from basaltmq.protocols.grpc.services.api_keys import ApiKeys
@@ -163,37 +161,3 @@ class QueueServer:
             "streams": len(self._streams),
             "held": self._streams.held,
         }
-
-
-class Certificates:
-    """A TLS context that reloads its files when they change."""
-
-    def __init__(self, settings: Tls) -> None:
-        self._settings = settings
-        self._files = [file for file in (settings.certificate, settings.key, settings.authority) if file is not None]
-        self._seen = self._look()
-        self.context: ssl.SSLContext = server_context(settings)
-        self.context.set_alpn_protocols(["h2"])
-
-    def refresh(self) -> None:
-        """Reload changed files. If they are invalid, keep the current certificate."""
-        look = self._look()
-        if look == self._seen:
-            return
-        try:
-            reload_files(self.context, self._settings)
-        except InvalidConfigError as error:
-            _log.error("cannot reload the TLS files, continuing with the current certificate: %s", error)
-        self._seen = look
-
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        """Return the modification time, size and inode of each file."""
-        found: list[tuple[int, int, int] | None] = []
-        for file in self._files:
-            try:
-                status = os.stat(file)
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_mtime_ns, status.st_size, status.st_ino))
-        return found

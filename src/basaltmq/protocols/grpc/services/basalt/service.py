@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequ
 from contextlib import suppress
 from typing import Any, Final
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import BasaltError, InvalidArgumentError, LimitExceededError, StaleLeaseError, StoreClosedError
 from basaltmq.ids import ID_BYTES
 from basaltmq.protocols.grpc.http2.events import Chunk
@@ -15,7 +16,7 @@ from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.grpc.server.methods import Method
 from basaltmq.protocols.grpc.services.access import Caller, require_dead_letters
 from basaltmq.protocols.grpc.services.basalt.drafts import drafts_of
-from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
+from basaltmq.protocols.grpc.services.basalt.lease_response import lease_response
 from basaltmq.protocols.grpc.services.basalt.payloads import payloads_of
 from basaltmq.protocols.grpc.services.basalt.produce import Produce
 from basaltmq.protocols.grpc.services.basalt.queue_config import config_of
@@ -37,8 +38,6 @@ WAIT_MS_MAX: Final = 24 * 3600 * 1000
 
 CONSUMER_CHARACTERS_MAX: Final = 255
 ERROR_CHARACTERS_MAX: Final = 64 << 10
-
-_MS: Final = 1_000_000
 
 
 class QueuesService:
@@ -145,8 +144,8 @@ class QueuesService:
                 return b""
             now_ns = self._clock_ns()
             self._sessions.sweep(session, now_ns)
-            self._sessions.leased(session, queue, token, len(found), now_ns + visibility_ms * _MS)
-        return lease_answer(found, visibility_ms)
+            self._sessions.leased(session, queue, token, len(found), now_ns + visibility_ms * NS_PER_MS)
+        return lease_response(found, visibility_ms)
 
     async def _wait(self, queue: str, count: int, consumer: str, visibility_ms: int, wait_ms: int) -> list[Delivery]:
         taking = asyncio.ensure_future(
@@ -211,7 +210,7 @@ class QueuesService:
         ids = _ids(request.ids)
         visibility_ms = _visibility_ms(request.visibility_ms) or self._plane.get(queue).visibility_timeout_ms
         token = self._plane.extend(queue, request.token, visibility_ms, ids)
-        expires_ns = self._clock_ns() + visibility_ms * _MS
+        expires_ns = self._clock_ns() + visibility_ms * NS_PER_MS
         self._sessions.extended(queue, request.token, token, None if ids is None else len(ids), expires_ns)
         return wire.ExtendResponse(token=token)
 

@@ -203,13 +203,13 @@ class FilaAdmin:
         return moved
 
     async def list_queues(self, request: wire.ListQueuesRequest, caller: Caller) -> wire.ListQueuesResponse:
-        answer = wire.ListQueuesResponse(cluster_node_count=NODES)
+        response = wire.ListQueuesResponse(cluster_node_count=NODES)
         after = ""
         while page := self._plane.configs(after=after, count=CONFIGS_PAGE):
             for config in page:
                 if caller.sees(config.name):
                     counts = self._plane.stats(config.name)
-                    answer.queues.add(
+                    response.queues.add(
                         name=config.name,
                         depth=_depth(counts),
                         in_flight=counts["leased"],
@@ -217,7 +217,7 @@ class FilaAdmin:
                     )
             after = page[-1].name
             await asyncio.sleep(0)
-        return answer
+        return response
 
     async def create_api_key(self, request: wire.CreateApiKeyRequest, caller: Caller) -> wire.CreateApiKeyResponse:
         caller.require_superadmin("create API keys")

@@ -23,8 +23,8 @@ from basaltmq.wire import fila_wire_pb2 as wire
 SERVICE: Final = "fila.v1.FilaService"
 
 MESSAGE_BYTES_MAX: Final = (4 << 20) - (64 << 10)
-"""Size limit of a message, payload and headers. A gRPC client accepts answers of up to 4 MiB by default, and the other
-fields of the answer need some room. A larger message could be enqueued but never consumed."""
+"""Size limit of a message, payload and headers. gRPC clients accept responses of up to 4 MiB by default, including the
+other fields. A larger message could be enqueued but never consumed."""
 
 _SECOND_NS: Final = 1_000_000_000
 
@@ -76,11 +76,11 @@ class FilaService:
         self._owner.check(queue)
         async with aclosing(self._streams.consume(queue, caller)) as deliveries:
             async for delivery in deliveries:
-                yield self._answer(queue, delivery)
+                yield self._respond(queue, delivery)
 
-    def _answer(self, queue: str, delivery: Delivery) -> bytes:
+    def _respond(self, queue: str, delivery: Delivery) -> bytes:
         message = delivery.message()
-        answer = wire.ConsumeResponse(
+        response = wire.ConsumeResponse(
             message=wire.Message(
                 id=format_id(message.id),
                 headers={**headers_of(message.properties), **message.headers},
@@ -94,10 +94,10 @@ class FilaService:
                 ),
             )
         )
-        times = answer.message.timestamps
+        times = response.message.timestamps
         times.enqueued_at.seconds, times.enqueued_at.nanos = divmod(message.enqueued_ns, _SECOND_NS)
         times.leased_at.seconds, times.leased_at.nanos = divmod(self._clock_ns(), _SECOND_NS)
-        return answer.SerializeToString()
+        return response.SerializeToString()
 
     def ack(self, request: wire.AckRequest, caller: Caller) -> wire.AckResponse:
         queue = queue_name(request.queue)

@@ -18,18 +18,18 @@ from operator import itemgetter
 from typing import Final
 
 from basaltmq.broker.message.text_headers import headers_of
-from basaltmq.protocols.grpc.varints import varint
+from basaltmq.ids import ID_BYTES
+from basaltmq.queues.entries.rows import split_sub_queue
 from basaltmq.queues.leases.delivery import PRIORITY, Deliveries, Delivery
 from basaltmq.queues.message import HEAD, LAYOUT
-from basaltmq.queues.ready.rows import split_sub_queue
 from basaltmq.store.keys.queues import decode_message_key
+from basaltmq.varints import varint
 from basaltmq.wire import basalt_pb2 as wire
 
 _HEAD_BYTES: Final = HEAD.size
 _COMMON_BYTES: Final = _HEAD_BYTES - 4
 """The part of a row's head before the payload size."""
 
-_ID_BYTES: Final = 16
 _MESSAGE: Final = b"\x12"
 _ID: Final = b"\x0a\x10"
 _PAYLOAD: Final = b"\x12"
@@ -50,12 +50,12 @@ class _Frame:
         if found is None:
             payload_bytes = row_bytes - _HEAD_BYTES
             between = _PAYLOAD + varint(payload_bytes)
-            length = len(_ID) + _ID_BYTES + len(between) + payload_bytes + len(self.after)
+            length = len(_ID) + ID_BYTES + len(between) + payload_bytes + len(self.after)
             found = self._sized[row_bytes] = (_MESSAGE + varint(length) + _ID, between)
         return found
 
 
-def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
+def lease_response(found: Sequence[Delivery], visibility_ms: int) -> bytes:
     """Return the encoded response for the messages of one lease."""
     first = found[0]
     parts = [b"\x08", varint(first.token), b"\x18", varint(visibility_ms)]
@@ -78,7 +78,7 @@ def lease_answer(found: Sequence[Delivery], visibility_ms: int) -> bytes:
 
 def _are_alike(keys: Sequence[bytes], rows: Sequence[bytes]) -> bool:
     """Whether the messages differ only in id and payload, and all payloads have the same size."""
-    place, head = keys[0][:-_ID_BYTES], rows[0][:_HEAD_BYTES]
+    place, head = keys[0][:-ID_BYTES], rows[0][:_HEAD_BYTES]
     # If the smallest and the largest value share a prefix, all values do.
     return (
         min(keys).startswith(place)
@@ -95,7 +95,7 @@ def _mixed(
     parts: list[bytes] = []
     frames: dict[tuple[bytes, bytes], _Frame | None] = {}
     for number, (message_id, key, row) in enumerate(zip(ids, keys, rows, strict=True)):
-        place = (key[:-_ID_BYTES], row[:_COMMON_BYTES])
+        place = (key[:-ID_BYTES], row[:_COMMON_BYTES])
         if place in frames:
             frame = frames[place]
         else:

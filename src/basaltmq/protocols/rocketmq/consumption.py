@@ -1,0 +1,314 @@
+"""A group's consumption of a topic: what receive calls take, and how waiting calls are woken.
+
+An append wakes one waiting call per group. A call that finds records wakes the next one, so a burst reaches all of them
+without waking all for each record. A timer wakes one when a lease may expire. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from basaltmq.errors import DamagedFrameError, OffsetOutOfRangeError
+from basaltmq.log.batches.record import StoredRecord
+from basaltmq.protocols.rocketmq.records import dead_letter_of, message_group_of
+from basaltmq.protocols.rocketmq.rules.names import dead_letter_topic
+from basaltmq.store.sync.group_commit import Synced
+from basaltmq.streams.pop.groups import GroupConfig
+from basaltmq.streams.pop.lease import Lease
+from basaltmq.streams.pop.rows import read_cursors
+from basaltmq.streams.pop.subscription import Subscription
+from basaltmq.streams.scheduled import Scheduled
+from basaltmq.streams.shards import MessageType
+from basaltmq.streams.topics import Topic
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.rocketmq.host import Host
+
+SCANNED_MAX: Final = 500
+"""Records that one turn examines for a receive call: 5 ms."""
+
+READ_BYTES: Final = 4 << 20
+"""Bytes of one delivery. A single larger record is still delivered."""
+
+RENEW_MS: Final = 60_000
+"""Time of a lease that the broker extends."""
+
+RENEWED_MS_MAX: Final = 3 * 3_600_000
+"""How long the broker extends a lease."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Filter(Protocol):
+    """Selects records for a group."""
+
+    def matches(self, record: StoredRecord) -> bool: ...
+
+
+class Ask(NamedTuple):
+    """A receive call."""
+
+    records_max: int
+    filter: Filter | None
+    invisible_ms: int
+    attempt: int
+    holder: int
+    partition: int
+    """The partition to look at first."""
+    config: GroupConfig
+
+
+class Delivery(NamedTuple):
+    """A record with its lease."""
+
+    lease: Lease
+    record: StoredRecord
+    shard: int
+
+
+class Consumption:
+    """The state of a group on a topic, and the calls that wait for records."""
+
+    def __init__(self, host: Host, group: str, topic: Topic, subscription: Subscription) -> None:
+        self.group = group
+        self.topic = topic
+        self.subscription = subscription
+        self._host = host
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._waiting:
+            self._wake_first()
+        self._host.waits(self, is_waited=False)
+
+    @property
+    def is_waited(self) -> bool:
+        return bool(self._waiting)
+
+    def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]:
+        """Lease records for a call. Return them, and whether another turn may find more."""
+        state = self.subscription
+        self.extend_alive(now_ms)
+        self._follow_reset()
+        found = self._again(ask, now_ms) if ask.attempt else []
+        if found:
+            return found, False
+        self._redeliver(ask, now_ms, found)
+        has_more = self._read_on(ask, now_ms, found) if len(found) < ask.records_max else True
+        if state.changed or state.moved:
+            self._host.changed(self)
+        if found and has_more:
+            self.wake()
+        if self._waiting:
+            self._set_timer()
+        return found, has_more
+
+    def extend_alive(self, now_ms: int) -> None:
+        """Let leases expire whose time has passed, and extend those of clients that are alive."""
+        self.subscription.expire(now_ms, lambda lease: self._extended(lease, now_ms))
+
+    def changed(self, synced: Synced | None = None) -> None:
+        """Write what a settlement changed. It may have made a later record of its message group ready."""
+        self._host.changed(self, synced)
+        if self._waiting:
+            if self.subscription.has_ready:
+                self.wake()
+            self._set_timer()
+
+    def wake(self) -> None:
+        """Wake one waiting call."""
+        self._wake_first()
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until there may be something to receive."""
+        future: asyncio.Future[None] = self._host.loop.create_future()
+        if not self._waiting:
+            self._host.waits(self, is_waited=True)
+        self._waiting.append(future)
+        self._set_timer()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            return
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                # The wake-up was for this call. Another one takes it.
+                self.wake()
+            raise
+        finally:
+            if future in self._waiting:
+                self._waiting.remove(future)
+            if not self._waiting:
+                self._host.waits(self, is_waited=False)
+
+    def record_at(self, lease: Lease) -> tuple[StoredRecord, int] | None:
+        """Return the record of a lease with its shard, or None if it no longer exists."""
+        if lease.partition >= len(self.topic.shards):
+            return None
+        engine, shard = self._host.route(self.topic, lease.partition)
+        try:
+            records = engine.read_by_offset(shard, lease.offset, 1, READ_BYTES).records()
+        except (OffsetOutOfRangeError, DamagedFrameError):
+            return None
+        if not records or records[0].offset != lease.offset:
+            return None
+        return records[0], shard
+
+    def _wake_first(self) -> None:
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def _set_timer(self) -> None:
+        due_ms = self.subscription.next_due_ms()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due_ms is not None:
+            self._timer = self._host.loop.call_later(max(0.0, (due_ms - self._host.now_ms()) / 1000), self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.wake()
+
+    def _extended(self, lease: Lease, now_ms: int) -> int:
+        """Return until when the lease of a client is extended, or 0 if the client is gone."""
+        if now_ms - lease.leased_ms >= RENEWED_MS_MAX or not self._host.clients.is_alive(lease.holder):
+            return 0
+        return now_ms + RENEW_MS
+
+    def _follow_reset(self) -> None:
+        """Take over cursors that an operator has reset."""
+        state = self.subscription
+        if self._host.is_stalled:
+            # The rows are older than the state.
+            return
+        stored = read_cursors(self._host.vhost.store, self.group, self.topic.id, len(self.topic.shards))
+        for partition in range(len(self.topic.shards)):
+            if partition in state.moved:
+                continue
+            offset = stored.get(partition)
+            if offset is not None and offset != state.cursors.get(partition):
+                state.cursors[partition] = offset
+
+    def _again(self, ask: Ask, now_ms: int) -> list[Delivery]:
+        """Return what an earlier call with the same attempt id got."""
+        found = []
+        for lease in self.subscription.of_attempt(ask.attempt):
+            read = self.record_at(lease)
+            if read is not None:
+                self.subscription.renew(lease, now_ms + ask.invisible_ms)
+                found.append(Delivery(lease, *read))
+        if found:
+            self._host.changed(self)
+        return found
+
+    def _redeliver(self, ask: Ask, now_ms: int, found: list[Delivery]) -> None:
+        state = self.subscription
+        for lease in state.ready(ask.config.ordered):
+            if len(found) >= ask.records_max:
+                state.put_back(lease, now_ms)
+                return
+            read = self.record_at(lease)
+            if read is None:
+                state.settle(lease, now_ms)
+                continue
+            if lease.attempts >= ask.config.max_attempts:
+                self.dead_letter(lease, *read, now_ms)
+                continue
+            self._hold(lease, ask, now_ms)
+            found.append(Delivery(lease, *read))
+
+    def dead_letter(self, lease: Lease, record: StoredRecord, shard: int, now_ms: int) -> None:
+        """Move a record to the dead-letter topic of the group: one batch settles it and schedules the copy."""
+        copy = dead_letter_of(record, self.topic.name, shard)
+        scheduled = Scheduled(dead_letter_topic(self.group), b"", 0, copy)
+        self._host.schedule_record(now_ms, self._host.new_id(), scheduled)
+        self.subscription.settle(lease, now_ms)
+
+    def _hold(self, lease: Lease, ask: Ask, now_ms: int) -> None:
+        self.subscription.hold(lease, now_ms, now_ms + ask.invisible_ms, ask.attempt, ask.holder)
+
+    def _read_on(self, ask: Ask, now_ms: int, found: list[Delivery]) -> bool:
+        """Lease records from the cursors on. Return whether there may be more."""
+        count = len(self.topic.shards)
+        chains: set[tuple[int, bytes]] = set()
+        scanned = 0
+        has_priorities = self.topic.config.message_type is MessageType.PRIORITY
+        for step in range(count):
+            partition = count - 1 - step if has_priorities else (ask.partition + step) % count
+            while True:
+                if len(found) >= ask.records_max or scanned >= SCANNED_MAX:
+                    return True
+                if self.subscription.is_full:
+                    return False
+                examined, is_end = self._read_some(partition, ask, now_ms, found, chains)
+                scanned += examined
+                if is_end:
+                    break
+        return False
+
+    def _read_some(
+        self, partition: int, ask: Ask, now_ms: int, found: list[Delivery], chains: set[tuple[int, bytes]]
+    ) -> tuple[int, bool]:
+        """Read a partition once. Return the number of records examined, and whether the end was reached."""
+        state = self.subscription
+        engine, shard = self._host.route(self.topic, partition)
+        cursor = state.cursors.get(partition, 0)
+        count = SCANNED_MAX if ask.filter is not None else ask.records_max - len(found)
+        try:
+            batch = engine.read_by_offset(shard, cursor, count, READ_BYTES)
+        except OffsetOutOfRangeError as error:
+            state.advance(partition, error.earliest)
+            return 1, False
+        except DamagedFrameError as error:
+            _log.error("group %r skips unreadable records: %s", self.group, error.within(self.topic.name, partition))
+            state.advance(partition, error.last_offset + 1)
+            return 1, False
+        records: Sequence[StoredRecord] = batch.records()
+        end, examined = batch.next_offset, 0
+        for record in records:
+            if len(found) >= ask.records_max or state.is_full:
+                end = record.offset
+                break
+            examined += 1
+            if ask.filter is not None and not ask.filter.matches(record):
+                continue
+            self._admit(partition, record, shard, ask, now_ms, found, chains)
+        if end != cursor:
+            state.advance(partition, end)
+        return examined, end == cursor or end >= batch.high_watermark
+
+    def _admit(
+        self,
+        partition: int,
+        record: StoredRecord,
+        shard: int,
+        ask: Ask,
+        now_ms: int,
+        found: list[Delivery],
+        chains: set[tuple[int, bytes]],
+    ) -> None:
+        """Deliver a record, unless an earlier one of its message group is not done."""
+        state = self.subscription
+        message_group = message_group_of(record)
+        chain = (partition, message_group)
+        must_wait = bool(message_group) and state.is_chained(partition, message_group)
+        lease = state.admit(partition, record.offset, message_group)
+        if must_wait and not (ask.config.ordered and chain in chains):
+            return
+        if message_group:
+            chains.add(chain)
+        self._hold(lease, ask, now_ms)
+        found.append(Delivery(lease, record, shard))

@@ -1,0 +1,301 @@
+"""State of one virtual host that RocketMQ requests share: topics, groups, consumptions.
+
+A host lives as long as its virtual host is open. After a restart of the virtual host the next request gets a new one,
+which reads the leases from the store.
+
+Changes of leases are gathered for one turn of the loop and written as one batch. Settlements are confirmed after the
+sync that follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Protocol
+from uuid import UUID
+
+from basaltmq.broker.guard import Guard
+from basaltmq.broker.node import Node
+from basaltmq.broker.vhost import VHost
+from basaltmq.catalog.objects import Action, Event
+from basaltmq.clock import now_ms
+from basaltmq.durability import Durability
+from basaltmq.errors import (
+    AccessRefusedError,
+    BasaltError,
+    GroupNotFoundError,
+    PublishersBlockedError,
+    StoreStalledError,
+    TopicExistsError,
+    TopicNotFoundError,
+)
+from basaltmq.protocols.rocketmq.clients import Clients
+from basaltmq.protocols.rocketmq.consumption import Consumption
+from basaltmq.protocols.rocketmq.schedule import Schedule
+from basaltmq.protocols.rocketmq.settings import Settings
+from basaltmq.protocols.rocketmq.transactions import Transactions
+from basaltmq.store.batch import Batch
+from basaltmq.store.sync.group_commit import Synced
+from basaltmq.streams.adapter import Append, StorageAdapter
+from basaltmq.streams.engines.segment.engine import SegmentEngine
+from basaltmq.streams.plane import StreamPlane
+from basaltmq.streams.pop.groups import GroupConfig, SubscriptionGroups
+from basaltmq.streams.pop.rows import put_changes, read_subscription
+from basaltmq.streams.scheduled import Scheduled, put_scheduled
+from basaltmq.streams.topics import Topic, TopicConfig
+
+CONSUMPTIONS_MAX: Final = 10_000
+"""Consumptions in memory. Those without a waiting call are dropped beyond it, the least recently used first."""
+
+STALLED_RETRY_S: Final = 0.05
+"""Delay before a stalled write is repeated."""
+
+
+class Waiting(Protocol):
+    """Waits for records of a topic."""
+
+    topic: Topic
+
+    def wake(self) -> None: ...
+
+
+class Host:
+    """The RocketMQ side of a virtual host."""
+
+    def __init__(self, node: Node, vhost: VHost, settings: Settings, clients: Clients) -> None:
+        self.node = node
+        self.vhost = vhost
+        self.settings = settings
+        self.clients = clients
+        self.plane: StreamPlane = vhost.streams.plane
+        self.groups = SubscriptionGroups(self.plane.catalog)
+        self.loop = asyncio.get_running_loop()
+        self.now_ms = now_ms
+        self.is_stopping = False
+        self.is_stalled = False
+        """Whether the store refuses a write, which is repeated."""
+        self._token: Final = random.Random(secrets.randbits(128))  # noqa: S311 - a fence, not a secret
+        self._consumptions: OrderedDict[tuple[str, UUID], Consumption] = OrderedDict()
+        self._of_topic: dict[str, dict[Waiting, None]] = {}
+        """Consumptions with waiting calls, and waiting pull calls, by topic."""
+        self._dirty: dict[Consumption, None] = {}
+        self.rows = Batch()
+        """Rows to write at the end of this turn, with the changes of leases."""
+        self._rows_due_ms: int | None = None
+        self.transactions = Transactions(self)
+        self.schedule = Schedule(self, self.transactions.check)
+        self._synced: list[Synced] = []
+        self._is_scheduled = False
+        self.schedule.start()
+        self._stops = [vhost.streams.listen(self._topic_grew), self.plane.catalog.on_change(self._object_changed)]
+
+    def close(self) -> None:
+        for stop in self._stops:
+            stop()
+        self.schedule.close()
+        if self.vhost.is_up:
+            self._write()
+        for each in self._consumptions.values():
+            each.close()
+        self._consumptions.clear()
+
+    def end_waits(self) -> None:
+        """Answer the calls that wait, because the broker stops."""
+        self.is_stopping = True
+        for each in list(self._consumptions.values()):
+            each.close()
+        for topic in list(self._of_topic):
+            self._topic_grew(topic)
+
+    def guard(self) -> Guard:
+        return Guard(self.vhost)
+
+    def check_publishing(self) -> None:
+        """Raise while an alarm blocks publishers."""
+        reason = self.node.alarms.reason(self.vhost.name)
+        if reason is not None:
+            raise PublishersBlockedError(f"publishers are blocked: {reason}")
+
+    def topic(self, name: str) -> Topic:
+        return self.plane.topics.get(name)
+
+    async def topic_or_new(self, name: str, may_create: Callable[[], bool]) -> Topic:
+        """Return a topic. Create it on first use if the settings and the caller's permissions allow it."""
+        found = self.plane.topics.find(name)
+        if found is not None:
+            return found
+        if not self.settings.auto_create or not may_create():
+            raise TopicNotFoundError(f"topic {name!r} does not exist in vhost {self.vhost.name!r}; create it first")
+        return await self.create_topic(name, self.settings.partitions)
+
+    async def create_topic(self, name: str, partitions: int) -> Topic:
+        config = TopicConfig(
+            partitions=partitions,
+            engine=self.vhost.streams.default_engine,
+            durability=Durability(self.settings.durability),
+            index_keys=False,
+        )
+        try:
+            # In a thread, because it waits for an fsync.
+            with self.guard():
+                return await asyncio.to_thread(self.plane.topics.create, name, config)
+        except TopicExistsError:
+            return self.topic(name)
+
+    async def group_or_new(self, name: str, config: GroupConfig, may_create: Callable[[], bool]) -> GroupConfig:
+        """Return the settings of a group. Create it on first use if the settings and permissions allow it."""
+        found = self.groups.find(name)
+        if found is not None:
+            return found
+        if not self.settings.auto_create:
+            raise GroupNotFoundError(f"subscription group {name!r} does not exist; create it first")
+        if not may_create():
+            raise AccessRefusedError(f"creating subscription group {name!r} requires configure access")
+        with self.guard():
+            await asyncio.to_thread(self.groups.ensure, name, config)
+        return self.groups.get(name)
+
+    def route(self, topic: Topic, partition: int) -> tuple[StorageAdapter, int]:
+        return self.plane.drivers.route(topic, partition)
+
+    def when_confirmed(
+        self, engine: StorageAdapter, append: Append, callback: Callable[[BaseException | None], None]
+    ) -> None:
+        """Call back when an append is as durable as its topic requires."""
+        if isinstance(engine, SegmentEngine):
+            engine.call_when_confirmed(append, callback)
+            return
+        engine.confirmed(append).add_done_callback(lambda done: callback(done.exception()))
+
+    def consumption(self, group: str, topic: Topic) -> Consumption:
+        """Return a group's consumption of a topic, read from the store at the first use."""
+        key = (group, topic.id)
+        found = self._consumptions.get(key)
+        if found is not None and len(found.topic.shards) == len(topic.shards):
+            self._consumptions.move_to_end(key)
+            return found
+        if found is not None:
+            self._write()
+        with self.guard():
+            state = read_subscription(
+                self.vhost.store, group, topic.id, len(topic.shards), now_ms(), lambda: self._token.getrandbits(63) | 1
+            )
+        made = Consumption(self, group, topic, state)
+        if found is not None:
+            found.close()
+        self._consumptions[key] = made
+        if len(self._consumptions) > CONSUMPTIONS_MAX:
+            self._drop_idle()
+        return made
+
+    def in_use(self, group: str) -> list[Consumption]:
+        """Return the consumptions of a group that are in memory."""
+        return [each for (name, _), each in self._consumptions.items() if name == group]
+
+    def _drop_idle(self) -> None:
+        for key, each in self._consumptions.items():
+            if not each.is_waited and each not in self._dirty:
+                each.close()
+                del self._consumptions[key]
+                return
+
+    def new_id(self) -> bytes:
+        """Return the id of a scheduled or half record."""
+        return self._token.getrandbits(128).to_bytes(16, "big")
+
+    def schedule_record(self, due_ms: int, record_id: bytes, scheduled: Scheduled) -> None:
+        """Append a record when it is due. The caller calls `write_soon` or `changed`."""
+        put_scheduled(self.rows, due_ms, record_id, scheduled)
+        self._rows_due_ms = due_ms if self._rows_due_ms is None else min(due_ms, self._rows_due_ms)
+
+    def changed(self, consumption: Consumption, synced: Synced | None = None) -> None:
+        """Write the changes of a consumption at the end of this turn. `synced` is called after the sync."""
+        self._dirty[consumption] = None
+        self.write_soon(synced)
+
+    def write_now(self, batch: Batch, synced: Synced) -> None:
+        """Write rows at once. `synced` is called after the sync."""
+        with self.guard():
+            self.vhost.store.write(batch, wait_ms=0)
+            self.vhost.commit.after_sync(self.loop, [synced])
+
+    def write_soon(self, synced: Synced | None = None) -> None:
+        """Write `rows` and changed leases at the end of this turn. `synced` is called after the sync."""
+        if synced is not None:
+            self._synced.append(synced)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self.loop.call_soon(self._write)
+
+    def _write(self) -> None:
+        self._is_scheduled = False
+        dirty, self._dirty = self._dirty, {}
+        callbacks, self._synced = self._synced, []
+        batch, self.rows = self.rows, Batch()
+        due_ms, self._rows_due_ms = self._rows_due_ms, None
+        for each in dirty:
+            put_changes(batch, each.group, each.topic.id, each.subscription, now_ms())
+        try:
+            with self.guard():
+                if batch:
+                    self.vhost.store.write(batch, wait_ms=0)
+                if callbacks:
+                    self.vhost.commit.after_sync(self.loop, callbacks)
+        except StoreStalledError:
+            self._repeat(batch, callbacks)
+        except BasaltError as error:
+            for callback in callbacks:
+                callback(error)
+        if due_ms is not None:
+            self.schedule.due_at(due_ms)
+
+    def _repeat(self, batch: Batch, callbacks: list[Synced]) -> None:
+        """Write a batch again that the stalled store refused, ahead of later ones."""
+
+        def write() -> None:
+            try:
+                with self.guard():
+                    self.vhost.store.write(batch, wait_ms=0)
+                    if callbacks:
+                        self.vhost.commit.after_sync(self.loop, callbacks)
+            except StoreStalledError:
+                self.loop.call_later(STALLED_RETRY_S, write)
+                return
+            except BasaltError as error:
+                for callback in callbacks:
+                    callback(error)
+            self.is_stalled = False
+            self._write()
+
+        self._is_scheduled = self.is_stalled = True
+        self.loop.call_later(STALLED_RETRY_S, write)
+
+    def waits(self, waiting: Waiting, *, is_waited: bool) -> None:
+        """Register who waits for records of a topic, or remove it."""
+        name = waiting.topic.name
+        if is_waited:
+            self._of_topic.setdefault(name, {})[waiting] = None
+            return
+        others = self._of_topic.get(name)
+        if others is not None:
+            others.pop(waiting, None)
+            if not others:
+                del self._of_topic[name]
+
+    def _topic_grew(self, topic: str) -> None:
+        for each in list(self._of_topic.get(topic, ())):
+            each.wake()
+
+    def _object_changed(self, event: Event) -> None:
+        if event.action is Action.DELETED:
+            # The listener may run in a thread.
+            self.loop.call_soon_threadsafe(self._forget, event.id)
+
+    def _forget(self, object_id: UUID) -> None:
+        for key in [each for each in self._consumptions if each[1] == object_id]:
+            gone = self._consumptions.pop(key)
+            self._dirty.pop(gone, None)
+            gone.close()
