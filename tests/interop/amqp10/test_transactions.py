@@ -7,6 +7,7 @@ from tests.interop.amqp10.raw import RawClient, raw_client
 from tests.interop.amqp10.test_protocol import declare, depth, fill, receive
 from tests.interop.server import Broker
 
+from basaltmq.protocols.amqp10.coordinator import TRANSACTION_COPIES_MAX
 from basaltmq.protocols.amqp10.wire import performatives as p
 from basaltmq.protocols.amqp10.wire import sections as s
 
@@ -139,3 +140,18 @@ def test_a_transaction_that_cannot_be_applied_applies_nothing(broker: Broker) ->
         client.transfer(1, 52, b"x", settled=True, state=under(b"nope"))
         assert client.error(p.Detach) == "amqp:transaction:unknown-id"
     assert depth(broker, "t-nothing") == 0
+
+
+@pytest.mark.spec("G2", "A5")
+@pytest.mark.promise("P8")
+def test_messages_without_a_queue_count_for_the_limit_of_a_transaction(broker: Broker) -> None:
+    with raw_client(broker.port()) as client:
+        client.open()
+        transactions = Transactions(client)
+        client.attach_sender(1, "/exchanges/amq.topic/nobody")
+        txn_id = transactions.declare()
+        for number in range(TRANSACTION_COPIES_MAX + 1):
+            client.transfer(1, 2000 + number, b"", settled=True, state=under(txn_id))
+        refused = transactions.discharge(txn_id)
+        assert isinstance(refused, p.Rejected)
+        assert f"exceeds {TRANSACTION_COPIES_MAX} messages" in refused.error.description

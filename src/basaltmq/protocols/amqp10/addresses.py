@@ -24,6 +24,9 @@ from basaltmq.protocols.amqp10.wire.errors import INVALID_FIELD, NOT_FOUND, Link
 
 QUEUES: Final = "/queues/"
 EXCHANGES: Final = "/exchanges/"
+TOPICS: Final = frozenset(("topic", "temporary-topic"))
+"""Capabilities of a terminus that is a topic of JMS."""
+
 TOPIC_EXCHANGE: Final = "amq.topic"
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
@@ -43,6 +46,11 @@ class Node(NamedTuple):
 def queue_address(name: str) -> str:
     """Return the address of a queue."""
     return QUEUES + quote(name, safe="")
+
+
+def exchange_address(name: str) -> str:
+    """Return the address of an exchange."""
+    return EXCHANGES + quote(name, safe="")
 
 
 def parse(address: str, vhost: VHost, *, is_topic: bool = False) -> Node:

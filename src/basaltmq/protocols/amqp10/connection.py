@@ -2,9 +2,8 @@
 
     header ─> SASL ─> header ─> open ─> begin, attach, transfer ... ─> close
 
-Backpressure. A client that does not read gets no deliveries above `WRITE_HIGH_BYTES` of unsent data. It is not read
-above `WRITE_STOP_BYTES`. A publisher is not read while the broker blocks publishers (disk, memory, store stall), and
-while `UNCONFIRMED_BYTES_MAX` of its messages are not confirmed.
+Backpressure. A publisher is not read while `UNCONFIRMED_BYTES_MAX` of its messages are not confirmed. The rest is as in
+`protocols/connection.py`.
 
 Fairness. A connection handles input for its share of a turn (`LoopShares`). It keeps the rest, pauses reading, and
 continues in the next turn. A message that has to wait parks the input behind it.
@@ -12,22 +11,19 @@ continues in the next turn. A message that has to wait parks the input behind it
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
-import time
-from typing import TYPE_CHECKING, Any, Final, cast
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.auth.users import User
 from basaltmq.broker.queue_table import GENERATED
-from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp10 import sasl
 from basaltmq.protocols.amqp10.coordinator import Coordinator
 from basaltmq.protocols.amqp10.input import Input, Wait
 from basaltmq.protocols.amqp10.message import Incoming, Outgoing
 from basaltmq.protocols.amqp10.session import Session
-from basaltmq.protocols.amqp10.transport import address_text, certificate_of, peer_of, socket_info
 from basaltmq.protocols.amqp10.usage import Usage
 from basaltmq.protocols.amqp10.wire import performatives as p
 from basaltmq.protocols.amqp10.wire.errors import (
@@ -55,26 +51,19 @@ from basaltmq.protocols.amqp10.wire.frames import (
     quick_descriptor,
     read_fields,
 )
+from basaltmq.protocols.connection import CLOSE_S, SocketConnection
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp10.server import Server
 
-WRITE_HIGH_BYTES: Final = 1 << 20
-"""Unsent bytes above which consumers are paused: one second of a 10 Mbit/s link."""
-
-WRITE_LOW_BYTES: Final = 256 << 10
-WRITE_STOP_BYTES: Final = 16 << 20
 UNCONFIRMED_BYTES_MAX: Final = 32 << 20
 """Bodies that are not confirmed yet, after which the connection is not read: one batch of the store."""
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16_384
-CLOSE_S: Final = 5
-"""Seconds that a client has to answer close."""
-
-SETTLE_S: Final = 5e-6
-"""Cost of settling one delivery later in the turn."""
-
 IDLE_MS_MIN: Final = 2000  # Timeouts are checked once per second.
+TOPIC_PREFIX: Final = "amqp10.topic."
+"""Prefix of the exchanges of temporary topics."""
+
 VHOST_PREFIX: Final = "vhost:"
 DEFAULT_VHOST: Final = "/"
 
@@ -85,12 +74,16 @@ _STATES: Final = ("starting", "starting", "opening", "running", "closing", "clos
 _log: Final = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class Connection(SocketConnection):
     """An AMQP 1.0 client connection."""
 
+    server: Server
+    protocol_name = "AMQP 1.0"
+
     def __init__(self, server: Server) -> None:
-        self.server = server
         self.out: list[bytes] = []
+        super().__init__(self.out)
+        self.server = server
         self.sessions: dict[int, Session] = {}
         self.incoming = Incoming()
         self.outgoing = Outgoing()
@@ -100,60 +93,29 @@ class Connection(asyncio.Protocol):
         self.client_properties: dict[str, str] = {}
         self.frame_bytes_max = FRAME_BYTES_MIN
         """The largest frame that the client accepts."""
-        self.name = ""
-        self.is_publisher = self.is_full = False
-        self.received_bytes = self.sent_bytes = 0
+        self.is_publisher = False
+        self.has_no_local = False
+        """A link of this connection has a no-local filter, so sent messages must name their container."""
         self.delivered = 0
-        self.connected_at_ms = int(time.time() * 1000)
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self.input = Input(self._reader, server.shares)
         self._is_behind = False
         self._state = _WAITING
         self._login: sasl.Login | None = None
         self._mechanism = ""
-        self._user: User | None = None
-        self._vhost: VHost | None = None
-        self._transport: asyncio.Transport | None = None
-        self._holds: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._flush_is_due = self._is_walking = False
         self._unconfirmed_bytes = 0
-        self._number = 0
         self._idle_s = 0.0
         """The client's idle time-out; 0: none."""
-        self._age_s = self._closing_s = self._silent_s = self._quiet_s = 0
-        self._heard = self._said = False
-
-    @property
-    def vhost(self) -> VHost:
-        return cast(VHost, self._vhost)
-
-    @property
-    def user(self) -> User:
-        return cast(User, self._user)
-
-    def uses(self, vhost: str) -> bool:
-        return self._vhost is not None and self._vhost.name == vhost
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self.name = f"{address_text(peer)} -> {address_text(here)}"
-        self.server.joined(self)
+        self._closing_s = self._quiet_s = 0
 
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         self.received_bytes += len(data)
         self.input.add(data)
-        if not self._is_behind and "step" not in self._holds:
-            self._walk()
+        if not self._is_behind and "step" not in self._pause_reasons:
+            self._handle_input()
 
-    def _walk(self) -> None:
+    def _handle_input(self) -> None:
         """Handle frames until there are no more or the connection's share of the turn is used up."""
         if self._transport is None or self._state == _CLOSED:
             self._drop_input()
@@ -161,25 +123,25 @@ class Connection(asyncio.Protocol):
         shares = self.server.shares
         shares.begin(was_behind=self._is_behind)
         self._is_behind = False
-        self._is_walking = True
+        self._is_handling_input = True
         wait: Wait | None = None
         has_more = False
         try:
-            has_more, wait = self.input.take(self._handle, lambda: "step" in self._holds)
+            has_more, wait = self.input.take(self._handle, lambda: "step" in self._pause_reasons)
         except Exception as error:
             self._broke(error)
         finally:
-            self._is_walking = False
+            self._is_handling_input = False
             self._is_behind = has_more
             shares.end(has_more=has_more)
         if has_more:
-            self.hold("turn")
+            self.pause_reading("turn")
             if wait is not None:
-                wait(self._walk)
+                wait(self._handle_input)
             else:
-                self.server.loop.call_soon(self._walk)
+                self.server.loop.call_soon(self._handle_input)
         else:
-            self.release("turn")
+            self.resume_reading("turn")
         self._flush()
 
     def _drop_input(self) -> None:
@@ -213,8 +175,7 @@ class Connection(asyncio.Protocol):
         if descriptor in (_DISPOSITION, _FLOW):
             fields, _ = read_fields(raw, at + 3, end)
             session = self._find(channel)
-            self._in_session(session, descriptor, fields)
-            return None
+            return self._in_session(session, descriptor, fields)
         performative, at = p.decode(raw, at, end)
         if isinstance(performative, p.Transfer | p.Disposition | p.Flow):
             # An unusual encoding of the descriptor.
@@ -223,8 +184,7 @@ class Connection(asyncio.Protocol):
             if isinstance(performative, p.Transfer):
                 return self._session(channel, values, raw, at, end)
             kind = _FLOW if isinstance(performative, p.Flow) else _DISPOSITION
-            self._in_session(self._find(channel), kind, values)
-            return None
+            return self._in_session(self._find(channel), kind, values)
         self._performative(channel, performative)
         return None
 
@@ -244,23 +204,37 @@ class Connection(asyncio.Protocol):
             self._fail(session, fault)
             return None
         if self.server.blocked and self.is_publisher and self.vhost.name in self.server.blocked:
-            self.hold("blocked")
+            self.pause_reading("blocked")
         return wait
 
-    def _in_session(self, session: Session, descriptor: int, fields: list[Any]) -> None:
+    def _in_session(self, session: Session, descriptor: int, fields: list[Any]) -> Wait | None:
         if not session.is_open:
-            return
+            return None
         try:
             if descriptor == _FLOW:
                 session.flow(fields)
-            else:
-                self.input.later_s = SETTLE_S * session.disposition(fields)
+                return None
+            return self._settle(session, session.disposition(fields))
         except SessionFault as fault:
             self._fail(session, fault)
+            return None
+
+    def _settle(self, session: Session, portions: Iterator[tuple[float, bool]]) -> Wait | None:
+        """Settle a portion of the deliveries of a disposition. The next turn settles the next one."""
+        try:
+            self.input.later_s, has_more = next(portions)
+        except SessionFault as fault:
+            self._fail(session, fault)
+            return None
+        if not has_more:
+            return None
+        self.input.park(partial(self._settle, session, portions))
+        return self.server.loop.call_soon
 
     def _fail(self, session: Session, fault: SessionFault) -> None:
         _log.info("%s: session %d: %s", self.name, session.channel, fault)
-        session.end(fault)
+        session.fail(fault)
+        self.server.shares.in_portions(self._stopping([session]), lambda: None)
 
     def _performative(self, channel: int, received: p.Composite) -> None:
         if isinstance(received, p.Open):
@@ -269,9 +243,7 @@ class Connection(asyncio.Protocol):
         if self._state != _RUNNING:
             raise Fault(ILLEGAL_STATE, "the connection is not open")
         if isinstance(received, p.Close):
-            self._stop_sessions()
-            self.out.append(frame(0, p.encode(p.Close())))
-            self._finish()
+            self.run(self._stopping(list(self.sessions.values())), self._closed)
             return
         session = self.sessions.get(channel)
         if isinstance(received, p.Begin):
@@ -285,10 +257,7 @@ class Connection(asyncio.Protocol):
             return
         session = self._find(channel)
         if isinstance(received, p.End):
-            del self.sessions[channel]
-            if session.is_open:
-                session.stop()
-                self.out.append(frame(channel, p.encode(p.End())))
+            self.run(self._stopping([session]), partial(self._ended, session, was_open=session.is_open))
             return
         if not session.is_open:
             return
@@ -304,15 +273,15 @@ class Connection(asyncio.Protocol):
 
     def _header(self, header: bytes) -> None:
         if header == SASL_HEADER and self._state == _WAITING and self._login is None:
-            users, peer, certificate = self.server.node.users, peer_of(self._transport), certificate_of(self._transport)
+            users, peer, certificate = self.server.node.users, self.peer(), self.certificate()
             self._login = sasl.Login(users, peer, certificate)
             self._state = _SASL
-            offered = sasl.mechanisms(users, peer, has_certificate=bool(certificate))
+            offered = sasl.mechanisms(users, peer, certificate)
             self.out.append(SASL_HEADER)
             self.out.append(frame(0, p.encode(p.SaslMechanisms(mechanisms=offered)), SASL))
         elif header == AMQP_HEADER and self._state == _WAITING:
             if self._user is None:
-                self._user = self.server.node.users.anonymous(peer_of(self._transport))
+                self._user = self.server.node.users.anonymous(self.peer())
                 self._mechanism = sasl.ANONYMOUS
             if self._user is None:
                 # The client must use SASL: answer with the header that is expected, and close.
@@ -328,7 +297,7 @@ class Connection(asyncio.Protocol):
 
     def _start(self, step: Any) -> None:
         """Run an asynchronous step. The socket is not read until it is done."""
-        self.hold("step")
+        self.pause_reading("step")
         self._task = self.server.loop.create_task(self._finish_step(step))
 
     async def _finish_step(self, step: Any) -> None:
@@ -338,10 +307,10 @@ class Connection(asyncio.Protocol):
             self._broke(error)
         finally:
             self._task = None
-            self.release("step")
+            self.resume_reading("step")
             self._flush()
             if self.input:
-                self._walk()
+                self._handle_input()
 
     async def _authenticate(self, login: sasl.Login, received: p.Composite) -> None:
         try:
@@ -375,6 +344,7 @@ class Connection(asyncio.Protocol):
         node = self.server.node
         vhost = node.vhost(name)
         node.permissions.check_vhost(self.user, name)
+        node.limits.check_connection(self.user.name, name)
         vhost.attach(self, self._vhost_failed)
         self._vhost = vhost
         self.container_id = received.container_id
@@ -386,7 +356,7 @@ class Connection(asyncio.Protocol):
         self._idle_s = (received.idle_time_out or 0) / 1000
         self._send_open()
         self._state = _RUNNING
-        self._number = node.connections.add(self)
+        self._number = node.connections.add(self, user=self.user.name, vhost=name)
         self.server.watch(name)
 
     def _send_open(self) -> None:
@@ -409,15 +379,14 @@ class Connection(asyncio.Protocol):
         if self._state < _OPENING:
             self._finish()
             return
-        self._stop_sessions()
+        self.server.shares.in_portions(self._stopping(list(self.sessions.values())), self.sessions.clear)
         if self._state == _OPENING:
             self._send_open()
         self.out.append(frame(0, p.encode(p.Close(error=p.error_of(fault.condition, fault.text)))))
         self._state = _CLOSING
         self._closing_s = CLOSE_S
-        for why in list(self._holds - {"step", "turn"}):
-            self.release(why)
-        self.wrote()
+        self.read_until_closed()
+        self.schedule_flush()
 
     def _broke(self, error: Exception) -> None:
         """Close the connection because of an error of the client, the broker, or a bug."""
@@ -430,19 +399,49 @@ class Connection(asyncio.Protocol):
             self.end(Fault(INTERNAL_ERROR, "internal error; see the broker log"))
 
     def close(self, reason: str) -> None:
-        """Close the connection on request of the operator or the server."""
         self.end(Fault(CONNECTION_FORCED, reason))
 
     def _vhost_failed(self, error: BaseException) -> None:
         self.close(f"vhost '{self.vhost.name}' is down: {error}")
 
-    def _stop_sessions(self) -> None:
-        for session in list(self.sessions.values()):
-            try:
-                session.stop()
-            except BasaltError as error:
-                _log.warning("%s: session %d: requeueing failed: %s", self.name, session.channel, error)
+    def run(self, steps: Iterator[None], then: Callable[[], None]) -> None:
+        """Take steps, over several turns if it takes long, then call `then`. The input behind it waits."""
+        self.pause_reading("step")
+        self.server.shares.in_portions(steps, partial(self._ran, then))
+
+    def _stopping(self, sessions: list[Session]) -> Iterator[None]:
+        """Stop sessions link by link.
+
+        Several of these may run for one session. Each one visits the links that are left, so none ends too early.
+        """
+        for session in sessions:
+            for _ in session.stopping():
+                if self.vhost.is_up:
+                    # The batch is part of the portion. Otherwise the turn would write what all links requeue at once.
+                    self.vhost.tick.flush()
+                yield
+
+    def _ran(self, then: Callable[[], None]) -> None:
+        if self._transport is None:
+            return
+        then()
+        self.resume_reading("step")
+        self._flush()
+        if self.input and not self._is_handling_input:
+            self._handle_input()
+
+    def _ended(self, session: Session, *, was_open: bool) -> None:
+        """The client has ended a session."""
+        if self.sessions.get(session.channel) is session:
+            del self.sessions[session.channel]
+        if was_open:
+            self.out.append(frame(session.channel, p.encode(p.End())))
+
+    def _closed(self) -> None:
+        """The client has closed the connection."""
         self.sessions.clear()
+        self.out.append(frame(0, p.encode(p.Close())))
+        self._finish()
 
     def _finish(self) -> None:
         """Write the remaining output and close the socket."""
@@ -451,33 +450,27 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
     def connection_lost(self, error: Exception | None) -> None:
         if self._task is not None:
             self._task.cancel()
         self._state = _CLOSED
         self._transport = None
         self._drop_input()
-        self._stop_sessions()
-        if self._vhost is not None:
-            try:
-                self._vhost.release_owner(self)
-            except BasaltError as failure:
-                _log.warning("%s: releasing its exclusive queues failed: %s", self.name, failure)
-            if self._number:
-                self.server.node.connections.remove(self._number)
-        self.server.left(self)
+        self.server.shares.in_portions(self._stopping(list(self.sessions.values())), self.unregister)
+
+    def unregister(self) -> None:
+        super().unregister()
+        # Break the reference cycles, so that the memory is freed without the garbage collector.
+        self.sessions.clear()
+        del self.coordinator
 
     def count_unconfirmed(self, size: int) -> None:
         """Count bytes of messages that are not confirmed yet."""
         self._unconfirmed_bytes += size
         if self._unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
-            self.hold("unconfirmed")
-        elif "unconfirmed" in self._holds and self._unconfirmed_bytes <= UNCONFIRMED_BYTES_MAX >> 1:
-            self.release("unconfirmed")
+            self.pause_reading("unconfirmed")
+        elif "unconfirmed" in self._pause_reasons and self._unconfirmed_bytes <= UNCONFIRMED_BYTES_MAX >> 1:
+            self.resume_reading("unconfirmed")
 
     def check(self, kind: str, resource: str) -> None:
         """Raise AccessRefusedError unless the user has the permission."""
@@ -492,35 +485,27 @@ class Connection(asyncio.Protocol):
         self.check("configure", GENERATED)
         return self.vhost.declare_queue("", exclusive=True, owner=self).name
 
+    def declare_dynamic_topic(self) -> str:
+        """Create an exchange with a generated name, which ends with its link."""
+        name = f"{TOPIC_PREFIX}{secrets.token_urlsafe(16)}"
+        self.check("configure", name)
+        self.vhost.declare_exchange(name, "fanout", durable=False)
+        return name
+
+    def delete_dynamic_topic(self, name: str) -> None:
+        """Delete a generated exchange."""
+        if self.vhost.is_up:
+            self.vhost.delete_exchange(name)
+
     def delete_dynamic(self, name: str) -> None:
         """Delete a generated queue."""
         if self.vhost.is_up and name in self.vhost.queues.by_name:
             self.vhost.delete_queue(name, owner=self)
 
-    def wrote(self) -> None:
-        """Schedule a write for the end of the turn, for output that was not caused by received bytes."""
-        if not self._flush_is_due and not self._is_walking:
-            self._flush_is_due = True
-            self.server.loop.call_soon(self._flush)
-
-    def write_now(self) -> None:
-        """Write at once, because publishers wait for outcomes. One disposition covers many messages."""
-        if not self._is_walking:
-            self._flush()
-
     def _flush(self) -> None:
-        self._flush_is_due = False
-        out, transport = self.out, self._transport
-        if not out or transport is None or self._state == _CLOSED:
-            out.clear()
-            return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self._said = True
-        self.sent_bytes += len(data)
-        transport.write(data)
-        if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
-            self.hold("unread")
+        if self._state == _CLOSED:
+            self.out.clear()
+        super()._flush()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -529,30 +514,15 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self.release("unread")
+        self.resume_reading("unread")
         for session in self.sessions.values():
             session.update_full()
 
-    def hold(self, why: str) -> None:
-        """Stop reading for a reason."""
-        if not self._holds and self._transport is not None:
-            self._transport.pause_reading()
-        self._holds.add(why)
-
-    def release(self, why: str) -> None:
-        """Remove a reason, and resume reading if none is left."""
-        if why in self._holds:
-            self._holds.remove(why)
-            if not self._holds and self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
-                self._silent_s = 0
-
-    def hold_publisher(self) -> None:
+    def block_publisher(self, reason: str) -> None:
         if self.is_publisher and self._state == _RUNNING:
-            self.hold("blocked")
+            self.pause_reading("blocked")
 
     def tick(self) -> None:
-        """Handle timeouts; called once per second."""
         self._age_s += 1
         if self._state >= _CLOSING:
             self._closing_s -= 1
@@ -565,35 +535,27 @@ class Connection(asyncio.Protocol):
                 _log.warning("%s: no handshake within %d s", self.name, limits.handshake_s)
                 self.abort()
             return
-        self._quiet_s = 0 if self._said else self._quiet_s + 1
-        self._silent_s = 0 if self._heard or self._holds else self._silent_s + 1
-        self._said = self._heard = False
+        self._quiet_s = 0 if self._has_sent else self._quiet_s + 1
+        self._silent_s = 0 if self._has_received or self._pause_reasons else self._silent_s + 1
+        self._has_sent = self._has_received = False
         if self._idle_s and self._quiet_s + 1 >= self._idle_s / 2:
             self._quiet_s = 0
             self.out.append(EMPTY_FRAME)
             self._flush()
-            self._said = False
+            self._has_sent = False
         if limits.heartbeat_s and self._silent_s > limits.heartbeat_s:
             self.end(Fault(RESOURCE_LIMIT, f"the client sent nothing for {limits.heartbeat_s} s (idle-time-out)"))
 
     def info(self) -> dict[str, Any]:
-        """Return the connection's state for the management API."""
         return {
-            "name": self.name,
-            "protocol": "AMQP 1.0",
-            "state": "blocked" if "blocked" in self._holds else _STATES[self._state],
-            "user": "" if self._user is None else self._user.name,
-            "vhost": "" if self._vhost is None else self._vhost.name,
+            **super().info(),
+            "state": "blocked" if "blocked" in self._pause_reasons else _STATES[self._state],
             "auth_mechanism": self._mechanism,
-            **socket_info(self._transport),
             "channels": len(self.sessions),
             "channel_max": self.server.limits.channel_max,
             "frame_max": self.frame_bytes_max,
             "timeout": int(self._idle_s),
             "client_properties": self.client_properties,
-            "connected_at": self.connected_at_ms,
-            "recv_oct": self.received_bytes,
-            "send_oct": self.sent_bytes,
         }
 
     def channel_infos(self) -> list[dict[str, Any]]:

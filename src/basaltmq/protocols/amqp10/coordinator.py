@@ -15,9 +15,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.message.operations import REQUEUE, Publish
+from basaltmq.broker.message.operations import Publish
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.amqp10.outcomes import outcome_of
+from basaltmq.protocols.amqp10.outcomes import RELEASED, Outcome
 from basaltmq.protocols.amqp10.receiver import Receiver
 from basaltmq.protocols.amqp10.sender import Sender
 from basaltmq.protocols.amqp10.session import Session, settlements_of
@@ -36,6 +36,7 @@ from basaltmq.protocols.amqp10.wire.errors import (
 from basaltmq.protocols.amqp10.wire.frames import ACCEPTED
 
 if TYPE_CHECKING:
+    from basaltmq.broker.publishing.router import Route
     from basaltmq.protocols.amqp10.connection import Connection
 
 CONTROL_CREDIT: Final = 64
@@ -44,7 +45,9 @@ TRANSACTIONS_MAX: Final = 64
 
 TRANSACTION_BYTES_MAX: Final = 64 << 20
 TRANSACTION_COPIES_MAX: Final = 10_000
-"""Limits of a transaction, because it is one batch: bytes, and messages counted once per queue that gets them."""
+"""Limits of a transaction, because it is one batch: bytes, and messages counted once per queue that gets them.
+
+A message without a queue counts too."""
 
 CAPABILITIES: Final = ["amqp:local-transactions", "amqp:multi-txns-per-ssn", "amqp:multi-ssns-per-txn"]
 
@@ -57,7 +60,7 @@ class Transaction:
     def __init__(self, link: Receiver) -> None:
         self.link = link
         self.publishes: list[Publish] = []
-        self.settled: list[tuple[Session, int, tuple[Sender, int, bytes], str, bytes, bool]] = []
+        self.settled: list[tuple[Session, int, tuple[Sender, int, bytes], Outcome, bytes, bool]] = []
         """Session, delivery id, delivery, outcome, encoded outcome, and whether the client has settled it."""
         self.size = self.copies = 0
         self.failure = ""
@@ -119,13 +122,13 @@ class Coordinator:
         state = p.encode(p.Rejected(error=p.error_of(condition, text)))
         if link.session.is_open:
             link.session.confirm([delivery_id], state, is_settled=True)
-            self._connection.wrote()
+            self._connection.schedule_flush()
 
     def _commit(self, link: Receiver, delivery_id: int, transaction: Transaction) -> None:
-        groups: dict[str, list[Any]] = {}
+        groups: dict[tuple[str, int], tuple[Outcome, list[Any]]] = {}
         for _, _, entry, outcome, _, _ in transaction.settled:
-            groups.setdefault(outcome, []).append(entry)
-        settlements = [each for outcome, taken in groups.items() for each in settlements_of(taken, outcome)]
+            groups.setdefault((outcome.kind, id(outcome.edit)), (outcome, []))[1].append(entry)
+        settlements = [each for outcome, taken in groups.values() for each in settlements_of(taken, outcome)]
         try:
             done = self._connection.vhost.commit_tx(transaction.publishes, settlements)
         except BasaltError as error:
@@ -151,32 +154,32 @@ class Coordinator:
                 session.answer_outcome([settled_id], state)
         if link.session.is_open:
             link.session.confirm([delivery_id], ACCEPTED, is_settled=True)
-            self._connection.wrote()
+            self._connection.schedule_flush()
 
     def _roll_back(self, transaction: Transaction) -> None:
         requeued = []
         for session, delivery_id, entry, _, _, is_settled in transaction.settled:
             session.in_transaction -= 1
             if session.is_open and not is_settled and entry[0].consumer is not None:
-                session.unsettled[delivery_id] = entry
+                session.put_back(delivery_id, entry)
             else:
                 requeued.append(entry)
         if requeued and self._connection.vhost.is_up:
-            self._connection.vhost.settle(settlements_of(requeued, REQUEUE))
+            self._connection.vhost.settle(settlements_of(requeued, RELEASED))
         transaction.settled = []
         transaction.publishes = []
 
     def _find(self, txn_id: bytes) -> Transaction | None:
         return self._open.get(txn_id)
 
-    def publish(self, link: Receiver, state: p.TransactionalState, message: Publish, copies: int) -> None:
+    def publish(self, link: Receiver, state: p.TransactionalState, message: Publish, route: Route) -> None:
         """Publish a message when the transaction is discharged."""
         transaction = self._find(state.txn_id)
         if transaction is None:
             raise LinkFault(UNKNOWN_TRANSACTION, "the transaction of a message is not open on this connection")
-        if not copies and not link.is_topic:
+        if not route.fan_out and not link.is_topic:
             transaction.failure = "a message of the transaction has no route"
-        transaction.copies += copies
+        transaction.copies += route.copies
         transaction.size += len(message[3]) + len(message[4])
         if transaction.copies > TRANSACTION_COPIES_MAX or transaction.size > TRANSACTION_BYTES_MAX:
             transaction.failure = (
@@ -187,18 +190,16 @@ class Coordinator:
             return
         transaction.publishes.append(message)
 
-    def settle(self, session: Session, ids: list[int], state: p.TransactionalState, *, is_settled: bool) -> None:
+    def settle(
+        self, session: Session, ids: list[int], state: p.TransactionalState, outcome: Outcome, *, is_settled: bool
+    ) -> None:
         """Settle deliveries when the transaction is discharged."""
         transaction = self._find(state.txn_id)
         if transaction is None:
             raise SessionFault(UNKNOWN_TRANSACTION, "the transaction of a disposition is not open on this connection")
-        outcome = outcome_of(state.outcome)
-        if outcome is None:
-            # Acquired under the transaction, without an outcome yet.
-            return
         encoded = p.encode(state.outcome)
         for delivery_id in ids:
-            entry = session.unsettled.pop(delivery_id)
+            entry = session.take(delivery_id)
             session.in_transaction += 1
             transaction.settled.append((session, delivery_id, entry, outcome, encoded, is_settled))
 

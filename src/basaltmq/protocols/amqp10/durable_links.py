@@ -9,6 +9,15 @@ wait in a queue of their own. When the client attaches again, its unsettled map 
     in the map, with an outcome      settled accordingly, also after a crash of the broker: the tag is the message id
     anything else                    back to its place in the queue, to be delivered again
 
+A client that sends with receiver settle mode `second` names its durable link the same way. The tag of each message is
+written in one batch with the message, and deleted when the client has settled the delivery:
+
+    deliveries    container, link name, delivery tag ─> outcome
+
+When the client attaches again, the broker's unsettled map names the messages that it has. The client settles those, or
+sends them again as resumed deliveries, which are not published twice. Messages that the map lacks were lost; the
+client sends them as new ones.
+
 Only a terminus that never expires is durable here.
 """
 
@@ -16,20 +25,29 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.broker.message.operations import REQUEUE, RowChange, Settlement, Waiter
+from basaltmq.broker.message.operations import REQUEUE, Row, RowChange, Settlement, Waiter
 from basaltmq.broker.routing.exchange import QUEUE
 from basaltmq.broker.vhost import VHost
 from basaltmq.catalog.links import Link, LinkStore, Role, deleted_row, row_of
 from basaltmq.errors import LimitExceededError
 from basaltmq.protocols.amqp10.wire import performatives as p
+from basaltmq.store.families import Family
+from basaltmq.store.keys.catalog import link_delivery_key
+from basaltmq.store.keys.parts import prefix_range
 
 if TYPE_CHECKING:
+    from basaltmq.protocols.amqp10.receiver import Receiver
     from basaltmq.protocols.amqp10.sender import Sender
 
 LINKS_MAX: Final = 100_000
 """Durable links of a virtual host: about 100 MB with usual termini."""
+
+TAGS_MAX: Final = 10_000
+"""Unsettled deliveries of a link that are read. A link has credit for 1,000."""
 
 QUEUE_PREFIX: Final = "amqp10.subscription."
 NAME_BYTES_MAX: Final = 200
@@ -37,23 +55,26 @@ _log: Final = logging.getLogger(__name__)
 
 
 class DurableLinks:
-    """The durable links of one virtual host on which clients receive."""
+    """The durable links of one virtual host."""
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost = vhost
         self.attached: dict[tuple[str, str], Sender] = {}
-        """Durable links with a client, by container and name."""
+        """Durable links with a receiving client, by container and name."""
+        self.targets: dict[tuple[str, str], Receiver] = {}
+        """The same for sending clients."""
         self._suspended: dict[tuple[str, str], tuple[str, dict[bytes, int]]] = {}
         """Queue, and lease tokens by delivery tag."""
         self._links: dict[tuple[str, str], Link] = {}
+        self._targets: dict[tuple[str, str], Link] = {}
         self._store = LinkStore(vhost.store)
         report = self._store.open_and_load(self._load)
         for fault in report.faults:
             _log.warning("vhost %r: %s", vhost.name, fault.text)
 
     def _load(self, link: Link) -> None:
-        if link.role == Role.SENDER:
-            self._links[link.remote_container, link.name] = link
+        links = self._links if link.role == Role.SENDER else self._targets
+        links[link.remote_container, link.name] = link
 
     def close(self) -> None:
         self._store.close()
@@ -68,12 +89,38 @@ class DurableLinks:
 
     def save(self, container: str, name: str, source: p.Source, waiter: Waiter[None]) -> None:
         """Store a link, with the other changes of this turn of the loop. `waiter` gets None when it is durable."""
-        if len(self._links) >= LINKS_MAX and (container, name) not in self._links:
+        self._save(self._links, Link(container, name, Role.SENDER, p.encode(source), b""), waiter)
+
+    def save_target(self, container: str, name: str, target: p.Target, waiter: Waiter[None]) -> None:
+        """Store a link on which the client sends."""
+        self._save(self._targets, Link(container, name, Role.RECEIVER, b"", p.encode(target)), waiter)
+
+    def _save(self, links: dict[tuple[str, str], Link], link: Link, waiter: Waiter[None]) -> None:
+        key = link.remote_container, link.name
+        if len(links) >= LINKS_MAX and key not in links:
             raise LimitExceededError(f"the limit of {LINKS_MAX} durable links in vhost '{self.vhost.name}' is reached")
-        link = Link(container, name, Role.SENDER, p.encode(source), b"")
         row = row_of(link)
-        self._links[container, name] = link
+        links[key] = link
         self.vhost.write_rows(RowChange([row], waiter))
+
+    def delete_target(self, container: str, name: str) -> None:
+        """Delete a link on which the client sends, with the tags of its deliveries."""
+        link = self._targets.pop((container, name), None)
+        if link is not None and self.vhost.is_up:
+            tags = self.received(container, name)
+            self.vhost.write_rows(RowChange([deleted_row(link), *self.tag_rows(container, name, tags, None)]))
+
+    def received(self, container: str, name: str) -> list[bytes]:
+        """Return the tags of the messages that were stored and that the client has not settled."""
+        prefix = link_delivery_key(container, name, b"")
+        found = self.vhost.store.scan(Family.AMQP_1_0_DELIVERIES, *prefix_range(prefix))
+        return [key[len(prefix) :] for key, _ in islice(found, TAGS_MAX)]
+
+    @staticmethod
+    def tag_rows(container: str, name: str, tags: Iterable[bytes], outcome: bytes | None) -> list[Row]:
+        """Return the rows of deliveries with an encoded outcome, or their deletion."""
+        family = Family.AMQP_1_0_DELIVERIES
+        return [(family, link_delivery_key(container, name, tag), outcome) for tag in tags]
 
     def delete(self, container: str, name: str) -> None:
         """Delete a link with its subscription."""

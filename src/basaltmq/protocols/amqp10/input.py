@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.protocols.amqp10.wire.frames import Frame, FrameReader
 
 Wait: TypeAlias = Callable[[Callable[[], None]], object]

@@ -16,8 +16,8 @@ a text; the links stay.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import parse_qs, quote, unquote
 
 from basaltmq import errors
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 ADDRESS: Final = "/management"
 RESPONSES_MAX: Final = 64
 """Responses that wait for credit."""
+
+Answer: TypeAlias = tuple[int, Any]
+"""Status and body of a response."""
 
 _STATUS: Final[tuple[tuple[type[BasaltError], int], ...]] = (
     (errors.AccessRefusedError, 403),
@@ -117,7 +120,7 @@ class ResponseLink(Link):
             session.next_delivery_id = (session.next_delivery_id + 1) & _U32
             self._credit -= 1
             self._count = (self._count + 1) & _U32
-        session.connection.wrote()
+        session.connection.schedule_flush()
 
     def stop(self, *, is_closed: bool) -> None:
         self._waiting.clear()
@@ -145,16 +148,27 @@ class RequestLink(Receiver):
         responses = self.session.find(ResponseLink, self.name)
         if responses is None:
             raise LinkFault(INVALID_FIELD, f"the link pair '{self.name:.80}' has no link for responses")
-        status, answer = self._answer(str(given[3]), str(given[2]), body)
-        if not is_settled:
-            self._confirm([delivery_id], p.encode(p.Accepted()))
-        responses.respond(_response(status, given[0], answer))
-        self.credit_for_commands(RESPONSES_MAX)
+
+        def answering() -> Iterator[None]:
+            status, answer = yield from self._answer(str(given[3]), str(given[2]), body)
+            if not self.session.is_open:
+                return
+            if not is_settled:
+                self._confirm([delivery_id], p.encode(p.Accepted()))
+            responses.respond(_response(status, given[0], answer))
+            self.credit_for_commands(RESPONSES_MAX)
+
+        steps = answering()
+        for _ in steps:
+            # The first portion was not the last one.
+            self.session.connection.run(steps, lambda: None)
+            break
         return True
 
-    def _answer(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+    def _answer(self, method: str, path: str, body: Any) -> Generator[None, None, Answer]:
         try:
-            return _Request(self, body).handle(method, path)
+            found = _Request(self, body).handle(method, path)
+            return found if isinstance(found, tuple) else (yield from found)
         except _BadRequest as bad:
             return 400, str(bad)
         except BasaltError as error:
@@ -194,10 +208,11 @@ class _Request:
         self._vhost = link.vhost
         self._body = body
 
-    def handle(self, method: str, path: str) -> tuple[int, Any]:
+    def handle(self, method: str, path: str) -> Answer | Generator[None, None, Answer]:
+        """Return the answer, or a generator that works in portions and returns it."""
         path, _, query = path.partition("?")
         parts = path.removeprefix("/").split("/")
-        routes: dict[tuple[str, str, int], Callable[..., tuple[int, Any]]] = {
+        routes: dict[tuple[str, str, int], Callable[..., Answer | Generator[None, None, Answer]]] = {
             ("PUT", "queues", 2): self._declare_queue,
             ("GET", "queues", 2): self._get_queue,
             ("DELETE", "queues", 2): self._delete_queue,
@@ -278,14 +293,21 @@ class _Request:
     def _get_queue(self, name: str) -> tuple[int, Any]:
         return 200, self._describe(self._vhost.queues.get(name, self._connection))
 
-    def _delete_queue(self, name: str) -> tuple[int, Any]:
+    def _delete_queue(self, name: str) -> Generator[None, None, Answer]:
         self._connection.check("configure", name)
+        self._vhost.check_delete(name, if_unused=False, if_empty=False, owner=self._connection)
+        for _ in self._vhost.unbinding(QUEUE, name):
+            yield
         count = self._vhost.delete_queue(name, owner=self._connection)
         return 200, {"message_count": t.Ulong(count)}
 
-    def _purge_queue(self, name: str) -> tuple[int, Any]:
+    def _purge_queue(self, name: str) -> Generator[None, None, Answer]:
         self._connection.check("read", name)
-        return 200, {"message_count": t.Ulong(sum(self._vhost.purging(name, owner=self._connection)))}
+        count = 0
+        for purged in self._vhost.purging(name, owner=self._connection):
+            count += purged
+            yield
+        return 200, {"message_count": t.Ulong(count)}
 
     def _declare_exchange(self, name: str) -> tuple[int, Any]:
         self._connection.check("configure", name)
@@ -299,8 +321,11 @@ class _Request:
         )
         return 204, None
 
-    def _delete_exchange(self, name: str) -> tuple[int, Any]:
+    def _delete_exchange(self, name: str) -> Generator[None, None, Answer]:
         self._connection.check("configure", name)
+        if not name.startswith("amq."):
+            for _ in self._vhost.unbinding(EXCHANGE, name):
+                yield
         self._vhost.delete_exchange(name)
         return 204, None
 

@@ -32,6 +32,7 @@ from uuid import UUID
 from basaltmq.broker.message import amqp_table, properties
 from basaltmq.broker.message.amqp_table import NAME_BYTES_MAX, Table
 from basaltmq.broker.message.properties import BARE_HEADER, EXPIRATION_MS_MAX, PERSISTENT, Properties
+from basaltmq.broker.publishing.router import DELIVERY_TIME
 from basaltmq.protocols.amqp10.wire import sections as s
 from basaltmq.protocols.amqp10.wire import types as t
 from basaltmq.protocols.amqp10.wire.errors import MESSAGE_SIZE, Fault
@@ -44,6 +45,9 @@ SECTIONS_BYTES_MAX: Final = 256 << 10
 
 HEADERS_BYTES_MAX: Final = 32 << 10
 """Larger application properties and annotations are not converted to headers, which must fit into a frame of 0-9-1."""
+
+ORIGIN: Final = "x-opt-publisher-container"
+"""Header with the container that has sent a message, if that container has a link with a no-local filter."""
 
 KNOWN_MAX: Final = 1024
 KNOWN_BYTES_MAX: Final = 1024
@@ -143,9 +147,7 @@ def convert(raw: bytes) -> Received:
     if len(before) + len(annotations) <= HEADERS_BYTES_MAX:
         _headers(found, made, headers)
     if before or after or annotations or flags:
-        headers[BARE_HEADER] = b"".join(
-            (bytes((flags,)), _U32.pack(len(annotations)), annotations, _U32.pack(len(before)), before, after)
-        )
+        headers[BARE_HEADER] = KeptSections(flags, annotations, before, after).encode()
     if headers:
         made.set_headers(headers)
     return Received(properties.encode(made), body, given[2], given[3], given[10])
@@ -187,7 +189,8 @@ def _headers(found: s.Sections, made: Properties, headers: Table) -> None:
         elif name == "x-cc" and isinstance(value, list) and all(isinstance(each, str) for each in value):
             headers["CC"] = [str(each) for each in value]
         elif name.startswith("x-") and name != BARE_HEADER:
-            _add(headers, name, value)
+            # A delivery time needs its milliseconds.
+            _add(headers, name, int(value) if name == DELIVERY_TIME and isinstance(value, int) else value)
     for name, value in (found.application_properties or {}).items():
         if name not in ("CC", "BCC", BARE_HEADER):
             _add(headers, name, value)
@@ -213,7 +216,38 @@ def _add(headers: Table, name: str, value: Any) -> None:
         headers[name] = value
 
 
-class _Kept(NamedTuple):
+def with_origin(raw: bytes, container: str) -> bytes:
+    """Return the properties of a message with the container that has sent it."""
+    parsed = properties.parse(raw)
+    parsed.headers_raw = amqp_table.edit(parsed.headers_raw or amqp_table.EMPTY, {ORIGIN: container})
+    return properties.encode(parsed)
+
+
+def with_annotations(envelope: bytes, given: dict[Any, Any]) -> bytes:
+    """Return the envelope of a message with message annotations added or replaced.
+
+    They become headers too, if their names start with `x-`. If the result is too large, nothing changes.
+    """
+    if not envelope:
+        # Published without properties by another protocol.
+        envelope = properties.EMPTY_ENVELOPE
+    start = properties.properties_start(envelope)
+    parsed = properties.parse(envelope[start:])
+    headers = parsed.headers if parsed.headers_raw is not None else {}
+    kept = kept_sections(headers.get(BARE_HEADER))
+    changed: Table = {}
+    for name, value in given.items():
+        if isinstance(name, str) and name.startswith("x-") and name != BARE_HEADER:
+            _add(changed, str(name), value)
+    if kept is not None:
+        annotations = t.decode(kept.annotations, 3, len(kept.annotations))[0] if kept.annotations else {}
+        encoded = s.section(s.MESSAGE_ANNOTATIONS, t.encode({**annotations, **given}))
+        changed[BARE_HEADER] = kept._replace(annotations=encoded).encode()
+    parsed.headers_raw = amqp_table.edit(parsed.headers_raw or amqp_table.EMPTY, changed)
+    return envelope if len(parsed.headers_raw) > SECTIONS_BYTES_MAX else envelope[:start] + properties.encode(parsed)
+
+
+class KeptSections(NamedTuple):
     """The sections of a message around its body, as they were received."""
 
     flags: int
@@ -221,8 +255,13 @@ class _Kept(NamedTuple):
     before: bytes
     after: bytes
 
+    def encode(self) -> bytes:
+        """Return the value of the header `x-amqp-1.0`."""
+        sizes = _U32.pack(len(self.annotations)), _U32.pack(len(self.before))
+        return b"".join((bytes((self.flags,)), sizes[0], self.annotations, sizes[1], self.before, self.after))
 
-def _kept(raw: object) -> _Kept | None:
+
+def kept_sections(raw: object) -> KeptSections | None:
     """Decode the header `x-amqp-1.0`. Return None if it is not valid: any publisher can set it."""
     if not isinstance(raw, bytes) or len(raw) < 9 or raw[0] > _COMPLETE:
         return None
@@ -232,7 +271,7 @@ def _kept(raw: object) -> _Kept | None:
     end = middle + 4 + int(_U32.unpack_from(raw, middle)[0])
     if end > len(raw):
         return None
-    kept = _Kept(raw[0], raw[5:middle], raw[middle + 4 : end], raw[end:])
+    kept = KeptSections(raw[0], raw[5:middle], raw[middle + 4 : end], raw[end:])
     try:
         found = s.split(kept.annotations + kept.before + s.data_head(0) + kept.after)
     except Fault:
@@ -294,11 +333,11 @@ def _ttl(expiration: str) -> bytes:
 
 
 def _shape(envelope: bytes, body: bytes) -> _Shape:
-    exchange, routing_key, raw = properties.open_envelope(envelope)
+    exchange, routing_key, raw = properties.decode_envelope(envelope)
     found = properties.parse(raw)
     annotations: dict[Any, Any] = {t.Symbol("x-exchange"): exchange, t.Symbol("x-routing-key"): routing_key}
     headers: Mapping[str, Any] = {} if found.headers_raw is None else found.headers
-    kept = _kept(headers.get(BARE_HEADER))
+    kept = kept_sections(headers.get(BARE_HEADER))
     if kept is not None and kept.flags == _COMPLETE and not _is_body(body):
         kept = None
     if kept is not None:

@@ -10,17 +10,19 @@ its consumers are behind, gives less.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.loop_shares import DRAFT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import properties
+from basaltmq.broker.message.operations import RowChange
+from basaltmq.broker.scheduling.loop_shares import DRAFT_S
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp10 import addresses
 from basaltmq.protocols.amqp10.addresses import Node
+from basaltmq.protocols.amqp10.durable_links import DurableLinks
 from basaltmq.protocols.amqp10.link import Link
-from basaltmq.protocols.amqp10.message import Received
+from basaltmq.protocols.amqp10.message import Received, with_origin
 from basaltmq.protocols.amqp10.wire import performatives as p
 from basaltmq.protocols.amqp10.wire.errors import (
     DECODE_ERROR,
@@ -28,6 +30,7 @@ from basaltmq.protocols.amqp10.wire.errors import (
     MESSAGE_SIZE,
     NOT_FOUND,
     RESOURCE_LIMIT,
+    STOLEN,
     TRANSFER_LIMIT,
     UNAUTHORIZED,
     Fault,
@@ -36,6 +39,7 @@ from basaltmq.protocols.amqp10.wire.errors import (
 )
 from basaltmq.protocols.amqp10.wire.frames import ACCEPTED
 from basaltmq.protocols.amqp10.wire.types import Described
+from basaltmq.protocols.frame_buffer import add_part
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp10.input import Wait
@@ -59,6 +63,10 @@ _FULL: Final = p.encode(
 )
 IMPERSONATOR: Final = "impersonator"
 """Tag of users who may set any user id."""
+
+_TAG_BYTES: Final = 40
+_ATTACH_TAGS: Final = 100
+"""Room in our attach for an unsettled map: bytes of an entry, and entries that the rest of the frame takes."""
 
 _U32: Final = 0xFFFF_FFFF
 
@@ -84,10 +92,13 @@ class Receiver(Link):
         "_checked",
         "_credit",
         "_delivery",
+        "_durable",
         "_is_waiting",
+        "_known",
         "_number",
         "_pending",
         "_released",
+        "_tags",
         "is_dynamic",
         "is_topic",
         "node",
@@ -118,6 +129,12 @@ class Receiver(Link):
         self._released: set[int] = set()
         self._checked: set[tuple[str, str]] = set()
         self._is_waiting = False
+        self._durable: tuple[DurableLinks, str, str] | None = None
+        """The durable links of the virtual host, container and name, if this is one."""
+        self._known: set[bytes] = set()
+        """Tags of messages that an earlier link has stored, and that the client has not settled."""
+        self._tags: dict[int, bytes] = {}
+        """Tags by delivery id, of a durable link."""
 
     def open(self) -> None:
         """Find the target and answer the attach."""
@@ -131,19 +148,62 @@ class Receiver(Link):
             raise LinkFault(INVALID_FIELD, "the link has no target")
         if target.dynamic:
             self.is_dynamic = True
-            name = self.session.connection.declare_dynamic()
-            target.address = addresses.queue_address(name)
-            self.node = Node(queue=name)
+            if "temporary-topic" in (target.capabilities or ()):
+                self.node = Node(exchange=self.session.connection.declare_dynamic_topic(), key="")
+                target.address = addresses.exchange_address(self.node.exchange)
+            else:
+                self.node = Node(queue=self.session.connection.declare_dynamic())
+                target.address = addresses.queue_address(self.node.queue)
         elif target.address is not None:
-            self.is_topic = "topic" in (target.capabilities or ())
+            self.is_topic = not addresses.TOPICS.isdisjoint(target.capabilities or ())
             self.node = addresses.parse(target.address, self.vhost, is_topic=self.is_topic)
             self._require(self.node)
+        if self._is_durable(target):
+            self._take_over(target)
+            return
+        target.durable = p.NONE
+        self.saved(target)
+
+    def saved(self, target: p.Target, unsettled: Sequence[bytes] = ()) -> None:
+        """Answer the attach. A durable link is stored, and so are the messages of its unsettled map."""
+        if self.attach is None or self.is_ending or not self.session.is_open:
+            return
+        room = self.session.connection.frame_bytes_max // _TAG_BYTES - _ATTACH_TAGS
         self.answer(
-            source=attach.source,
+            source=self.attach.source,
             target=target,
+            unsettled={tag: p.Accepted() for tag in unsettled[: max(0, room)]} or None,
+            incomplete_unsettled=True if len(unsettled) > max(0, room) else None,
             max_message_size=self.session.connection.server.limits.message_bytes_max,
         )
         self.top_up()
+
+    def _is_durable(self, target: p.Target) -> bool:
+        """Whether deliveries are to survive: only if both sides keep their state until the client settles."""
+        return bool(target.durable) and target.expiry_policy == "never" and self.rcv_settle_mode == p.SECOND
+
+    def _take_over(self, target: p.Target) -> None:
+        """Find the durable link of this container and name, and take it from an earlier connection."""
+        attach, connection = self.attach, self.session.connection
+        assert attach is not None, "the attach is not answered"
+        links, container = connection.server.durable_links(self.vhost), connection.container_id
+        other = links.targets.get((container, self.name))
+        if other is not None:
+            other.end(LinkFault(STOLEN, "the same container has attached the link again"))
+        # What an earlier connection has published must be visible in the rows.
+        self.vhost.tick.flush()
+        if self.vhost.tick.gathered:
+            raise LinkFault(RESOURCE_LIMIT, "the store is stalled; attach again later")
+        stored, given = links.received(container, self.name), attach.unsettled or {}
+        forgotten = [] if attach.incomplete_unsettled else [tag for tag in stored if tag not in given]
+        if forgotten:
+            # The client has settled them, although its disposition did not arrive.
+            self.vhost.write_rows(RowChange(links.tag_rows(container, self.name, forgotten, None)))
+        self._known = set(stored) - set(forgotten)
+        self._durable = (links, container, self.name)
+        links.targets[container, self.name] = self
+        kept = [tag for tag in stored if tag in self._known]
+        links.save_target(container, self.name, target, _Saved(self, target, kept))
 
     def _require(self, node: Node) -> None:
         """Check that the node exists and that the user may publish to it."""
@@ -180,7 +240,7 @@ class Receiver(Link):
             )
         if fields[5]:
             self._count_bytes(size)
-            delivery.parts.append(raw[at:end])
+            add_part(delivery.parts, raw[at:end])
             self._delivery = delivery
             return None
         self._delivery = None
@@ -208,6 +268,9 @@ class Receiver(Link):
         self.session.connection.usage.count_partial(size)
 
     def _complete(self, delivery: _Delivery, payload: bytes) -> Wait | None:
+        if delivery.tag in self._known:
+            self._resume(delivery)
+            return None
         if self.complete(delivery.delivery_id, payload, is_settled=delivery.is_settled):
             return None
         try:
@@ -215,6 +278,21 @@ class Receiver(Link):
         except Fault as fault:
             raise LinkFault(fault.condition, fault.text) from None
         return self._publish(delivery, message)
+
+    def _resume(self, delivery: _Delivery) -> None:
+        """Answer a resumed delivery whose message an earlier link has stored."""
+        self._known.discard(delivery.tag)
+        if delivery.is_settled:
+            self._forget([delivery.tag])
+        else:
+            self._tags[delivery.delivery_id] = delivery.tag
+        self._outcome(delivery, ACCEPTED)
+
+    def _forget(self, tags: list[bytes]) -> None:
+        """Delete the state of deliveries that the client has settled."""
+        if self._durable is not None and tags and self.vhost.is_up:
+            links, container, name = self._durable
+            self.vhost.write_rows(RowChange(links.tag_rows(container, name, tags, None)))
 
     def complete(self, delivery_id: int, payload: bytes, *, is_settled: bool) -> bool:
         """Handle a delivery that is a command, not a message. Return whether it was one."""
@@ -241,13 +319,15 @@ class Receiver(Link):
             self._outcome(delivery, p.encode(p.Rejected(error=p.error_of(condition_of(error), str(error)))))
             return None
         raw, body = message.properties, message.body
+        if connection.has_no_local:
+            raw = with_origin(raw, connection.container_id)
         if len(body) >= LARGE_BYTES_MIN and vhost.delays_large():
             wait: Wait = partial(connection.server.loop.call_later, DELAY_S)
             connection.input.park(partial(self._publish, delivery, message))
             return wait
         route = vhost.tick.router.known_route(exchange, key)
-        if route.fan_out > 1:
-            cost_s = route.fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+        if route.is_costly:
+            cost_s = route.fan_out_s(is_transient=False)
             shares = connection.server.shares
             if not shares.has_room(cost_s):
                 connection.input.park(partial(self._publish, delivery, message))
@@ -259,9 +339,7 @@ class Receiver(Link):
         connection.is_publisher = True
         number = 0
         if isinstance(delivery.state, p.TransactionalState):
-            connection.coordinator.publish(
-                self, delivery.state, (self, exchange, key, raw, body, True, 0), route.fan_out
-            )
+            connection.coordinator.publish(self, delivery.state, (self, exchange, key, raw, body, True, 0), route)
             if not delivery.is_settled:
                 state = p.TransactionalState(txn_id=delivery.state.txn_id, outcome=p.Accepted())
                 self._confirm([delivery.delivery_id], p.encode(state))
@@ -273,6 +351,12 @@ class Receiver(Link):
             self.unconfirmed += 1
             connection.count_unconfirmed(len(body))
         vhost.publish_many([(self, exchange, key, raw, body, True, number)])
+        if number and self._durable is not None:
+            self._tags[delivery.delivery_id] = delivery.tag
+            if not route.by_properties and route.queues and not any(q.rejects or q.is_stream for q in route.queues):
+                # In one batch with the message. Streams are no part of it, and a full queue would refuse the message.
+                links, container, name = self._durable
+                vhost.write_rows(RowChange(links.tag_rows(container, name, [delivery.tag], ACCEPTED)))
         if not number:
             self.top_up()
         return None
@@ -281,7 +365,7 @@ class Receiver(Link):
         """Answer a delivery that was not published."""
         if not delivery.is_settled:
             self._confirm([delivery.delivery_id], state)
-            self.session.connection.wrote()
+            self.session.connection.schedule_flush()
         self.top_up()
 
     def _route(self, message: Received) -> tuple[str, str]:
@@ -348,7 +432,7 @@ class Receiver(Link):
         if found:
             self._confirm([delivery_id for delivery_id, _ in found], ACCEPTED if ok else _FULL)
         self.top_up()
-        self.session.connection.write_now()
+        self.session.connection.flush_now()
 
     def _confirm(self, ids: list[int], state: bytes) -> None:
         is_settled = self.rcv_settle_mode == p.FIRST
@@ -358,12 +442,13 @@ class Receiver(Link):
 
     def settled_by_sender(self, first: int, count: int) -> None:
         """The client has settled deliveries whose outcome it has received."""
+        ids: Iterable[int] = [each for each in self.unsettled if (each - first) & _U32 < count]
         if count <= len(self.unsettled):
-            for each in range(first, first + count):
-                self.unsettled.pop(each & _U32, None)
-        else:
-            for each in [each for each in self.unsettled if (each - first) & _U32 < count]:
-                del self.unsettled[each]
+            ids = [each & _U32 for each in range(first, first + count) if each & _U32 in self.unsettled]
+        for each in ids:
+            del self.unsettled[each]
+        if self._durable is not None:
+            self._forget([self._tags.pop(each) for each in ids])
         self.top_up()
 
     def top_up(self) -> None:
@@ -411,5 +496,34 @@ class Receiver(Link):
             self._count_bytes(-self._delivery.size)
             self._delivery = None
         self.session.connection.coordinator.link_ended(self)
+        if self._durable is not None:
+            links, container, name = self._durable
+            if links.targets.get((container, name)) is self:
+                del links.targets[container, name]
+            if is_closed and not self.is_ending:
+                links.delete_target(container, name)
         if self.is_dynamic and self.node is not None:
-            self.session.connection.delete_dynamic(self.node.queue)
+            if self.node.is_queue:
+                self.session.connection.delete_dynamic(self.node.queue)
+            else:
+                self.session.connection.delete_dynamic_topic(self.node.exchange)
+
+
+class _Saved:
+    """Waits until a durable link and the messages of its unsettled map are stored."""
+
+    __slots__ = ("_link", "_target", "_unsettled")
+
+    def __init__(self, link: Receiver, target: p.Target, unsettled: list[bytes]) -> None:
+        self._link = link
+        self._target = target
+        self._unsettled = unsettled
+
+    def done(self) -> bool:
+        return not self._link.session.is_open
+
+    def set_result(self, result: None, /) -> None:
+        self._link.saved(self._target, self._unsettled)
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """The connection is closed, because the virtual host has failed."""

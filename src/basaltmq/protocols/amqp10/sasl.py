@@ -37,9 +37,9 @@ OK, AUTH = range(2)
 _NONCE_BYTES: Final = 18
 
 
-def mechanisms(users: Users, peer: Peer, *, has_certificate: bool) -> list[str]:
+def mechanisms(users: Users, peer: Peer, certificate: Mapping[str, Any]) -> list[str]:
     """Return the mechanisms that a client may use, preferred ones first."""
-    offered = [EXTERNAL] if has_certificate else []
+    offered = [EXTERNAL] if users.accepts(certificate, peer) else []
     # Clients prefer SCRAM if it is offered, so it is not offered as long as nobody can use it.
     offered += [*[each for each in sorted(HASHES, reverse=True) if users.has_scram(each)], PLAIN]
     if users.anonymous(peer) is not None:
@@ -68,7 +68,7 @@ class Login:
         raise Fault(NOT_ALLOWED, f"{type(received).__name__} is not expected here")
 
     async def _begin(self, mechanism: str, response: bytes) -> Composite:
-        if mechanism not in mechanisms(self._users, self._peer, has_certificate=bool(self._certificate)):
+        if mechanism not in mechanisms(self._users, self._peer, self._certificate):
             raise AuthenticationError(f"mechanism '{mechanism}' was not offered")
         if mechanism in HASHES:
             self._scram = ScramExchange(
@@ -90,7 +90,7 @@ class Login:
         assert self._scram is not None
         async with self._users.throttle.attempt(self._scram.name, self._peer):
             signature = self._scram.final(response)
-            self.user = self._users.entering(self._scram.name, self._peer)
+            self.user = self._users.authenticated_user(self._scram.name, self._peer)
         return SaslOutcome(code=OK, additional_data=signature)
 
 

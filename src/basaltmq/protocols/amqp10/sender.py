@@ -11,22 +11,22 @@ So a drain ends when `DRAIN_TURNS` turns of the loop brought no delivery. The re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from basaltmq.broker.consumers.consumer import Consumer
-from basaltmq.broker.message.operations import ACK, REQUEUE, Settlement
+from basaltmq.broker.consumers.selection import Selection
+from basaltmq.broker.message.operations import ACK, REQUEUE, SETTLE_PORTIONS, Settlement
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp10 import addresses, filters
 from basaltmq.protocols.amqp10.addresses import Node
 from basaltmq.protocols.amqp10.durable_links import DurableLinks, subscription_queue
 from basaltmq.protocols.amqp10.link import Link
-from basaltmq.protocols.amqp10.outcomes import outcome_of
+from basaltmq.protocols.amqp10.outcomes import RELEASED, Outcome, outcome_of
 from basaltmq.protocols.amqp10.wire import performatives as p
 from basaltmq.protocols.amqp10.wire.errors import (
     INVALID_FIELD,
     NOT_FOUND,
-    NOT_IMPLEMENTED,
     RESOURCE_DELETED,
     RESOURCE_LOCKED,
     STOLEN,
@@ -47,9 +47,6 @@ STREAM_CREDIT: Final = 1
 PRIORITY: Final = "rabbitmq:priority"
 """Link property: the consumer's priority."""
 
-PORTION: Final = 500
-"""Deliveries requeued at once when the link ends."""
-
 _OUTCOMES: Final = ["amqp:accepted:list", "amqp:rejected:list", "amqp:released:list", "amqp:modified:list"]
 _U32: Final = 0xFFFF_FFFF
 
@@ -68,6 +65,7 @@ class Sender(Link):
     """A link on which the client receives."""
 
     __slots__ = (
+        "_accepts",
         "_claimed",
         "_drained_at",
         "_durable",
@@ -80,9 +78,11 @@ class Sender(Link):
         "consumer",
         "default_outcome",
         "delivery_count",
+        "is_copy",
         "is_dynamic",
         "queue",
         "settled",
+        "unsettled",
     )
 
     def __init__(self, session: Session, attach: p.Attach) -> None:
@@ -92,16 +92,22 @@ class Sender(Link):
         self.delivery_count = 0
         self.settled = 0
         """Deliveries that the client has settled."""
-        self.default_outcome = REQUEUE
+        self.unsettled: dict[int, tuple[int, bytes]] = {}
+        """Lease tokens and message ids of the deliveries that the client has not settled, by delivery id."""
+        self.default_outcome = RELEASED
         self.is_dynamic = False
+        self.is_copy = False
+        """The client browses: messages stay in the queue."""
         self._is_own = False
         """The queue is that of a link or subscription to an exchange, with the permissions of the exchange."""
+        self._accepts: Callable[[Any], bool] | None = None
+        """The filter of a subscription. It drops the other messages, which are for nobody else."""
         self._links_queue = False
         """The queue was created for this link."""
         self._is_settled = attach.snd_settle_mode == p.SETTLED
         self._durable: tuple[DurableLinks, str, str] | None = None
         """The durable links of the virtual host, container and name, if this is one."""
-        self._claimed: dict[bytes, str] = {}
+        self._claimed: dict[bytes, Outcome] = {}
         """Outcomes of deliveries of an earlier link, by tag. They are settled when the queue delivers them again."""
         self._early_flow: list[Any] | None = None
         self._is_draining = False
@@ -125,19 +131,27 @@ class Sender(Link):
             address = source.address
             if address is None:
                 raise LinkFault(INVALID_FIELD, "the source of the link has no address")
-            node = addresses.parse(address, self.vhost, is_topic="topic" in (source.capabilities or ()))
+            node = addresses.parse(
+                address, self.vhost, is_topic=not addresses.TOPICS.isdisjoint(source.capabilities or ())
+            )
             if source.durable and source.expiry_policy == "never":
                 self._make_durable(source)
             if node.is_queue:
-                if source.distribution_mode == "copy":
-                    raise LinkFault(NOT_IMPLEMENTED, "a queue cannot be browsed; use the distribution mode move")
                 self.queue = node.queue
             else:
                 self._bind(node, source)
         if not self._is_own and not self.is_dynamic:
             connection.check("read", self.queue)
-        accepted, arguments = filters.arguments_of(source.filter)
+        chosen = filters.filters_of(source.filter, connection.container_id)
         found = self.vhost.queues.get(self.queue, connection)
+        # Clients of JMS request copies of topics, which a subscription makes anyway.
+        self.is_copy = source.distribution_mode == "copy" and not self._is_own
+        connection.has_no_local |= chosen.is_no_local
+        selection = None
+        if self._is_own:
+            self._accepts = chosen.accepts
+        elif chosen.accepts is not None or (self.is_copy and not found.is_stream):
+            selection = Selection(chosen.accepts, is_copy=self.is_copy)
         properties = attach.properties or {}
         priority = properties.get(PRIORITY, 0)
         self.default_outcome = _default_outcome(source)
@@ -145,12 +159,13 @@ class Sender(Link):
             self.queue,
             self,
             tag=f"{connection.container_id}/{self.name}"[:255],
-            no_ack=self._is_settled and not found.is_stream,
+            no_ack=self._is_settled and not found.is_stream and not self.is_copy,
             exclusive=False,
             priority=priority if isinstance(priority, int) and not isinstance(priority, bool) else 0,
             prefetch=STREAM_CREDIT,
-            arguments=arguments,
+            arguments=chosen.arguments,
             owner=connection,
+            selection=selection,
         )
         self.consumer.limit(0)
         if self.session.is_full or connection.is_full:
@@ -163,7 +178,7 @@ class Sender(Link):
             dynamic=source.dynamic,
             dynamic_node_properties=source.dynamic_node_properties,
             distribution_mode=source.distribution_mode or "move",
-            filter=accepted or None,
+            filter=chosen.accepted or None,
             default_outcome=source.default_outcome or p.Released(),
             outcomes=_OUTCOMES,
             capabilities=source.capabilities,
@@ -209,7 +224,7 @@ class Sender(Link):
         if other is not None and not is_shared:
             other.end(LinkFault(STOLEN, "the same container has attached the link again"))
         stored = links.find(container, name)
-        accepted = filters.arguments_of(source.filter)[0] or None
+        accepted = filters.filters_of(source.filter, connection.container_id).accepted or None
         if stored is not None and (stored.address, stored.filter) != (source.address, accepted):
             # Another subscription of the same name replaces it.
             connection.check("configure", subscription_queue(container, name))
@@ -231,7 +246,7 @@ class Sender(Link):
                 # The broker was restarted, or the outcome had arrived. If it is still in the queue, it comes again.
                 self._claimed[tag] = outcome
             else:
-                self.vhost.settle([Settlement(self.queue, token, [tag], outcome)])
+                self.vhost.settle([Settlement(self.queue, token, [tag], *outcome)])
         self._requeue([(token, tag) for tag, token in kept.items()])
         links.attached[container, name] = self
 
@@ -298,6 +313,8 @@ class Sender(Link):
         if self.delivery_count != self._drained_at:
             self._drained_at, self._idle_turns = self.delivery_count, 0
         self._idle_turns += 1
+        if consumer.selection is not None and consumer.selection.is_behind:
+            self._idle_turns = 0
         if consumer.credit_left > 0 and (self._idle_turns <= DRAIN_TURNS or consumer.paused):
             if consumer.paused:
                 # The window of the session or the socket is full. `pause` calls again.
@@ -323,8 +340,10 @@ class Sender(Link):
         """Send messages of the queue to the client."""
         if self._claimed:
             deliveries = self._settle_claimed(consumer, deliveries)
-            if not deliveries:
-                return
+        if self._accepts is not None:
+            deliveries = self._drop_others(consumer, self._accepts, deliveries)
+        if not deliveries:
+            return
         self.session.deliver(self, deliveries)
 
     def _settle_claimed(self, consumer: Consumer, deliveries: Sequence[Any]) -> list[Any]:
@@ -335,9 +354,21 @@ class Sender(Link):
             if outcome is None:
                 others.append(each)
             else:
-                self.vhost.settle([Settlement(self.queue, each.token, [each.id], outcome)])
+                self.vhost.settle([Settlement(self.queue, each.token, [each.id], *outcome)])
                 consumer.credit(1)
         return others
+
+    def _drop_others(self, consumer: Consumer, accepts: Callable[[Any], bool], deliveries: Sequence[Any]) -> list[Any]:
+        """Acknowledge the messages of a subscription that its filter does not accept. Return the others."""
+        wanted = [each for each in deliveries if accepts(each)]
+        if len(wanted) < len(deliveries):
+            kept = {each.id for each in wanted}
+            dropped = [each.id for each in deliveries if each.id not in kept]
+            if not self._is_settled:
+                self.vhost.settle([Settlement(self.queue, deliveries[0].token, dropped, ACK)])
+            self._idle_turns = 0
+            consumer.credit(len(dropped))
+        return wanted
 
     def write(self, deliveries: Sequence[Any]) -> int:
         """Write deliveries as far as the session's window allows. Return their number."""
@@ -347,7 +378,7 @@ class Sender(Link):
         is_settled = self._is_settled
         frame_bytes_max = connection.frame_bytes_max
         delivery_id, window = session.next_delivery_id, session.remote_window
-        unsettled = session.unsettled
+        links, unsettled = session.unsettled, self.unsettled
         sent = 0
         for each in deliveries:
             if window <= 0:
@@ -371,7 +402,8 @@ class Sender(Link):
                 session.write_parts(Parts(self, delivery_id, tag, payload, is_settled))
                 window = session.remote_window
             if not is_settled:
-                unsettled[delivery_id] = (self, each.token, tag)
+                links[delivery_id] = self
+                unsettled[delivery_id] = (each.token, tag)
             delivery_id = (delivery_id + 1) & _U32
             sent += 1
         session.next_delivery_id = delivery_id
@@ -395,13 +427,13 @@ class Sender(Link):
         taken = self.session.take_unsettled(self)
         if self.vhost.is_up:
             # Deliveries to a link with settled deliveries were acknowledged when they were leased.
-            entries = [(token, message_id) for _, token, message_id in taken]
+            entries = [(token, message_id) for _, token, message_id in taken if token]
             if self._keeps(is_closed=is_closed):
                 assert self._durable is not None
                 self._durable[0].suspend(*self._durable[1:], self.queue, {tag: token for token, tag in entries})
                 entries = []
             if not self._is_settled:
-                entries += [(each.token, each.id) for each in waiting]
+                entries += [(each.token, each.id) for each in waiting if each.token]
             self._requeue(entries)
             if self.queue and (self.is_dynamic or self._links_queue):
                 self.session.connection.delete_dynamic(self.queue)
@@ -419,14 +451,16 @@ class Sender(Link):
         return not self.is_ending and not self._is_settled
 
     def _requeue(self, entries: list[tuple[int, bytes]]) -> None:
+        size = SETTLE_PORTIONS[REQUEUE]
+
         def portions() -> Any:
-            for at in range(0, len(entries), PORTION):
+            for at in range(0, len(entries), size):
                 groups: dict[int, list[bytes]] = {}
-                for token, message_id in entries[at : at + PORTION]:
+                for token, message_id in entries[at : at + size]:
                     groups.setdefault(token, []).append(message_id)
                 yield [Settlement(self.queue, token, ids, REQUEUE) for token, ids in groups.items()]
 
-        if len(entries) > PORTION:
+        if len(entries) > size:
             self.vhost.settle_in_portions(portions())
         elif entries:
             self.vhost.settle(next(portions()))
@@ -459,6 +493,6 @@ def _owner(name: str, container: str, capabilities: Iterable[str]) -> tuple[str,
     return "" if "global" in capabilities else container, name.split("|")[0]
 
 
-def _default_outcome(source: p.Source) -> str:
+def _default_outcome(source: p.Source) -> Outcome:
     """Return what it means if the client settles a delivery without an outcome."""
-    return ACK if isinstance(source.default_outcome, p.Accepted) else REQUEUE
+    return outcome_of(source.default_outcome) or RELEASED

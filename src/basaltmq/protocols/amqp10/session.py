@@ -11,15 +11,16 @@ A fault of a link detaches the link; the session and its other links continue.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from basaltmq.broker.message.operations import RowChange, Settlement
+from basaltmq.broker.message.operations import SETTLE_PORTIONS, SETTLE_S, RowChange, Settlement
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp10.link import Link
 from basaltmq.protocols.amqp10.management import ADDRESS, RequestLink, ResponseLink
-from basaltmq.protocols.amqp10.outcomes import outcome_of
+from basaltmq.protocols.amqp10.outcomes import Outcome, outcome_of
 from basaltmq.protocols.amqp10.receiver import Receiver
 from basaltmq.protocols.amqp10.sender import Parts, Sender
 from basaltmq.protocols.amqp10.wire import performatives as p
@@ -51,6 +52,8 @@ U32: Final = 0xFFFF_FFFF
 UNSETTLED_MAX: Final = 262_144
 """Unsettled deliveries of a session, after which its consumers get no more: 64 MiB of state."""
 
+_log: Final = logging.getLogger(__name__)
+
 AnyLink = TypeVar("AnyLink", bound=Link)
 Unsettled = tuple[Sender, int, bytes]
 """Link, lease token, message id."""
@@ -67,8 +70,8 @@ class Session:
         """Links by the client's handle, which we use too."""
         self.responses: list[ResponseLink] = []
         """Links for responses of the management node."""
-        self.unsettled: dict[int, Unsettled] = {}
-        """Deliveries to the client that it has not settled, by delivery id."""
+        self.unsettled: dict[int, Sender] = {}
+        """Links of the deliveries to the client that it has not settled, by delivery id."""
         self.in_transaction = 0
         """Deliveries that open transactions will settle."""
         self.is_open = True
@@ -97,7 +100,7 @@ class Session:
 
     def send(self, performative: p.Composite) -> None:
         self.connection.out.append(frame(self.channel, p.encode(performative)))
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def attach(self, attach: p.Attach) -> None:
         """Attach a link, or answer why not."""
@@ -203,14 +206,15 @@ class Session:
 
     def deliver(self, link: Sender, deliveries: Sequence[Any]) -> None:
         """Send deliveries of a link as far as the window allows."""
-        if self._waiting or self._parts is not None:
+        if self._waiting or self._parts is not None or not self.is_open:
+            # A session that ends sends nothing more. Its links requeue what waits.
             self._waiting.append((link, deliveries))
             return
         sent = link.write(deliveries)
         if sent < len(deliveries):
             self._waiting.append((link, deliveries[sent:]))
         self.update_full()
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def sent(self, frames: int) -> None:
         """Count transfer frames."""
@@ -243,7 +247,7 @@ class Session:
             if sent < len(deliveries):
                 self._waiting.appendleft((link, deliveries[sent:]))
                 break
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     @property
     def is_full(self) -> bool:
@@ -278,17 +282,25 @@ class Session:
 
     def take_unsettled(self, link: Sender) -> list[tuple[int, int, bytes]]:
         """Remove the unsettled deliveries of a link. Return delivery ids, lease tokens and message ids."""
-        found = [
-            (delivery_id, token, message_id)
-            for delivery_id, (owner, token, message_id) in self.unsettled.items()
-            if owner is link
-        ]
+        found = [(delivery_id, *entry) for delivery_id, entry in link.unsettled.items()]
+        link.unsettled = {}
         for each in found:
             del self.unsettled[each[0]]
         return found
 
-    def disposition(self, fields: list[Any]) -> int:
-        """Handle a disposition. Return the number of deliveries that it settles."""
+    def take(self, delivery_id: int) -> Unsettled:
+        """Remove an unsettled delivery."""
+        link = self.unsettled.pop(delivery_id)
+        return (link, *link.unsettled.pop(delivery_id))
+
+    def put_back(self, delivery_id: int, entry: Unsettled) -> None:
+        """Undo `take`, after a transaction was rolled back."""
+        link, token, message_id = entry
+        self.unsettled[delivery_id] = link
+        link.unsettled[delivery_id] = (token, message_id)
+
+    def disposition(self, fields: list[Any]) -> Iterator[tuple[float, bool]]:
+        """Handle a disposition in portions. Yield for each its cost later in the turn, and whether more follow."""
         role, first, last, is_settled, state = fields[:5]
         if not isinstance(role, bool) or not isinstance(first, int) or isinstance(first, bool):
             raise Fault(INVALID_FIELD, "disposition has no role or no first delivery-id, which are mandatory")
@@ -301,32 +313,45 @@ class Session:
             state = p.of_described(state)
         if role == p.SENDER:
             self._settled_by_sender(first, count)
-            return 0
+            yield 0.0, False
+            return
         unsettled = self.unsettled
         if count == 1:
-            entry = unsettled.get(first)
-            ids = [first] if entry is not None else []
+            ids = [first] if first in unsettled else []
         elif count <= len(unsettled):
             ids = [each & U32 for each in range(first, first + count) if each & U32 in unsettled]
         else:
             ids = [each for each in unsettled if (each - first) & U32 < count]
-        if ids:
-            self._settle(ids, state, bool(is_settled))
-        return len(ids)
-
-    def _settle(self, ids: list[int], state: object, is_settled: bool) -> None:
-        if isinstance(state, p.TransactionalState):
-            self.connection.coordinator.settle(self, ids, state, is_settled=is_settled)
-            return
-        outcome = outcome_of(state)
+        outcome = self._outcome(ids, state, is_settled=bool(is_settled))
         if outcome is None:
-            if not is_settled:
-                # Received: the state of a delivery that the client has in part.
-                return
-            outcome = self.unsettled[ids[0]][0].default_outcome
-        taken = [(each, *self.unsettled.pop(each)) for each in ids]
-        self.vhost.settle(settlements_of([entry[1:] for entry in taken], outcome))
-        for _, link, _, _ in taken:
+            yield 0.0, False
+            return
+        size = SETTLE_PORTIONS[outcome.kind]
+        for at in range(0, len(ids), size):
+            portion = ids[at : at + size]
+            if at:
+                # Links may have ended since the portion before.
+                portion = [each for each in portion if each in unsettled]
+            if portion and self.is_open:
+                self._settle(portion, state, outcome, is_settled=bool(is_settled))
+            yield len(portion) * SETTLE_S[outcome.kind], at + size < len(ids)
+
+    def _outcome(self, ids: list[int], state: object, *, is_settled: bool) -> Outcome | None:
+        """Return what a disposition means for messages. None: nothing, as for a state of an incomplete delivery."""
+        if not ids:
+            return None
+        found = outcome_of(state.outcome if isinstance(state, p.TransactionalState) else state)
+        if found is None and is_settled and not isinstance(state, p.TransactionalState):
+            return self.unsettled[ids[0]].default_outcome
+        return found
+
+    def _settle(self, ids: list[int], state: object, outcome: Outcome, *, is_settled: bool) -> None:
+        if isinstance(state, p.TransactionalState):
+            self.connection.coordinator.settle(self, ids, state, outcome, is_settled=is_settled)
+            return
+        taken = [self.take(each) for each in ids]
+        self.vhost.settle(settlements_of(taken, outcome))
+        for link, _, _ in taken:
             link.settled += 1
         if not is_settled:
             self._answer_settled(ids, state)
@@ -344,7 +369,7 @@ class Session:
                     self.channel, is_receiver=False, first=first, last=last, is_settled=True, state=state
                 )
             )
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def _settled_by_sender(self, first: int, count: int) -> None:
         for link in self.links.values():
@@ -361,21 +386,28 @@ class Session:
                 )
             )
 
-    def end(self, fault: SessionFault) -> None:
+    def fail(self, fault: SessionFault) -> None:
         """End the session because of a fault. Frames that the client has sent before are ignored."""
         self.send(p.End(error=p.error_of(fault.condition, fault.text)))
-        self.stop()
+        self.close()
 
-    def stop(self) -> None:
-        """End all links and requeue what the client has not settled."""
-        if not self.is_open:
-            return
-        self.is_open = False
-        self.connection.coordinator.session_ended(self)
-        for link in list(self.links.values()):
+    def close(self) -> None:
+        """Handle and send no more frames. The links still exist."""
+        if self.is_open:
+            self.is_open = False
+            self.connection.coordinator.session_ended(self)
+
+    def stopping(self) -> Iterator[None]:
+        """End all links, one at a time, and requeue what the client has not settled."""
+        self.close()
+        while self.links:
+            _, link = self.links.popitem()
             self.connection.usage.link_ended()
-            link.detached(is_closed=False)
-        self.links.clear()
+            try:
+                link.detached(is_closed=False)
+            except BasaltError as error:
+                _log.warning("%s: link %.80r: requeueing failed: %s", self.connection.name, link.name, error)
+            yield
         self._waiting.clear()
 
     def info(self) -> dict[str, Any]:
@@ -438,9 +470,10 @@ def ranges(ids: list[int]) -> list[tuple[int, int]]:
     return found
 
 
-def settlements_of(taken: Sequence[Unsettled], outcome: str) -> list[Settlement]:
-    """Return the settlements of deliveries, grouped by queue and lease, in order."""
+def settlements_of(taken: Sequence[Unsettled], outcome: Outcome) -> list[Settlement]:
+    """Return the settlements of deliveries, grouped by queue and lease, in order. Copies (token 0) have none."""
     groups: dict[tuple[str, int], list[bytes]] = {}
     for link, token, message_id in taken:
-        groups.setdefault((link.queue, token), []).append(message_id)
-    return [Settlement(queue, token, ids, outcome) for (queue, token), ids in groups.items()]
+        if token:
+            groups.setdefault((link.queue, token), []).append(message_id)
+    return [Settlement(queue, token, ids, *outcome) for (queue, token), ids in groups.items()]

@@ -33,6 +33,31 @@ public class JmsScenario {
     sh1.close(); sh2.close();
     MessageConsumer sd = s.createSharedDurableConsumer(t, "shared2"); tp.send(s.createTextMessage("sd"));
     say("shared durable " + ((TextMessage) sd.receive(5000)).getText()); sd.close(); s.unsubscribe("shared2");
+    TemporaryQueue sq = s.createTemporaryQueue(); MessageProducer sp = s.createProducer(sq);
+    for (int i = 0; i < 6; i++) {
+      TextMessage x2 = s.createTextMessage("s" + i); x2.setIntProperty("n", i); x2.setJMSType(i % 2 == 0 ? "even" : "odd");
+      if (i == 5) x2.setStringProperty("JMSXGroupID", "g"); sp.send(x2);
+    }
+    StringBuilder seen = new StringBuilder();
+    QueueBrowser b = s.createBrowser(sq, "n > 2");
+    for (java.util.Enumeration<?> e = b.getEnumeration(); e.hasMoreElements();) seen.append(((TextMessage) e.nextElement()).getText()).append(' ');
+    b.close(); say("browsed " + seen);
+    MessageConsumer sel = s.createConsumer(sq, "JMSType = 'odd' AND n BETWEEN 1 AND 3");
+    say("selected " + ((TextMessage) sel.receive(5000)).getText() + " " + ((TextMessage) sel.receive(5000)).getText() + " " + sel.receiveNoWait());
+    sel.close();
+    MessageConsumer grp = s.createConsumer(sq, "JMSXGroupID = 'g'"); say("group " + ((TextMessage) grp.receive(5000)).getText()); grp.close();
+    try { s.createConsumer(sq, "n = "); say("BAD"); } catch (InvalidSelectorException e) { say("invalid selector"); }
+    MessageConsumer nl = s.createConsumer(t, null, true); tp.send(s.createTextMessage("own"));
+    say("no local " + nl.receive(200)); nl.close();
+    TemporaryTopic tt = s.createTemporaryTopic(); MessageConsumer t1 = s.createConsumer(tt), t2 = s.createConsumer(tt);
+    MessageProducer ttp = s.createProducer(tt); ttp.send(s.createTextMessage("all"));
+    say("temporary topic " + ((TextMessage) t1.receive(5000)).getText() + " " + ((TextMessage) t2.receive(5000)).getText());
+    t1.close(); t2.close(); ttp.close(); tt.delete();
+    sp.setDeliveryDelay(300); sp.send(s.createTextMessage("late"));
+    sp.setDeliveryDelay(0); sp.send(s.createTextMessage("now"));
+    MessageConsumer dc = s.createConsumer(sq, "JMSMessageID IS NOT NULL AND n IS NULL");
+    TextMessage now = (TextMessage) dc.receive(5000), late = (TextMessage) dc.receive(5000);
+    say("delayed " + now.getText() + " " + late.getText() + " " + (late.getJMSDeliveryTime() <= System.currentTimeMillis())); dc.close();
     Session tx = c.createSession(true, Session.SESSION_TRANSACTED);
     TemporaryQueue q = tx.createTemporaryQueue();
     MessageProducer txp = tx.createProducer(q); MessageConsumer txc = tx.createConsumer(q);

@@ -65,7 +65,7 @@ _CONDITIONS: Final[tuple[tuple[type[BasaltError], str], ...]] = (
     (errors.PreconditionFailedError, PRECONDITION_FAILED),
     (errors.AlreadyExistsError, PRECONDITION_FAILED),
     (errors.LimitExceededError, RESOURCE_LIMIT),
-    (errors.PublishersHeldError, RESOURCE_LIMIT),
+    (errors.PublishersBlockedError, RESOURCE_LIMIT),
     (errors.InvalidArgumentError, INVALID_FIELD),
     (errors.InvalidConfigError, INVALID_FIELD),
     (errors.OffsetOutOfRangeError, PRECONDITION_FAILED),

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from basaltmq.protocols.amqp10.wire import types as t
 from basaltmq.protocols.amqp10.wire.errors import FRAMING_ERROR, Fault
+from basaltmq.protocols.frame_buffer import FrameBuffer
 
 HEAD: Final = Struct(">IBBH")
 HEAD_BYTES: Final = HEAD.size
@@ -45,25 +46,20 @@ class Frame(NamedTuple):
 class FrameReader:
     """Cuts received bytes into frames."""
 
-    __slots__ = ("_have", "_parts", "bytes_max", "wants_header")
+    __slots__ = ("_buffer", "bytes_max", "wants_header")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.wants_header = True
         """Whether a protocol header must come next."""
-        self._parts: list[bytes] = []
-        self._have = 0
+        self._buffer = FrameBuffer()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are complete. All of them must be consumed before the next call."""
-        if self._parts:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < 4 or self._have < self._need():
-                return
-            data = b"".join(self._parts)
-            self._parts.clear()
-        at, end = 0, len(data)
+        complete = self._buffer.with_next(data)
+        if complete is None:
+            return
+        data, at, end, needed_bytes = complete, 0, len(complete), HEAD_BYTES
         unpack = HEAD.unpack_from
         while end - at >= HEAD_BYTES:
             if self.wants_header:
@@ -79,23 +75,12 @@ class FrameReader:
             if kind > SASL:
                 raise Fault(FRAMING_ERROR, f"unknown frame type {kind}")
             if at + size > end:
+                needed_bytes = size
                 break
             yield Frame(kind, channel, data, at + offset * 4, at + size)
             at += size
         if at < end:
-            self._parts.append(data[at:] if at else data)
-            self._have = end - at
-
-    def _need(self) -> int:
-        if self.wants_header:
-            return HEADER_BYTES
-        head = self._parts[0]
-        if len(head) < 4:
-            head = b"".join(self._parts)
-        size = int.from_bytes(head[:4], "big")
-        if size > self.bytes_max:
-            raise Fault(FRAMING_ERROR, f"a frame of {size} bytes exceeds the limit of {self.bytes_max}")
-        return max(HEAD_BYTES, size)
+            self._buffer.keep(data[at:], needed_bytes - (end - at))
 
 
 def frame(channel: int, body: bytes, kind: int = AMQP) -> bytes:
