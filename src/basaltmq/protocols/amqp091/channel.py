@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from basaltmq.broker.consumers.consumer import Consumer, Delivered
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.loop_shares import FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import properties
 from basaltmq.broker.message.operations import Publish
-from basaltmq.broker.message.properties import seal
+from basaltmq.broker.message.properties import encode_envelope
 from basaltmq.protocols.amqp091 import consuming, reply_to
 from basaltmq.protocols.amqp091.confirms import Confirms
 from basaltmq.protocols.amqp091.events import Message, Published
@@ -32,6 +31,7 @@ from basaltmq.protocols.amqp091.wire.errors import (
     ChannelFault,
     ConnectionFault,
 )
+from basaltmq.protocols.amqp091.wire.states import Phase
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.connection import Connection
@@ -83,6 +83,11 @@ class Channel:
         self.reply_subscription: Subscription | None = None
         self.published = self.delivered = self.acked = 0
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the channel may send. While a connection closes, its channels end in portions."""
+        return self.is_open and self.session.phase is Phase.RUNNING
+
     def send(self, method: m.Method) -> None:
         self.session.send(self.number, method)
 
@@ -91,9 +96,9 @@ class Channel:
         self.connection.server.node.permissions.check(self.user, self.vhost.name, kind, resource)
 
     def queue_name(self, name: str, method: m.Method) -> str:
-        """Return the queue name of a method, or the queue declared last if it is empty."""
+        """Return the queue name of a method without line breaks, or the queue declared last if it is empty."""
         if name:
-            return name
+            return name.replace("\r", "").replace("\n", "")
         if not self.last_queue:
             raise ChannelFault(NOT_FOUND, "no previously declared queue", method.number)
         return self.last_queue
@@ -111,21 +116,31 @@ class Channel:
         route: m.BasicPublish | None = None
         exchange = routing_key = ""
         mandatory = to_channel = False
-        shares = self.connection.server.shares
-        fan_out = copies = 0
-        fan_out_s = 0.0
+        shares, router = self.connection.server.shares, self.vhost.tick.router
+        copies = copies_each = 0
+        cost_s = another_s = 0.0
+        is_costly = is_over = False
         limited: list[BrokerQueue] = []
         messages: list[Publish] = []
         rest: list[Message] = []
         try:
             for at, (method, raw, body) in enumerate(event.messages):
+                if is_over:
+                    rest = event.messages[at:]
+                    break
                 if method is not route:
                     to_channel = self._check_route(method)
                     route = method
                     exchange, routing_key, mandatory = method.exchange, method.routing_key, method.mandatory
-                    found = None if to_channel else self.vhost.tick.router.known_route(exchange, routing_key)
-                    fan_out = 1 if found is None else found.fan_out
-                    fan_out_s = fan_out * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S)
+                    learned = router.learned
+                    found = None if to_channel else router.known_route(exchange, routing_key)
+                    is_over = router.learned != learned and shares.is_over()
+                    copies_each = 1 if found is None else found.copies
+                    is_costly = found is not None and found.is_costly
+                    if found is not None and is_costly:
+                        cost_s, another_s = found.fan_out_s(is_transient=False), found.another_s
+                    else:
+                        cost_s = another_s = 0.0
                     limited = [] if found is None else found.limited()
                 if limited and min([queue.publish_credit for queue in limited]) < 1:
                     rest = event.messages[at:]
@@ -135,14 +150,14 @@ class Channel:
                     rest = event.messages[at:]
                     self.connection.wait_for_store()
                     break
-                if fan_out > 1 or len(raw) >= HEADERS_BYTES_LARGE:
-                    cost_s = (fan_out_s if fan_out > 1 else 0.0) + len(raw) * PROPERTIES_BYTE_S
+                if is_costly or len(raw) >= HEADERS_BYTES_LARGE:
+                    cost_s += len(raw) * PROPERTIES_BYTE_S
                     if not shares.has_room(cost_s):
                         rest = event.messages[at:]
                         self.connection.wait_for_fan_out()
                         break
                     shares.add_debt(cost_s)
-                    fan_out_s = fan_out * FAN_OUT_DRAFT_S
+                    cost_s = another_s
                 for queue in limited:
                     queue.publish_credit -= 1
                 if raw not in known:
@@ -152,7 +167,7 @@ class Channel:
                     self._publish_reply(method, raw, body, number)
                 else:
                     messages.append((self, exchange, routing_key, raw, body, mandatory, number))
-                    copies += fan_out
+                    copies += copies_each
         finally:
             self.published += len(messages)
             if confirms is not None:
@@ -186,6 +201,13 @@ class Channel:
                 f"but authenticated user was '{self.user.name}'",
                 m.BasicPublish.number,
             )
+        if seen.has_headers and b"CC" in raw:
+            headers = properties.parse(raw).headers
+            for name in ("CC", "BCC"):
+                if name in headers and not isinstance(headers[name], list):
+                    raise ChannelFault(
+                        PRECONDITION_FAILED, f"header {name} must be an array of routing keys", m.BasicPublish.number
+                    )
         if seen.has_reply_to and reply_to.wants_reply(raw):
             if not self.reply_name:
                 raise ChannelFault(PRECONDITION_FAILED, "fast reply consumer does not exist", m.BasicPublish.number)
@@ -211,28 +233,28 @@ class Channel:
     def take_reply(self, exchange: str, routing_key: str, properties: bytes, body: bytes) -> None:
         """Deliver a direct reply to the client of this channel."""
         subscription = self.reply_subscription
-        if not self.is_open or subscription is None or subscription.writer is None:
+        if not self.is_running or subscription is None or subscription.writer is None:
             return
         self.unacked.last += 1
-        envelope = seal(exchange, routing_key, properties)
+        envelope = encode_envelope(exchange, routing_key, properties)
         subscription.writer.write(self.session.outgoing, self.unacked.last, False, envelope, body)
         self.delivered += 1
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         """Send basic.return for a mandatory message without a route."""
-        if not self.is_open:
+        if not self.is_running:
             return
         method = m.BasicReturn(NO_ROUTE, "NO_ROUTE", exchange, routing_key)
         frame_bytes_max = self.session.tuning.frame_bytes_max
         write_content(self.session.outgoing, self.number, method, properties, body, frame_bytes_max)
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
         """Send confirms for messages that are durable, or nacks for rejected ones."""
-        if self.is_open and self.confirms is not None and numbers:
+        if self.is_running and self.confirms is not None and numbers:
             self.confirms.answer(numbers, ok, self.session.outgoing)
-            self.connection.write_now()
+            self.connection.flush_now()
 
     def deliver(self, consumer: Consumer, deliveries: Sequence[Delivered]) -> None:
         """Send messages to a consumer of this channel, as far as prefetch allows."""
@@ -246,13 +268,15 @@ class Channel:
         writer = subscription.writer
         assert writer is not None
         tag = unacked.last + 1
-        writer.write_all(self.session.outgoing, tag, deliveries)
+        if self.session.phase is Phase.RUNNING:
+            # Otherwise the connection is closing, and the end of the channel requeues them.
+            writer.write_all(self.session.outgoing, tag, deliveries)
         if not subscription.no_ack:
             entries = [(subscription, delivery.token, delivery.id) for delivery in deliveries]
             unacked.entries.update(zip(range(tag, tag + len(entries)), entries, strict=True))
         unacked.last += len(deliveries)
         self.delivered += len(deliveries)
-        self.connection.wrote()
+        self.connection.schedule_flush()
 
     def cancelled(self, consumer: Consumer) -> None:
         """Handle the deletion of a consumer's queue."""
@@ -262,14 +286,14 @@ class Channel:
         self.subscriptions.remove(subscription)
         if self.is_open and self.connection.client.consumer_cancel_notify:
             self.send(m.BasicCancel(subscription.tag, True))
-            self.connection.wrote()
+            self.connection.schedule_flush()
 
     def stop(self) -> None:
         """Stop the channel: cancel its consumers and requeue its deliveries."""
         if not self.is_open:
             return
         self.is_open = False
-        consuming.leave(self)
+        consuming.stop_all(self)
         if self.transaction is not None:
             self.transaction.forget()
 

@@ -1,10 +1,5 @@
 """One AMQP connection: passes received bytes to the session and events to channels, and writes once per loop turn.
 
-Backpressure. While publishers are blocked (disk, memory, store stall), the connection of a publisher is not read. If a
-client does not read: above `WRITE_HIGH_BYTES` of unsent data its consumers are paused, so only responses to its own
-methods accumulate. Above `WRITE_STOP_BYTES` the connection is not read until the client catches up. So memory per
-connection is bounded, and the two sides cannot deadlock.
-
 Fairness. A connection handles input for its share of a turn (`Input`, `LoopShares`). It keeps the rest, pauses reading,
 and continues in the next turn.
 
@@ -13,22 +8,16 @@ A client that violates the protocol gets connection.close. It has `CLOSE_S` to r
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
-import ssl
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
+from basaltmq.broker.auth.sasl import EXTERNAL, PLAIN
 from basaltmq.broker.message.amqp_table import Table
-from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.broker.publishing.credit import limit_receive_buffer
-from basaltmq.broker.vhost import VHost
-from basaltmq.errors import AuthenticationError, BasaltError
+from basaltmq.broker.scheduling.loop_shares import DRAFT_S, TURN_S
+from basaltmq.errors import AuthenticationError, BasaltError, LimitExceededError
 from basaltmq.protocols.amqp091 import sasl
 from basaltmq.protocols.amqp091.capabilities import ClientCapabilities
 from basaltmq.protocols.amqp091.channel import Channel
@@ -57,16 +46,10 @@ from basaltmq.protocols.amqp091.wire.errors import (
 )
 from basaltmq.protocols.amqp091.wire.frames import HEARTBEAT_FRAME
 from basaltmq.protocols.amqp091.wire.states import Phase
+from basaltmq.protocols.connection import CLOSE_S, SocketConnection
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.server import Server
-
-WRITE_HIGH_BYTES: Final = 1 << 20
-"""Unsent bytes above which consumers are paused: one second of a 10 Mbit/s link."""
-
-WRITE_LOW_BYTES: Final = 256 << 10
-WRITE_STOP_BYTES: Final = 16 << 20
-"""Unsent bytes above which the connection is not read. It leaves room for the responses to pipelined methods."""
 
 READ_BYTES_LARGE: Final = 128 << 10
 """After a read of at least this size, reading pauses for one loop turn, because libuv repeats a read that fills its
@@ -75,104 +58,64 @@ buffer of 256,000 bytes up to 32 times per turn."""
 DELAY_S: Final = 0.005
 """Pause of a publisher of large messages while the store is behind. A flush of a memtable takes 20 to 100 ms."""
 
-CLOSE_S: Final = 5
-"""Seconds that a client has to respond to connection.close."""
-
 _log: Final = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class Connection(SocketConnection):
     """An AMQP client connection."""
 
+    server: Server
+    protocol_name = "AMQP 0-9-1"
+
     def __init__(self, server: Server) -> None:
+        self.session = Session(server.limits)
+        super().__init__(self.session.outgoing)
         self.server = server
         self.handlers = server.handlers
-        self.session = Session(server.limits)
         self.channels: dict[int, Channel] = {}
         self.checked_properties: set[bytes] = set()
         self.client = ClientCapabilities({})
         self.client_properties: Table = {}
         self.mechanism = ""
-        self.name = ""
         self.is_publisher = False
-        self.is_full = False
-        """The client does not read, and its consumers are paused."""
-        self.received_bytes = self.sent_bytes = 0
-        self.connected_at_ms = int(time.time() * 1000)
         self.later_s = 0.0
         """Time in seconds that the current method will cost later in the turn."""
-        self.silent_s = 0
-        self.heard = False
-        self.said = False
-        self._quiet_s = 0
-        self._age_s = 0
-        self._closing_s = 0
-        self._number = 0
-        self._vhost: VHost | None = None
-        self._user: User | None = None
-        self._transport: asyncio.Transport | None = None
-        self._flush_is_due = False
-        self._is_walking = False
+        self._quiet_s = self._closing_s = 0
         self._wait: Callable[[Callable[[], None]], object] | None = None
         """Schedules the rest of the input, if the next message has to wait for more than the next turn."""
         self._input = Input(self.session, server.shares)
-        self._holds: set[str] = set()
-        """Reasons why the socket is not read."""
         self._blocked_sent = self._was_limited = False
-        self._task: asyncio.Task[None] | None = None
-
-    @property
-    def vhost(self) -> VHost:
-        assert self._vhost is not None
-        return self._vhost
-
-    @property
-    def user(self) -> User:
-        assert self._user is not None
-        return self._user
-
-    def uses(self, vhost: str) -> bool:
-        return self._vhost is not None and self._vhost.name == vhost
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self.name = f"{_address(peer)} -> {_address(here)}"
-        self.server.joined(self)
+        self._is_ending = False
+        """The client has closed the connection, and its channels end. Then close-ok is sent."""
 
     def data_received(self, data: bytes) -> None:
-        self.heard = True
+        self._has_received = True
         self.received_bytes += len(data)
         if self._input.add(data):
-            self._walk(is_large=len(data) >= READ_BYTES_LARGE)
+            self._handle_input(is_large=len(data) >= READ_BYTES_LARGE)
 
-    def _walk(self, *, is_large: bool = False) -> None:
+    def _handle_input(self, *, is_large: bool = False) -> None:
         """Handle input until it ends or the connection's share of the turn is used up."""
         if self._transport is None:
             return
-        self._is_walking = True
+        self._is_handling_input = True
         has_more = False
         try:
             has_more = self._input.take(self)
         except Exception as error:
             self._input.drop()
-            self.broke(error)
+            self.fail(error)
         finally:
-            self._is_walking = False
+            self._is_handling_input = False
         if has_more or is_large:
-            self.hold("turn")
+            self.pause_reading("turn")
             wait, self._wait = self._wait, None
             if wait is not None:
-                wait(self._walk)
+                wait(self._handle_input)
             else:
-                self.server.loop.call_soon(self._walk)
-        elif "turn" in self._holds:
-            self.release("turn")
+                self.server.loop.call_soon(self._handle_input)
+        elif "turn" in self._pause_reasons:
+            self.resume_reading("turn")
         self._flush()
 
     def handle(self, event: Event) -> float:
@@ -193,11 +136,12 @@ class Connection(asyncio.Protocol):
                 self._end_channel(event.channel)
             case ConnectionFailed():
                 _log.warning("%s: closed: %s", self.name, event.fault)
-                self._end_channels()
+                self._end_channels(_nothing)
                 self._closing_s = CLOSE_S
             case HeaderAccepted():
                 properties = self.server.properties
-                offered = " ".join(sasl.mechanisms(has_certificate=bool(self._certificate())))
+                has_certificate = self.server.node.users.accepts(self.certificate(), self.peer())
+                offered = " ".join(sasl.mechanisms(has_certificate=has_certificate))
                 self.session.send(0, m.ConnectionStart(0, 9, properties, offered.encode(), b"en_US"))
             case HeaderRefused():
                 _log.warning("%s: unknown protocol header %r; connection closed", self.name, event.got)
@@ -206,6 +150,11 @@ class Connection(asyncio.Protocol):
 
     def _channel_method(self, number: int, method: m.Method) -> None:
         if type(method) is m.ChannelOpen:
+            try:
+                self.server.node.limits.check_channel(self.user.name, self._channels_of_user)
+            except LimitExceededError as error:
+                self.end(ConnectionFault(NOT_ALLOWED, str(error), method.number))
+                return
             self.channels[number] = Channel(number, self)
             self.session.send(number, m.ChannelOpenOk())
         elif type(method) is m.ChannelClose:
@@ -216,13 +165,19 @@ class Connection(asyncio.Protocol):
             if channel is not None:
                 self._do(channel, method)
 
+    def _channels_of_user(self) -> int:
+        mine = [
+            each for each in self.server.connections if each._user is not None and each._user.name == self.user.name
+        ]
+        return sum(len(each.channels) for each in mine)
+
     def _publish(self, channel: Channel, event: Published) -> float:
         try:
             rest, published = channel.publish(event)
             if rest:
                 self._input.put_back(Published(event.channel, rest))
             if self.server.blocked and (reason := self.server.blocked.get(self.vhost.name)) is not None:
-                self.hold_publisher(reason)
+                self.block_publisher(reason)
             return TURN_S if rest else published * DRAFT_S
         except Fault as fault:
             self.refuse(channel.number, fault)
@@ -264,20 +219,20 @@ class Connection(asyncio.Protocol):
             self.session.close_channel(number, fault)
         else:
             self.end(fault)
-        self.wrote()
+        self.schedule_flush()
 
     def end(self, fault: Fault) -> None:
         """Close the connection because of a fault."""
         if self.session.phase in (Phase.CLOSING, Phase.CLOSED):
             return
         _log.warning("%s: closed: %s", self.name, fault)
-        self._end_channels()
+        self._end_channels(_nothing)
         self.session.fail(fault)
         self._closing_s = CLOSE_S
-        self._release_all_holds()
-        self.wrote()
+        self.read_until_closed()
+        self.schedule_flush()
 
-    def broke(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Close the connection after an internal error. Other connections are not affected."""
         _log.error("%s: internal error", self.name, exc_info=error)
         self.end(ConnectionFault(INTERNAL_ERROR, "internal error; see the broker log"))
@@ -294,12 +249,13 @@ class Connection(asyncio.Protocol):
             case m.ConnectionUpdateSecret():
                 self._start(self._update_secret(method))
             case m.ConnectionClose() | m.ConnectionCloseOk():
-                self._end_channels()
-                self._finish()
+                # A client may rely on it that its messages are requeued when close-ok arrives.
+                self._is_ending = True
+                self._end_channels(self._ended)
 
     def _start(self, step: Any) -> None:
         """Run an asynchronous step. The socket is not read until it is done."""
-        self.hold("step")
+        self.pause_reading("step")
         self._task = self.server.loop.create_task(self._finish_step(step))
 
     async def _finish_step(self, step: Any) -> None:
@@ -310,23 +266,20 @@ class Connection(asyncio.Protocol):
         except BasaltError as error:
             self.end(fault_of(error))
         except Exception as error:
-            self.broke(error)
+            self.fail(error)
         finally:
-            self.release("step")
+            self.resume_reading("step")
             self._flush()
 
     async def _authenticate(self, method: m.ConnectionStartOk) -> None:
         users = self.server.node.users
-        certificate = self._certificate()
+        certificate = self.certificate()
         try:
-            if method.mechanism == sasl.PLAIN:
-                name, password = sasl.read_plain(method.response)
-                user = await users.authenticate(name, password, self._peer())
-            elif method.mechanism == sasl.AMQPLAIN:
-                name, password = sasl.read_amqplain(method.response)
-                user = await users.authenticate(name, password, self._peer())
-            elif method.mechanism == sasl.EXTERNAL and certificate:
-                user = users.external(certificate, self._peer())
+            if method.mechanism in (PLAIN, sasl.AMQPLAIN):
+                given = sasl.read_credentials(method.mechanism, method.response)
+                user = await users.authenticate(given.name, given.password, self.peer())
+            elif method.mechanism == EXTERNAL and certificate:
+                user = users.external(certificate, self.peer())
             else:
                 raise ConnectionFault(
                     NOT_ALLOWED, f"mechanism '{method.mechanism}' was not offered by the server", method.number
@@ -362,7 +315,7 @@ class Connection(asyncio.Protocol):
         except UnicodeDecodeError:
             raise ConnectionFault(NOT_ALLOWED, "the secret is not UTF-8", method.number) from None
         users = self.server.node.users
-        await users.authenticate(self.user.name, secret, self._peer())
+        await users.authenticate(self.user.name, secret, self.peer())
         if self.session.phase is Phase.RUNNING:
             self.session.send(0, m.ConnectionUpdateSecretOk())
 
@@ -374,6 +327,7 @@ class Connection(asyncio.Protocol):
                 )
             vhost = self.server.node.vhost(method.virtual_host)
             self.server.node.permissions.check_vhost(self.user, method.virtual_host)
+            self.server.node.limits.check_connection(self.user.name, method.virtual_host)
             vhost.attach(self, self._vhost_failed)
         except Fault as fault:
             self.end(fault)
@@ -386,7 +340,7 @@ class Connection(asyncio.Protocol):
             return
         self._vhost = vhost
         self.session.send(0, m.ConnectionOpenOk())
-        self._number = self.server.node.connections.add(self)
+        self._number = self.server.node.connections.add(self, user=self.user.name, vhost=vhost.name)
         self.server.watch(vhost.name)
 
     def _vhost_failed(self, error: BaseException) -> None:
@@ -400,9 +354,20 @@ class Connection(asyncio.Protocol):
             except BasaltError as error:
                 _log.warning("%s: channel %d: requeueing its deliveries failed: %s", self.name, number, error)
 
-    def _end_channels(self) -> None:
+    def _end_channels(self, then: Callable[[], None]) -> None:
+        """End all channels, over several turns if it takes long, then call `then`.
+
+        Several of these may run. Each one visits the channels that are left, so none calls `then` too early.
+        """
+        self.server.shares.in_portions(self._ending_channels(), then)
+
+    def _ending_channels(self) -> Iterator[None]:
         for number in list(self.channels):
             self._end_channel(number)
+            if self.vhost.is_up:
+                # The batch is part of the portion. Otherwise the turn would write what all channels requeue at once.
+                self.vhost.tick.flush()
+            yield
 
     def close(self, reason: str) -> None:
         """Close the connection on request of the operator or the server."""
@@ -418,55 +383,23 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    def abort(self) -> None:
-        """Close the socket at once."""
-        if self._transport is not None:
-            self._transport.abort()
-
     def connection_lost(self, error: Exception | None) -> None:
         if self._task is not None:
             self._task.cancel()
         self.session.phase, self._transport = Phase.CLOSED, None
         self._input.drop()
-        self.server.shares.do(self._clean_up)
+        self._end_channels(self.unregister)
 
-    def _clean_up(self) -> None:
-        self._end_channels()
-        if self._vhost is not None:
-            try:
-                self._vhost.release_owner(self)
-            except BasaltError as failure:
-                _log.warning("%s: releasing its exclusive queues failed: %s", self.name, failure)
-            self.server.node.connections.remove(self._number)
-        self.server.left(self)
-
-    def wrote(self) -> None:
-        """Schedule a write for the end of the turn, for output that was not caused by received bytes."""
-        if not self._flush_is_due and not self._is_walking:
-            self._flush_is_due = True
-            self.server.loop.call_soon(self._flush)
-
-    def write_now(self) -> None:
-        """Write at once, because publishers wait for confirms. One confirm covers many messages."""
-        if not self._is_walking:
-            self._flush()
+    def _ended(self) -> None:
+        self._is_ending = False
+        self._finish()
 
     def _flush(self) -> None:
-        self._flush_is_due = False
-        out = self.session.outgoing
-        transport = self._transport
-        if not out or transport is None:
-            out.clear()
+        if self._is_ending:
             return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self.said = True
-        self.sent_bytes += len(data)
-        transport.write(data)
-        if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
-            self.hold("unread")
-        if self.session.phase is Phase.CLOSED:
-            transport.close()
+        super()._flush()
+        if self.session.phase is Phase.CLOSED and self._transport is not None:
+            self._transport.close()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -477,49 +410,30 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self.release("unread")
+        self.resume_reading("unread")
         for channel in self.channels.values():
             for subscription in channel.subscriptions.by_tag.values():
                 if subscription.consumer is not None:
                     subscription.consumer.resume()
 
-    def hold(self, why: str) -> None:
-        """Stop reading for a reason."""
-        if not self._holds and self._transport is not None:
-            self._transport.pause_reading()
-        self._holds.add(why)
-
-    def release(self, why: str) -> None:
-        """Remove a reason, and resume reading if none is left."""
-        if why in self._holds:
-            self._holds.remove(why)
-            if not self._holds and self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
-                self.silent_s = 0
-
-    def _release_all_holds(self) -> None:
-        for why in list(self._holds - {"step", "turn"}):
-            self.release(why)
-
-    def hold_publisher(self, reason: str) -> None:
+    def block_publisher(self, reason: str) -> None:
         """Block a publishing client: send connection.blocked and stop reading."""
         if self.is_publisher and self.session.phase is Phase.RUNNING:
             if self.client.connection_blocked and not self._blocked_sent:
                 self.session.send(0, m.ConnectionBlocked(shorten(reason)))
-                self.wrote()
+                self.schedule_flush()
             self._blocked_sent = True
-            self.hold("blocked")
+            self.pause_reading("blocked")
 
-    def release_publisher(self) -> None:
+    def unblock_publisher(self) -> None:
         if self._blocked_sent:
             self._blocked_sent = False
             if self.client.connection_blocked and self.session.phase is Phase.RUNNING:
                 self.session.send(0, m.ConnectionUnblocked())
-                self.wrote()
-            self.release("blocked")
+                self.schedule_flush()
+            self.resume_reading("blocked")
 
     def tick(self) -> None:
-        """Handle timeouts and heartbeats; called once per second."""
         self._age_s += 1
         phase = self.session.phase
         if phase in (Phase.CLOSING, Phase.CLOSED):
@@ -533,68 +447,36 @@ class Connection(asyncio.Protocol):
                 self.abort()
             return
         interval_s = self.session.tuning.heartbeat_s
-        self._quiet_s = 0 if self.said else self._quiet_s + 1
-        self.silent_s = 0 if self.heard or self._holds else self.silent_s + 1
-        self.said = self.heard = False
+        self._quiet_s = 0 if self._has_sent else self._quiet_s + 1
+        self._silent_s = 0 if self._has_received or self._pause_reasons else self._silent_s + 1
+        self._has_sent = self._has_received = False
         if not interval_s:
             return
         if self._quiet_s >= max(1, interval_s // 2):
             self._quiet_s = 0
             self.session.outgoing.append(HEARTBEAT_FRAME)
             self._flush()
-            self.said = False
-        if self.silent_s > 2 * interval_s:
+            self._has_sent = False
+        if self._silent_s > 2 * interval_s:
             _log.warning("%s: missed heartbeats from client, timeout: %d s", self.name, interval_s)
             self.abort()
 
-    def _certificate(self) -> dict[str, Any]:
-        if self._transport is None or self._transport.get_extra_info("ssl_object") is None:
-            return {}
-        return self._transport.get_extra_info("peercert") or {}
-
-    def _peer(self) -> Peer:
-        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        if isinstance(peer, tuple) and peer:
-            return peer_at(str(peer[0]))
-        # A Unix domain socket is always local.
-        return Peer("", is_loopback=isinstance(peer, str | bytes))
-
     def info(self) -> dict[str, Any]:
-        """Return the connection's state for the management API."""
-        transport = self._transport
-        peer = transport.get_extra_info("peername") if transport is not None else None
-        here = transport.get_extra_info("sockname") if transport is not None else None
-        tls = transport.get_extra_info("ssl_object") if transport is not None else None
         tuning = self.session.tuning
         return {
-            "name": self.name,
-            "protocol": "AMQP 0-9-1",
+            **super().info(),
             "state": "blocked" if self._blocked_sent else self.session.phase.value,
-            "user": "" if self._user is None else self._user.name,
-            "vhost": "" if self._vhost is None else self._vhost.name,
             "auth_mechanism": self.mechanism,
-            "peer_host": peer[0] if isinstance(peer, tuple) else "",
-            "peer_port": peer[1] if isinstance(peer, tuple) else 0,
-            "host": here[0] if isinstance(here, tuple) else "",
-            "port": here[1] if isinstance(here, tuple) else 0,
-            "ssl": isinstance(tls, ssl.SSLObject),
             "channels": len(self.channels),
             "channel_max": tuning.channel_max,
             "frame_max": tuning.frame_bytes_max,
             "timeout": tuning.heartbeat_s,
             "client_properties": self.client_properties,
-            "connected_at": self.connected_at_ms,
-            "recv_oct": self.received_bytes,
-            "send_oct": self.sent_bytes,
-            "send_pend": 0 if transport is None else transport.get_write_buffer_size(),
         }
 
     def channel_infos(self) -> list[dict[str, Any]]:
         return [channel.info() for channel in self.channels.values()]
 
 
-def _address(address: Any) -> str:
-    if isinstance(address, tuple):
-        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
-        return f"{host}:{address[1]}"
-    return str(address or "local")
+def _nothing() -> None:
+    """Nothing follows the end of the channels."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
-from basaltmq.broker.message.properties import BARE, open_envelope, visible
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, SETTLE_PORTIONS, SETTLE_S, Settlement
+from basaltmq.broker.message.properties import EMPTY_ENVELOPE, decode_envelope, visible
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091 import reply_to
 from basaltmq.protocols.amqp091.outbox import DeliverWriter, write_content
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp091.channel import Channel, Work
 
 PRIORITY_ARGUMENT: Final = "x-priority"
-
-SETTLE_S: Final = {ACK: 5e-6, REQUEUE: 15e-6, REJECT: 200e-6}
-"""Cost of settling one delivery in the turn's batch, in seconds. A rejected message may be dead-lettered."""
-
-PORTIONS: Final = {ACK: 1000, REQUEUE: 500, REJECT: 50}
-"""Deliveries settled per batch, which takes some milliseconds."""
 
 
 def qos(channel: Channel, method: m.BasicQos) -> None:
@@ -129,8 +123,8 @@ def get(channel: Channel, method: m.BasicGet) -> None:
     if not method.no_ack:
         source = Subscription(queue, "", None, no_ack=False, prefetch=0)
         unacked.entries[unacked.last] = (source, delivery.token, delivery.id)
-    exchange, routing_key, properties = open_envelope(
-        visible(delivery.properties or envelope_of(delivery.headers) or BARE)
+    exchange, routing_key, properties = decode_envelope(
+        visible(delivery.properties or envelope_of(delivery.headers) or EMPTY_ENVELOPE)
     )
     answer = m.BasicGetOk(unacked.last, delivery.redelivered, exchange, routing_key, left)
     frame_bytes_max = channel.session.tuning.frame_bytes_max
@@ -139,7 +133,7 @@ def get(channel: Channel, method: m.BasicGet) -> None:
 
 
 def ack(channel: Channel, method: m.BasicAck) -> Work | None:
-    if method.multiple and channel.unacked.is_long(method.delivery_tag, PORTIONS[ACK]):
+    if method.multiple and channel.unacked.is_long(method.delivery_tag, SETTLE_PORTIONS[ACK]):
         return _in_portions(channel, method.delivery_tag, ACK, method)
     taken = channel.unacked.take(method.delivery_tag, method.multiple, method.number)
     channel.acked += len(taken)
@@ -158,7 +152,7 @@ def _in_portions(channel: Channel, up_to: int, outcome: str, method: m.Method) -
         raise unknown_tag(tag, method.number)
     count, is_done = 0, False
     while not is_done and channel.is_open:
-        taken, is_done = unacked.take_portion(tag, PORTIONS[outcome])
+        taken, is_done = unacked.take_portion(tag, SETTLE_PORTIONS[outcome])
         count += len(taken)
         if outcome == ACK:
             channel.acked += len(taken)
@@ -173,7 +167,7 @@ def _in_portions(channel: Channel, up_to: int, outcome: str, method: m.Method) -
 
 def nack(channel: Channel, method: m.BasicNack) -> Work | None:
     outcome = REQUEUE if method.requeue else REJECT
-    if method.multiple and channel.unacked.is_long(method.delivery_tag, PORTIONS[outcome]):
+    if method.multiple and channel.unacked.is_long(method.delivery_tag, SETTLE_PORTIONS[outcome]):
         return _in_portions(channel, method.delivery_tag, outcome, method)
     _reject(channel, method.delivery_tag, method.multiple, method.requeue, method)
     return None
@@ -207,7 +201,7 @@ def _recover(channel: Channel, requeue: bool, method: m.Method) -> Work:
         raise ConnectionFault(NOT_IMPLEMENTED, "basic.recover with requeue=false", method.number)
     last, is_done = channel.unacked.last, False
     while not is_done and channel.is_open:
-        taken, is_done = channel.unacked.take_portion(last, PORTIONS[REQUEUE])
+        taken, is_done = channel.unacked.take_portion(last, SETTLE_PORTIONS[REQUEUE])
         settle(channel, taken, REQUEUE)
         if not is_done:
             yield False
@@ -259,7 +253,7 @@ def _send_held(channel: Channel, counts: Sequence[tuple[Subscription, int]]) -> 
         channel.send_deliveries(subscription, (delivery,))
 
 
-def leave(channel: Channel) -> None:
+def stop_all(channel: Channel) -> None:
     """Cancel the consumers of a channel that ends, and requeue its unsettled deliveries."""
     for subscription in list(channel.subscriptions.by_tag.values()):
         if subscription.consumer is not None:
@@ -267,8 +261,8 @@ def leave(channel: Channel) -> None:
     if channel.reply_name:
         channel.connection.server.replies.forget(channel.vhost.name, channel.reply_name)
     held = channel.subscriptions.take_held()
-    if len(channel.unacked) > PORTIONS[REQUEUE]:
-        portions = channel.unacked.detach(PORTIONS[REQUEUE])
+    if len(channel.unacked) > SETTLE_PORTIONS[REQUEUE]:
+        portions = channel.unacked.detach(SETTLE_PORTIONS[REQUEUE])
         channel.vhost.settle_in_portions(settlements_of(portion, REQUEUE) for portion in portions)
     taken = channel.unacked.clear()
     if channel.transaction is not None:

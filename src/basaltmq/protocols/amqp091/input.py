@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Protocol
 
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091.channel import Channel, Work
 from basaltmq.protocols.amqp091.events import Event

@@ -15,7 +15,7 @@ from struct import Struct
 from typing import Final
 
 from basaltmq.broker.consumers.consumer import Delivered
-from basaltmq.broker.message.properties import BARE, encode_shortstr, properties_start, visible
+from basaltmq.broker.message.properties import EMPTY_ENVELOPE, encode_shortstr, properties_start, visible
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.frames import (
@@ -97,18 +97,18 @@ class DeliverWriter:
 
     def _make(self, envelope: bytes, size: int, redelivered: bool) -> tuple[bytes, bytes]:
         """Build the bytes before the delivery tag, and the bytes between it and the body."""
-        sealed = visible(envelope or BARE)
-        start = properties_start(sealed)
+        envelope = visible(envelope or EMPTY_ENVELOPE)
+        start = properties_start(envelope)
         method_bytes = len(_DELIVER_ID) + len(self._consumer_tag) + _TAG.size + 1 + start
         before = HEAD.pack(METHOD, self._channel, method_bytes) + _DELIVER_ID + self._consumer_tag
-        header_bytes = CONTENT_FIXED_BYTES + len(sealed) - start
+        header_bytes = CONTENT_FIXED_BYTES + len(envelope) - start
         between = b"".join(
             (
                 b"\1" if redelivered else b"\0",
-                sealed[:start],
+                envelope[:start],
                 END_BYTE,
                 CONTENT_HEAD.pack(HEADER, self._channel, header_bytes, BASIC_CLASS, 0, size),
-                sealed[start:],
+                envelope[start:],
                 END_BYTE,
                 HEAD.pack(BODY, self._channel, size) if 0 < size <= self._piece_bytes else b"",
             )

@@ -59,6 +59,7 @@ from basaltmq.protocols.amqp091.wire.frames import (
 )
 from basaltmq.protocols.amqp091.wire.method_codec import codecs, encode_method, name_of
 from basaltmq.protocols.amqp091.wire.states import ALLOWED, CLOSED, CLOSING, CONTENT, FROM_CLIENTS, OPEN, Phase
+from basaltmq.protocols.frame_buffer import FrameBuffer
 
 PUBLISH_MEMO_MAX: Final = 512
 """Cached routes per connection: more than a publisher uses at a time, and at most 100 KiB. A full cache is cleared."""
@@ -94,9 +95,7 @@ class Session:
         self.outgoing: list[bytes] = []
         self._codecs = codecs()
         self._memo: dict[bytes, tuple[ChannelState, m.BasicPublish]] = {}
-        self._held: list[bytes] = []
-        self._held_bytes = 0
-        self._needed_bytes = len(PROTOCOL_HEADER)
+        self._frame_buffer = FrameBuffer()
         self._content_bytes = 0
         self._ignores_input = False
 
@@ -104,15 +103,10 @@ class Session:
         """Parse received bytes after those kept before. Consume all events before the next call."""
         if self._ignores_input or self.phase is Phase.CLOSED:
             return
-        if self._held:
-            self._held.append(data)
-            self._held_bytes += len(data)
-            if self._held_bytes < self._needed_bytes:
-                return
-            data = b"".join(self._held)
-            self._held = []
-            self._held_bytes = 0
-        at = 0
+        complete = self._frame_buffer.with_next(data)
+        if complete is None:
+            return
+        data, at = complete, 0
         if self.phase is Phase.HEADER:
             size = len(PROTOCOL_HEADER)
             if not PROTOCOL_HEADER.startswith(data[:size]):
@@ -127,14 +121,14 @@ class Session:
             self.phase = Phase.START_OK
             yield HeaderAccepted()
         try:
-            yield from self._walk(data, at)
+            yield from self._parse(data, at)
         except ConnectionFault as fault:
             # After a frame error the next frame boundary is unknown; other faults leave the framing intact.
             self._ignores_input = fault.code == FRAME_ERROR
             self.fail(fault)
             yield ConnectionFailed(fault)
 
-    def _walk(self, data: bytes, at: int) -> Iterator[Event]:
+    def _parse(self, data: bytes, at: int) -> Iterator[Event]:
         end = len(data)
         while at < end:
             if at + HEAD_BYTES > end:
@@ -447,10 +441,7 @@ class Session:
 
     def _hold(self, data: bytes, at: int, needed_bytes: int) -> None:
         """Keep the rest of a buffer until `needed_bytes` of it have arrived."""
-        rest = data[at:]
-        self._held = [rest]
-        self._held_bytes = len(rest)
-        self._needed_bytes = needed_bytes
+        self._frame_buffer.keep(data[at:], needed_bytes - (len(data) - at))
 
     def _name(self, method_id: int) -> str:
         codec = self._codecs.get(method_id)

@@ -5,8 +5,9 @@ basic.qos has two limits, as in RabbitMQ. Without `global` it sets the prefetch 
 Consumers in no-ack mode have no limit.
 
 The broker decrements a consumer's credit per delivery, and the channel returns credit when the client settles. With a
-channel limit, every consumer's credit is set to what remains for all. Two consumers may be served in one turn before
-their credit is updated. Deliveries above the limit are then held here, in order, until there is room.
+channel limit, the consumers whose queues have messages share what remains equally, so that one deep queue does not take
+it all. Every consumer has credit for at least one message. Deliveries above the limit are held here, in order, until
+there is room.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Subscriptions:
         subscription.consumer = consumer
         self.by_consumer[consumer] = subscription
         if self.channel_prefetch:
-            self._update_credit(subscription)
+            self._update_all_credit()
 
     def remove(self, subscription: Subscription) -> list[Delivered]:
         """Remove a consumer. Return the deliveries that were held for it and not sent."""
@@ -71,8 +72,7 @@ class Subscriptions:
     def limit_channel(self, prefetch: int) -> None:
         """Set the limit of the channel; zero removes it."""
         self.channel_prefetch = prefetch
-        for subscription in self.by_tag.values():
-            self._update_credit(subscription)
+        self._update_all_credit()
 
     def admit(self, subscription: Subscription, deliveries: Sequence[Delivered]) -> Sequence[Delivered]:
         """Return the deliveries that may be sent at once, and hold the rest."""
@@ -111,16 +111,14 @@ class Subscriptions:
         return sendable
 
     def _update_all_credit(self) -> None:
-        for subscription in self.by_tag.values():
-            self._update_credit(subscription)
-
-    def _update_credit(self, subscription: Subscription) -> None:
-        """Set a consumer's credit to what both limits allow."""
-        if subscription.consumer is None or subscription.no_ack:
-            return
-        rooms = []
-        if subscription.prefetch:
-            rooms.append(subscription.prefetch - subscription.outstanding)
-        if self.channel_prefetch:
-            rooms.append(self.channel_prefetch - self.channel_outstanding - len(self._held))
-        subscription.consumer.limit(max(0, min(rooms)) if rooms else None)
+        """Set the credit of all consumers to what both limits allow."""
+        limited = [(each, each.consumer) for each in self.by_consumer.values() if each.consumer and not each.no_ack]
+        room = max(0, self.channel_prefetch - self.channel_outstanding - len(self._held))
+        share = max(min(room, 1), room // max(1, sum(consumer.queue.has_ready for _, consumer in limited)))
+        for subscription, consumer in limited:
+            rooms = []
+            if subscription.prefetch:
+                rooms.append(max(0, subscription.prefetch - subscription.outstanding))
+            if self.channel_prefetch:
+                rooms.append(share if consumer.queue.has_ready else room)
+            consumer.limit(min(rooms) if rooms else None)

@@ -24,15 +24,21 @@ GENERATED: Final = "amq.gen-"
 """Prefix of server-generated queue names. Permissions for such a name are checked on the prefix."""
 
 
+def clean(name: str) -> str:
+    """Return a name without line breaks, as RabbitMQ does for names read from files and command output."""
+    return name.replace("\r", "").replace("\n", "")
+
+
 def exchange_declare(channel: Channel, method: m.ExchangeDeclare) -> None:
+    name = clean(method.exchange)
     if not method.passive:
-        channel.check("configure", method.exchange)
+        channel.check("configure", name)
         alternate = method.arguments.get("alternate-exchange")
         if isinstance(alternate, str):
-            channel.check("read", method.exchange)
+            channel.check("read", name)
             channel.check("write", alternate)
     channel.vhost.declare_exchange(
-        method.exchange,
+        name,
         method.type,
         durable=method.durable,
         auto_delete=method.auto_delete,
@@ -45,27 +51,30 @@ def exchange_declare(channel: Channel, method: m.ExchangeDeclare) -> None:
 
 
 def exchange_delete(channel: Channel, method: m.ExchangeDelete) -> Iterator[bool]:
-    channel.check("configure", method.exchange)
-    if not (method.if_unused or method.exchange.startswith("amq.")):
-        for _ in channel.vhost.unbinding(EXCHANGE, method.exchange):
+    name = clean(method.exchange)
+    channel.check("configure", name)
+    if not (method.if_unused or name.startswith("amq.")):
+        for _ in channel.vhost.unbinding(EXCHANGE, name):
             yield True
-    channel.vhost.delete_exchange(method.exchange, if_unused=method.if_unused)
+    channel.vhost.delete_exchange(name, if_unused=method.if_unused)
     if not method.nowait and channel.is_open:
         channel.send(m.ExchangeDeleteOk())
 
 
 def exchange_bind(channel: Channel, method: m.ExchangeBind) -> None:
-    _check_bind(channel, method.destination, method.source, method.routing_key)
-    channel.vhost.bind_exchange(method.destination, method.source, method.routing_key, method.arguments)
+    destination, source = clean(method.destination), clean(method.source)
+    _check_bind(channel, destination, source, method.routing_key)
+    channel.vhost.bind_exchange(destination, source, method.routing_key, method.arguments)
     if not method.nowait:
         channel.send(m.ExchangeBindOk())
 
 
 def exchange_unbind(channel: Channel, method: m.ExchangeUnbind) -> None:
-    _check_bind(channel, method.destination, method.source, method.routing_key)
+    destination, source = clean(method.destination), clean(method.source)
+    _check_bind(channel, destination, source, method.routing_key)
     # A missing exchange is no error, because clients unbind after an auto-delete.
     with suppress(NotFoundError):
-        channel.vhost.unbind_exchange(method.destination, method.source, method.routing_key, method.arguments)
+        channel.vhost.unbind_exchange(destination, source, method.routing_key, method.arguments)
     if not method.nowait:
         channel.send(m.ExchangeUnbindOk())
 
@@ -78,7 +87,7 @@ def _check_bind(channel: Channel, destination: str, source: str, routing_key: st
 
 
 def queue_declare(channel: Channel, method: m.QueueDeclare) -> None:
-    name = method.queue
+    name = clean(method.queue)
     if method.passive:
         name = channel.queue_name(name, method)
         if reply_to.is_reply_name(name):
@@ -114,17 +123,19 @@ def _declare_reply(channel: Channel, name: str, method: m.QueueDeclare) -> None:
 
 def queue_bind(channel: Channel, method: m.QueueBind) -> None:
     queue, routing_key = _queue_and_key(channel, method)
-    _check_bind(channel, queue, method.exchange, routing_key)
-    channel.vhost.bind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
+    exchange = clean(method.exchange)
+    _check_bind(channel, queue, exchange, routing_key)
+    channel.vhost.bind_queue(queue, exchange, routing_key, method.arguments, owner=channel.connection)
     if not method.nowait:
         channel.send(m.QueueBindOk())
 
 
 def queue_unbind(channel: Channel, method: m.QueueUnbind) -> None:
     queue, routing_key = _queue_and_key(channel, method)
-    _check_bind(channel, queue, method.exchange, routing_key)
+    exchange = clean(method.exchange)
+    _check_bind(channel, queue, exchange, routing_key)
     with suppress(NotFoundError):
-        channel.vhost.unbind_queue(queue, method.exchange, routing_key, method.arguments, owner=channel.connection)
+        channel.vhost.unbind_queue(queue, exchange, routing_key, method.arguments, owner=channel.connection)
     channel.send(m.QueueUnbindOk())
 
 

@@ -32,7 +32,7 @@ TRANSACTION_BYTES_MAX: Final = 64 << 20
 
 TRANSACTION_COPIES_MAX: Final = 10_000
 """Limit of a transaction in messages, counted once per queue that gets them. They are one batch, which other clients
-wait for: 10,000 take 60 to 70 ms."""
+wait for: 10,000 take 60 to 70 ms. A message without a queue counts too, and so does a long match of properties."""
 
 
 class Transaction:
@@ -109,11 +109,11 @@ def tx_commit(channel: Channel, method: m.TxCommit) -> None:
         error = finished.exception()
         if error is None:
             channel.send(m.TxCommitOk())
-            channel.connection.wrote()
+            channel.connection.schedule_flush()
         elif isinstance(error, BasaltError):
             channel.connection.refuse(channel.number, fault_of(error, method.number))
         else:
-            channel.connection.broke(error)
+            channel.connection.fail(error)
 
     done.add_done_callback(answer)
 

@@ -24,11 +24,11 @@ CHANNEL_MAX: Final = 2047
 FRAME_BYTES_MAX: Final = 131072
 """RabbitMQ's default, which clients request. One socket read holds a whole frame."""
 
-MESSAGE_BYTES_MAX: Final = 64 << 20
+MESSAGE_BYTES_MAX: Final = 128 << 20
 """Largest message that a queue accepts, in bytes."""
 
 CONTENT_BYTES_MAX: Final = 128 << 20
-"""Limit of incomplete messages per connection: two of the largest size."""
+"""Least limit of incomplete messages per connection. A larger setting for messages allows two of them."""
 
 HEARTBEAT_S: Final = 60
 

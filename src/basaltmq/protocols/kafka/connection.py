@@ -17,21 +17,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import sys
 from collections import deque
 from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.auth.scram_exchange import ScramExchange
+from basaltmq.broker.auth.sasl import PLAIN, ScramLogin, read_plain
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
-from basaltmq.protocols.kafka.context import BlockingAnswer, PipelinedAnswer, awaited
-from basaltmq.protocols.kafka.deadline import Deadline
-from basaltmq.protocols.kafka.fetch_session import FetchSession
-from basaltmq.protocols.kafka.session import MECHANISMS, PLAIN, api_versions, read_plain
+from basaltmq.protocols.kafka.context import BlockingResponse, PipelinedResponse, awaited
+from basaltmq.protocols.kafka.fetches.deadline import Deadline
+from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession
+from basaltmq.protocols.kafka.session import MECHANISMS, api_versions
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.inbox import SIZE, Inbox
@@ -41,10 +40,10 @@ if TYPE_CHECKING:
     from basaltmq.protocols.kafka.server import Server
 
 UNAUTHENTICATED_BYTES_MAX: Final = 512 << 10
-UNDER_WAY_MAX: Final = 256
+IN_FLIGHT_MAX: Final = 256
 """Limit of responses in flight per connection: produce requests that wait for fsync, and responses behind them."""
 
-UNDER_WAY_BYTES_MAX: Final = 64 << 20
+IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """Limit of the bytes of these requests and responses; the last one may exceed it."""
 
 READ_BYTES_LARGE: Final = 128 << 10
@@ -54,15 +53,15 @@ buffer."""
 WRITE_HIGH_BYTES: Final = 4 << 20
 """Unsent response bytes above which no further request is handled. One fetch response may exceed it."""
 
-ITEMS_ENCODED_HERE_MAX: Final = 1000
+LOOP_ENCODED_ITEMS_MAX: Final = 1000
 """Topics, partitions, groups or configs in a response above which a thread encodes it. The loop encodes this many in
 10 ms."""
 
-DECODED_HERE_BYTES_MAX: Final = 32 << 10
+LOOP_DECODED_BYTES_MAX: Final = 32 << 10
 """Size of a request above which a thread decodes it: a partition of a request takes 10 to 20 bytes and 3 us. A large
 Produce is an exception, because its records are not decoded."""
 
-NONCE_BYTES: Final = 24
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -94,12 +93,12 @@ class Connection(asyncio.Protocol):
         self.received_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._inbox = Inbox()
-        self._may_enter = False
+        self._is_authenticated = False
         self._mechanism = ""
-        self._is_bare = False
+        self._is_raw_sasl = False
         """Frames are raw SASL messages without a Kafka request header (SaslHandshake version 0)."""
-        self._scram: ScramExchange | None = None
-        self._step: asyncio.Task[None] | BlockingAnswer | None = None
+        self._scram: ScramLogin | None = None
+        self._step: asyncio.Task[None] | BlockingResponse | None = None
         self._waiting: deque[_PendingResponse] = deque()
         self._waiting_bytes = 0
         self._is_full = False
@@ -117,14 +116,17 @@ class Connection(asyncio.Protocol):
         self.peer = peer_at(self.host)
         self.name = f"{peer[0]}:{peer[1]}"
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self._enter_anonymously()
+        self._authenticate_anonymously()
         if not self.server.joined(self):
             transport.abort()
             return
         self._number = self.server.node.connections.add(self)
-        if not self._may_enter:
+        if not self._is_authenticated:
             handshake_s = self.server.settings.handshake_s
-            self._handshake_timer = asyncio.get_running_loop().call_later(handshake_s, self._is_late)
+            self._handshake_timer = asyncio.get_running_loop().call_later(handshake_s, self._end_handshake)
+
+    def eof_received(self) -> bool:
+        return self.server.shares.close_later(self._transport)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -141,8 +143,8 @@ class Connection(asyncio.Protocol):
         # Appended batches continue to their fsync, whose callbacks complete the pending produce requests.
         self.server.left(self)
 
-    def _is_late(self) -> None:
-        if not self._may_enter:
+    def _end_handshake(self) -> None:
+        if not self._is_authenticated:
             self._end("authentication timed out")
 
     def data_received(self, data: bytes) -> None:
@@ -172,10 +174,10 @@ class Connection(asyncio.Protocol):
             self._is_pumping = False
             shares.end(has_more=self._is_behind)
         if self._is_behind:
-            asyncio.get_running_loop().call_soon(self._go_on)
-        self._pace()
+            asyncio.get_running_loop().call_soon(self._continue)
+        self._pause_or_resume_reading()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         """Continue in the next loop turn."""
         if self._is_behind:
             self._is_behind = False
@@ -185,7 +187,7 @@ class Connection(asyncio.Protocol):
     def _take_frames(self) -> bool:
         """Handle frames. Return True if the time share is used up and more frames may be buffered."""
         while self._transport is not None and not self._transport.is_closing():
-            if self._step is not None or self._is_full or self._has_enough():
+            if self._step is not None or self._is_full or self._is_at_limit():
                 return False
             frame = self._next_frame()
             if frame is None:
@@ -195,15 +197,15 @@ class Connection(asyncio.Protocol):
                 return True
         return False
 
-    def _has_enough(self) -> bool:
-        return len(self._waiting) >= UNDER_WAY_MAX or self._waiting_bytes >= UNDER_WAY_BYTES_MAX
+    def _is_at_limit(self) -> bool:
+        return len(self._waiting) >= IN_FLIGHT_MAX or self._waiting_bytes >= IN_FLIGHT_BYTES_MAX
 
-    def _pace(self) -> None:
-        """Pause or resume reading from the socket, so that only data that can be handled soon is buffered."""
+    def _pause_or_resume_reading(self) -> None:
+        """Read from the socket only while the data can be handled soon."""
         if self._transport is None or self._transport.is_closing():
             return
-        is_held = self._step is not None or self._is_full or self._has_enough()
-        should_pause = self._is_behind or (is_held and self._inbox.size_bytes >= UNAUTHENTICATED_BYTES_MAX)
+        is_blocked = self._step is not None or self._is_full or self._is_at_limit()
+        should_pause = self._is_behind or (is_blocked and self._inbox.size_bytes >= UNAUTHENTICATED_BYTES_MAX)
         if should_pause != self._is_paused:
             self._is_paused = should_pause
             if should_pause:
@@ -215,57 +217,57 @@ class Connection(asyncio.Protocol):
         size = self._inbox.request_bytes()
         if size is None:
             return None
-        size_max = self.server.settings.request_bytes_max if self._may_enter else UNAUTHENTICATED_BYTES_MAX
+        size_max = self.server.settings.request_bytes_max if self._is_authenticated else UNAUTHENTICATED_BYTES_MAX
         if not 0 <= size <= size_max:
             raise MalformedRequestError(f"invalid request size: {size} bytes; the limit is {size_max} bytes")
         return self._inbox.take(size)
 
     def _handle(self, frame: bytes) -> None:
-        if self._is_bare:
-            self._begin(self._bare(frame))
+        if self._is_raw_sasl:
+            self._begin(self._raw_sasl(frame))
             return
-        if len(frame) > DECODED_HERE_BYTES_MAX and self._may_enter and not k.is_produce(frame):
-            self._begin(self._large(frame))
+        if len(frame) > LOOP_DECODED_BYTES_MAX and self._is_authenticated and not k.is_produce(frame):
+            self._begin(self._handle_large(frame))
             return
         try:
             request = k.decode_request(frame)
         except k.UnsupportedVersionError as error:
             if error.api.key != k.API_VERSIONS:
                 raise
-            answer = api_versions(0, e.UNSUPPORTED_VERSION)
-            self._send_in_turn(k.encode_response(error.api, 0, error.correlation_id, answer))
+            response = api_versions(0, e.UNSUPPORTED_VERSION)
+            self._send_in_turn(k.encode_response(error.api, 0, error.correlation_id, response))
             return
         self.requests += 1
         self.client_id = request.client_id or ""
         key = request.api.key
         if key == k.API_VERSIONS:
-            self._answer(request, api_versions(request.version))
+            self._respond(request, api_versions(request.version))
         elif key == k.SASL_HANDSHAKE:
             self._handshake(request)
         elif key == k.SASL_AUTHENTICATE:
             self._begin(self._authenticate(request))
-        elif not self._may_enter:
+        elif not self._is_authenticated:
             raise MalformedRequestError(
                 f"{request.api.name} before authentication; authenticate with SASL: {', '.join(MECHANISMS)}"
             )
         else:
-            self._ask(request, len(frame))
+            self._dispatch(request, len(frame))
 
-    def _ask(self, request: k.Request, size_bytes: int) -> None:
+    def _dispatch(self, request: k.Request, size_bytes: int) -> None:
         context = self.server.context()
-        answer = self.server.handlers[request.api.key](context, self, request)
-        if isinstance(answer, dict):
-            self._answer(request, answer)
-        elif isinstance(answer, PipelinedAnswer):
-            response = _PendingResponse(size_bytes, None)
-            self._waiting.append(response)
+        response = self.server.handlers[request.api.key](context, self, request)
+        if isinstance(response, dict):
+            self._respond(request, response)
+        elif isinstance(response, PipelinedResponse):
+            pending = _PendingResponse(size_bytes, None)
+            self._waiting.append(pending)
             self._waiting_bytes += size_bytes
-            answer.start(partial(self._complete, request, response))
-        elif asyncio.iscoroutine(answer):
-            self._begin(self._awaited(request, answer))
-        elif answer is not None:
-            self._step = answer
-            answer.start(partial(self._complete_blocking, request))
+            response.start(partial(self._complete, request, pending))
+        elif asyncio.iscoroutine(response):
+            self._begin(self._awaited(request, response))
+        elif response is not None:
+            self._step = response
+            response.start(partial(self._complete_blocking, request))
 
     def _chunks(self, request: k.Request, body: Fields | None) -> list[bytes]:
         if body is None or (request.api.key == k.PRODUCE and request.body["acks"] == 0):
@@ -339,7 +341,7 @@ class Connection(asyncio.Protocol):
             _log.error("%s: request failed", self.name, exc_info=error)
             self._end("internal error")
 
-    async def _large(self, frame: bytes) -> list[bytes]:
+    async def _handle_large(self, frame: bytes) -> list[bytes]:
         """Handle a request that takes long to decode."""
         request = await asyncio.to_thread(k.decode_request, frame)
         self.requests += 1
@@ -347,17 +349,17 @@ class Connection(asyncio.Protocol):
         handler = self.server.handlers.get(request.api.key)
         if handler is None:
             raise MalformedRequestError(
-                f"{request.api.name} of {len(frame)} bytes; the limit is {DECODED_HERE_BYTES_MAX}"
+                f"{request.api.name} of {len(frame)} bytes; the limit is {LOOP_DECODED_BYTES_MAX}"
             )
         return await self._awaited(request, awaited(handler(self.server.context(), self, request)))
 
-    async def _awaited(self, request: k.Request, answer: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
-        body = await answer
+    async def _awaited(self, request: k.Request, response: Coroutine[Any, Any, Fields | None]) -> list[bytes]:
+        body = await response
         if body is not None and _is_large(body):
             return await asyncio.to_thread(self._chunks, request, body)
         return self._chunks(request, body)
 
-    def _answer(self, request: k.Request, body: Fields) -> None:
+    def _respond(self, request: k.Request, body: Fields) -> None:
         self._send_in_turn(self._chunks(request, body))
 
     def _send(self, chunks: list[bytes]) -> None:
@@ -368,9 +370,9 @@ class Connection(asyncio.Protocol):
         self._mechanism = request.body["mechanism"]
         self._scram = None
         is_known = self._mechanism in MECHANISMS
-        self._is_bare = is_known and request.version == 0
+        self._is_raw_sasl = is_known and request.version == 0
         code = e.NONE if is_known else e.UNSUPPORTED_SASL_MECHANISM
-        self._answer(request, {"error_code": code, "mechanisms": MECHANISMS})
+        self._respond(request, {"error_code": code, "mechanisms": MECHANISMS})
 
     async def _authenticate(self, request: k.Request) -> list[bytes]:
         if self._mechanism not in MECHANISMS:
@@ -379,36 +381,35 @@ class Connection(asyncio.Protocol):
                 {"error_code": e.ILLEGAL_SASL_STATE, "error_message": "send SaslHandshake before SaslAuthenticate"},
             )
         try:
-            answer = await self._log_in(request.body["auth_bytes"])
+            response = await self._log_in(request.body["auth_bytes"])
         except AuthenticationError as error:
             _log.warning("%s: %s", self.name, error)
             self._send(self._chunks(request, {"error_code": e.SASL_AUTHENTICATION_FAILED, "error_message": str(error)}))
             self._end("authentication failed")
             return []
-        return self._chunks(request, {"error_message": None, "auth_bytes": answer})
+        return self._chunks(request, {"error_message": None, "auth_bytes": response})
 
-    async def _bare(self, raw: bytes) -> list[bytes]:
-        answer = await self._log_in(raw)
-        self._is_bare = self._scram is not None
-        return [SIZE.pack(len(answer)), answer]
+    async def _raw_sasl(self, raw: bytes) -> list[bytes]:
+        response = await self._log_in(raw)
+        self._is_raw_sasl = self._scram is not None
+        return [SIZE.pack(len(response)), response]
 
     async def _log_in(self, raw: bytes) -> bytes:
         """Process one SASL message and return the response. The last message authenticates the client."""
         users = self.server.node.users
         if self._mechanism == PLAIN:
-            name, password = read_plain(raw)
-            self._logged_in(await users.authenticate(name, password, self.peer))
+            given = read_plain(raw)
+            if given.authorization_id not in {"", given.name}:
+                raise AuthenticationError(f"user '{given.name}' may not act for another user")
+            self._logged_in(await users.authenticate(given.name, given.password, self.peer))
             return b""
-        exchange, mechanism = self._scram, self._mechanism
-        if exchange is None:
-            nonce = secrets.token_urlsafe(NONCE_BYTES)
-            exchange = self._scram = ScramExchange(mechanism, lambda name: users.scram_for(name, mechanism), nonce)
-            return exchange.first(raw)
-        async with users.throttle.attempt(exchange.name, self.peer):
-            answer = exchange.final(raw)
-            self._logged_in(users.entering(exchange.name, self.peer))
-        self._scram = None
-        return answer
+        if self._scram is None:
+            self._scram = ScramLogin(users, self._mechanism, self.peer)
+        response = await self._scram.step(raw)
+        if self._scram.user is not None:
+            self._logged_in(self._scram.user)
+            self._scram = None
+        return response
 
     def _logged_in(self, user: User) -> None:
         node = self.server.node
@@ -417,16 +418,16 @@ class Connection(asyncio.Protocol):
         except AccessRefusedError as error:
             raise AuthenticationError(str(error)) from error
         self.user = user
-        self._may_enter = True
+        self._is_authenticated = True
 
-    def _enter_anonymously(self) -> None:
+    def _authenticate_anonymously(self) -> None:
         """Authenticate a client on this host as the anonymous user, if one is configured. SASL may still follow."""
         if self.server.settings.access != "loopback":
             return
         user = self.server.node.users.anonymous(self.peer)
         if user is not None and self.server.node.permissions.may_use(user.name, self.server.settings.vhost):
             self.user = user
-            self._may_enter = True
+            self._is_authenticated = True
 
     def check(self, kind: str, resource: str) -> None:
         node, user = self.server.node, self.user
@@ -485,8 +486,8 @@ def _is_large(body: Fields) -> bool:
             continue
         items += len(value)
         for each in value:
-            if items > ITEMS_ENCODED_HERE_MAX:
+            if items > LOOP_ENCODED_ITEMS_MAX:
                 return True
             if isinstance(each, dict):
                 items += sum([len(inner) for inner in each.values() if isinstance(inner, list)])
-    return items > ITEMS_ENCODED_HERE_MAX
+    return items > LOOP_ENCODED_ITEMS_MAX

@@ -9,22 +9,23 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
+from basaltmq.broker.config.settings import KafkaListener
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
+from basaltmq.clock import now_ms
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoundError
-from basaltmq.protocols.kafka.arrivals import Arrivals
-from basaltmq.protocols.kafka.deadline import Deadline
-from basaltmq.protocols.kafka.fetch_session import FetchSession
+from basaltmq.protocols.kafka.fetches.arrivals import Arrivals
+from basaltmq.protocols.kafka.fetches.deadline import Deadline
+from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession
+from basaltmq.protocols.kafka.fetches.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.groups.classic_requests import ClassicGroups
 from basaltmq.protocols.kafka.groups.consumer_group_table import ConsumerGroups
-from basaltmq.protocols.kafka.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.transactions.coordinator import Transactions
 from basaltmq.protocols.kafka.transactions.producers import Producers
 from basaltmq.protocols.kafka.wire.api import Request
@@ -55,24 +56,18 @@ class Route(NamedTuple):
     shard: int
 
 
-class Settings(NamedTuple):
-    """Settings of the Kafka listener."""
+class Settings(KafkaListener, frozen=True, kw_only=True):
+    """Settings of the Kafka listener: the section `kafka` and the limits of all protocols."""
 
-    vhost: str = "/"
-    advertised_host: str = ""
-    """Host that Metadata responses name; empty means the local address of the client's connection."""
-    advertised_port: int = 0
-    auto_create: bool = True
-    partitions: int = 1
-    durability: Durability = Durability.SYNCED
-    access: str = "loopback"
     cluster_id: str = "basalt"
-    request_bytes_max: int = 100 << 20
     connections_max: int = 10_000
-    skip_damaged: bool = True
-    """Whether fetches skip batches that cannot be read."""
     handshake_s: float = 10.0
     """Time limit for authentication, in seconds."""
+
+    @property
+    def topic_durability(self) -> Durability:
+        """The durability of topics that do not set one."""
+        return Durability(self.durability)
 
 
 class Client(Protocol):
@@ -105,13 +100,13 @@ Respond = Callable[[Fields | None, Exception | None], None]
 """Callback for a response, called once: with the body, with None if no response is sent, or with the error."""
 
 
-class PipelinedAnswer(NamedTuple):
+class PipelinedResponse(NamedTuple):
     """A pending response that does not block the requests behind it. `start` is called once."""
 
     start: Callable[[Respond], None]
 
 
-class BlockingAnswer(Protocol):
+class BlockingResponse(Protocol):
     """A pending response that blocks the requests behind it. Unlike a task, it completes without an extra loop turn."""
 
     def start(self, respond: Respond) -> None: ...
@@ -121,16 +116,16 @@ class BlockingAnswer(Protocol):
         ...
 
 
-Answer = Fields | PipelinedAnswer | BlockingAnswer | Coroutine[Any, Any, Fields | None] | None
+Response = Fields | PipelinedResponse | BlockingResponse | Coroutine[Any, Any, Fields | None] | None
 """Immediate response; pending; pending and blocking; a blocking coroutine; or no response."""
 
 
-async def awaited(answer: Answer) -> Fields | None:
+async def awaited(response: Response) -> Fields | None:
     """Await a response of any kind."""
-    if answer is None or isinstance(answer, dict):
-        return answer
-    if isinstance(answer, Coroutine):
-        return await answer
+    if response is None or isinstance(response, dict):
+        return response
+    if isinstance(response, Coroutine):
+        return await response
     found: asyncio.Future[Fields | None] = asyncio.get_running_loop().create_future()
 
     def respond(body: Fields | None, error: Exception | None) -> None:
@@ -141,26 +136,22 @@ async def awaited(answer: Answer) -> Fields | None:
         else:
             found.set_exception(error)
 
-    answer.start(respond)
+    response.start(respond)
     try:
         return await found
     except asyncio.CancelledError:
-        if not isinstance(answer, PipelinedAnswer):
-            answer.cancel()
+        if not isinstance(response, PipelinedResponse):
+            response.cancel()
         raise
 
 
-Handler = Callable[["Context", Client, Request], Answer]
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+Handler = Callable[["Context", Client, Request], Response]
 
 
 class Context:
     """State of one virtual host for Kafka requests."""
 
-    def __init__(self, node: Node, vhost: VHost, settings: Settings, clock_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(self, node: Node, vhost: VHost, settings: Settings, clock_ms: Callable[[], int] = now_ms) -> None:
         self.now_ms = clock_ms
         self.node = node
         self.vhost = vhost

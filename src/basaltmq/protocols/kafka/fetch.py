@@ -25,23 +25,23 @@ from contextlib import suppress
 from typing import Final
 
 from basaltmq.broker.auth.permissions import READ
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
 from basaltmq.log.batches.kafka import empty_batch, read_header
-from basaltmq.protocols.kafka.arrivals import Wait
-from basaltmq.protocols.kafka.context import Answer, Client, Context, Respond
-from basaltmq.protocols.kafka.fetch_session import Plan, plan
-from basaltmq.protocols.kafka.read_ahead import Next
+from basaltmq.protocols.kafka.context import Client, Context, Respond, Response
+from basaltmq.protocols.kafka.fetches.arrivals import Wait
+from basaltmq.protocols.kafka.fetches.fetch_session import Plan, plan
+from basaltmq.protocols.kafka.fetches.read_ahead import Next
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.engines.segment.kafka import Ahead
 
-ANSWER_BYTES_MAX: Final = 55 << 20
+RESPONSE_BYTES_MAX: Final = 55 << 20
 """Limit of one response in bytes, whatever the request allows: Kafka's default."""
 
-PARTITIONS_HERE_MAX: Final = 100
+PARTITIONS_PER_TURN_MAX: Final = 100
 """Partitions of a fetch that are read in one turn of the loop: 10 ms. More take several turns."""
 
 WAIT_MS_MAX: Final = 60_000
@@ -67,13 +67,13 @@ class _Found:
         """Positions after this response in partitions that have more records."""
 
 
-def fetch(context: Context, client: Client, request: Request) -> Answer:
+def fetch(context: Context, client: Client, request: Request) -> Response:
     has_ids = request.version >= IDS_SINCE
     planned = plan(client, request.body, has_ids, context.next_fetch_session)
     if isinstance(planned, int):
         return {"error_code": planned}
     body = {**request.body, "topics": planned.topics, "has_ids": has_ids}
-    if sum([len(topic["partitions"]) for topic in planned.topics]) > PARTITIONS_HERE_MAX:
+    if sum([len(topic["partitions"]) for topic in planned.topics]) > PARTITIONS_PER_TURN_MAX:
         return _fetched_in_turns(context, client, body, planned)
     found = _look(context, client, body, context.ahead.take(client))
     if _is_enough(found, body) or body["max_wait_ms"] <= 0 or not found.shards:
@@ -200,7 +200,7 @@ async def _look_in_turns(
 
 def _read_all(context: Context, client: Client, body: Fields, found: _Found) -> Iterator[None]:
     """Read the partitions of a fetch once, and yield after each."""
-    left = min(body["max_bytes"], ANSWER_BYTES_MAX)
+    left = min(body["max_bytes"], RESPONSE_BYTES_MAX)
     topics: list[Fields] = []
     found.body = {"topics": topics}
     is_committed = body["isolation_level"] == READ_COMMITTED
@@ -210,11 +210,11 @@ def _read_all(context: Context, client: Client, body: Fields, found: _Found) -> 
         name = context.topic_name(topic["topic_id"]) if body["has_ids"] else topic["topic"]
         for each in topic["partitions"]:
             if name is None:
-                answer: Fields = {"partition": each["partition"], "error_code": e.UNKNOWN_TOPIC_ID}
+                response: Fields = {"partition": each["partition"], "error_code": e.UNKNOWN_TOPIC_ID}
             else:
-                answer = _partition(context, client, name, each, left - found.size_bytes, found, is_committed)
-            found.has_error = found.has_error or "error_code" in answer
-            partitions.append(answer)
+                response = _partition(context, client, name, each, left - found.size_bytes, found, is_committed)
+            found.has_error = found.has_error or "error_code" in response
+            partitions.append(response)
             yield
 
 
@@ -222,13 +222,13 @@ def _partition(
     context: Context, client: Client, name: str, asked: Fields, left: int, found: _Found, is_committed: bool
 ) -> Fields:
     partition, offset = asked["partition"], asked["fetch_offset"]
-    answer: Fields = {"partition": partition, "records": b""}
+    response: Fields = {"partition": partition, "records": b""}
     try:
         client.check(READ, name)
         _, engine, shard = context.route(name, partition)
         found.shards.append(shard)
         if left <= 0:
-            return answer | _marks(engine, shard)
+            return response | _marks(engine, shard)
         bytes_max = min(left, asked["partition_max_bytes"])
         ahead = found.ahead.get((shard, offset))
         is_skipping = context.settings.skip_damaged
@@ -249,18 +249,18 @@ def _partition(
         elif batches and read.next_offset < read.high_watermark:
             found.following.append(Next(engine, shard, read.next_offset, bytes_max))
         found.size_bytes += size_bytes
-        answer |= _marks(engine, shard) | {"records": batches}
+        response |= _marks(engine, shard) | {"records": batches}
         if is_committed:
-            answer["aborted_transactions"] = aborted_in(engine, shard, batches)
-        return answer
+            response["aborted_transactions"] = aborted_in(engine, shard, batches)
+        return response
     except OffsetOutOfRangeError as error:
         marks = {"high_watermark": error.latest, "last_stable_offset": error.latest, "log_start_offset": error.earliest}
-        return answer | marks | {"error_code": e.OFFSET_OUT_OF_RANGE}
+        return response | marks | {"error_code": e.OFFSET_OUT_OF_RANGE}
     except DamagedFrameError:
-        return answer | {"error_code": e.CORRUPT_MESSAGE}
+        return response | {"error_code": e.CORRUPT_MESSAGE}
     except BasaltError as error:
         code = e.OFFSET_OUT_OF_RANGE if offset < 0 else e.code_of(error)
-        return answer | {"error_code": code}
+        return response | {"error_code": code}
 
 
 def _last_offset(batch: bytes) -> int:

@@ -16,7 +16,8 @@ from typing import Final
 
 from basaltmq.broker.auth.permissions import READ
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.kafka.context import Answer, Client, Context
+from basaltmq.protocols.kafka.context import Client, Context, Response
+from basaltmq.protocols.kafka.fetch import READ_COMMITTED
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import EVER, Fields
@@ -35,7 +36,6 @@ LATEST_TIERED_SINCE: Final = 9
 PORTION: Final = 200
 """Partitions looked up per loop turn. A request costs about 40 us per partition, codec included."""
 
-READ_COMMITTED: Final = 1
 LEADER_EPOCH: Final = 0
 _SINCE: Final = {
     LARGEST_TIME: LARGEST_TIME_SINCE,
@@ -44,7 +44,7 @@ _SINCE: Final = {
 }
 
 
-def list_offsets(context: Context, client: Client, request: Request) -> Answer:
+def list_offsets(context: Context, client: Client, request: Request) -> Response:
     topics = request.body["topics"]
     times = (each["timestamp"] for topic in topics for each in topic["partitions"])
     if any(time_ms >= 0 or time_ms == LARGEST_TIME for time_ms in times):
@@ -133,7 +133,7 @@ def _of_largest_time(engine: SegmentEngine, shard: int) -> Fields:
     return {}
 
 
-def offset_for_leader_epoch(context: Context, client: Client, request: Request) -> Answer:
+def offset_for_leader_epoch(context: Context, client: Client, request: Request) -> Response:
     return {
         "topics": [
             {

@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from basaltmq.broker.auth.permissions import WRITE
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.log.batches import codecs
+from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.log.batches.kafka import (
     CONTROL,
     HEADER_BYTES,
@@ -27,11 +28,12 @@ from basaltmq.log.batches.kafka import (
     KafkaHeader,
     RecordReader,
     check_batch,
+    columns,
     read_header,
     recompressed,
 )
-from basaltmq.protocols.kafka.context import Answer, Client, Context, PipelinedAnswer, Respond, awaited
-from basaltmq.protocols.kafka.topic_settings import AFTER_MAX, BEFORE_MAX, producer_rules
+from basaltmq.protocols.kafka.admin.topic_settings import AFTER_MAX, BEFORE_MAX, producer_rules
+from basaltmq.protocols.kafka.context import Client, Context, PipelinedResponse, Respond, Response, awaited
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
@@ -41,11 +43,14 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.topics import TopicConfig
 
 ALL: Final = -1
-HELD_MS_MAX: Final = 10_000
+BLOCKED_MS_MAX: Final = 10_000
 """How long a produce request waits for an alarm to clear before it fails with REQUEST_TIMED_OUT."""
 
-PARTITIONS_HERE_MAX: Final = 100
+PARTITIONS_PER_TURN_MAX: Final = 100
 """Partitions of a request that are appended in one turn of the loop: 10 ms. More take several turns."""
+
+LOOP_DECODED_RECORDS_MAX: Final = 500
+"""Records of a request that are decoded in the loop: 5 ms. More are decoded in a thread."""
 
 BATCHES_SINCE: Final = 3
 """First version that carries only record batches of format 2."""
@@ -57,51 +62,92 @@ Pending = tuple[Fields, SegmentEngine, Append, int]
 """Partition response, engine, append position, and batch size in bytes."""
 
 
-def produce(context: Context, client: Client, request: Request) -> Answer:
+def produce(context: Context, client: Client, request: Request) -> Response:
     if context.node.alarms.reason(context.vhost.name) is not None:
-        return _held(context, client, request)
+        return _after_unblock(context, client, request)
     return _accepted(context, client, request)
 
 
-def _accepted(context: Context, client: Client, request: Request) -> Answer:
-    if any(_compresses(context, topic) for topic in request.body["topics"]):
-        return _recompressed(context, client, request)
+def _accepted(context: Context, client: Client, request: Request) -> Response:
+    if _needs_thread(context, request):
+        return _prepared(context, client, request)
     return _appended(context, client, request)
 
 
-def _compresses(context: Context, topic: Fields) -> bool:
-    """Whether the broker chooses the compression of a topic."""
-    try:
-        config = context.route(topic["name"], topic["partitions"][0]["index"]).topic.config
-    except (BasaltError, IndexError):
-        return False
-    return bool(config.kafka) and producer_rules(config.kafka).codec is not None
-
-
-async def _recompressed(context: Context, client: Client, request: Request) -> Fields | None:
-    """Compress batches as their topics require, in a thread, then append them."""
+def _needs_thread(context: Context, request: Request) -> bool:
+    """Whether batches are compressed, or many records decoded, before they are appended."""
+    decoded = 0
     for topic in request.body["topics"]:
-        if not _compresses(context, topic) or not client.may(WRITE, topic["name"]):
+        config = _config_of(context, topic)
+        if config is None:
             continue
-        config = context.topic(topic["name"]).config
+        if _codec_of(config) is not None:
+            return True
+        if _decodes(config):
+            decoded += sum([_record_count(each["records"]) for each in topic["partitions"]])
+    return decoded > LOOP_DECODED_RECORDS_MAX
+
+
+def _config_of(context: Context, topic: Fields) -> TopicConfig | None:
+    try:
+        return context.route(topic["name"], topic["partitions"][0]["index"]).topic.config
+    except (BasaltError, IndexError):
+        return None
+
+
+def _codec_of(config: TopicConfig) -> int | None:
+    """Return the compression that the broker chooses for a topic, or None."""
+    return producer_rules(config.kafka).codec if config.kafka else None
+
+
+def _decodes(config: TopicConfig) -> bool:
+    """Whether the records of a batch are decoded when it is appended."""
+    return config.index_keys or config.compact or producer_rules(config.kafka).before_ms is not None
+
+
+def _record_count(raw: bytes | None) -> int:
+    return 0 if raw is None or len(raw) < HEADER_BYTES else read_header(raw).records
+
+
+async def _prepared(context: Context, client: Client, request: Request) -> Fields | None:
+    """Compress and decode batches as their topics require, in a thread, then append them."""
+    for topic in request.body["topics"]:
+        config = _config_of(context, topic)
+        if config is None or not (_decodes(config) or _codec_of(config) is not None):
+            continue
+        if not client.may(WRITE, topic["name"]):
+            continue
         for each in topic["partitions"]:
-            each["records"] = await asyncio.to_thread(_compressed, each["records"], request.version, config)
+            each["records"], each["decoded"] = await asyncio.to_thread(
+                _prepare, each["records"], request.version, config, context.now_ms()
+            )
     return await awaited(_appended(context, client, request))
 
 
-def _compressed(raw: bytes | None, version: int, config: TopicConfig) -> bytes | Exception:
-    """Return a batch with the compression of its topic, or the error that refuses it."""
+def _prepare(
+    raw: bytes | None, version: int, config: TopicConfig, now_ms: int
+) -> tuple[bytes | Exception, ColumnBatch | None]:
+    """Return a checked batch with the compression of its topic, or the error that refuses it.
+
+    Also return its records, if the topic has an index of keys.
+    """
     rules = producer_rules(config.kafka)
+    records: ColumnBatch | None = None
     try:
         header = _checked(raw, version, config.record_bytes_max)
-        if raw is None or rules.codec is None or header.codec == rules.codec:
-            return raw or b""
-        return recompressed(raw, rules.codec, rules.level, config.record_bytes_max)
+        assert raw is not None, "it was checked"
+        if _decodes(config):
+            check_batch(raw)
+            _check_records(raw, header, config, now_ms)
+            records = columns(raw, config.record_bytes_max) if config.index_keys else None
+        if rules.codec is not None and header.codec != rules.codec:
+            raw = recompressed(raw, rules.codec, rules.level, config.record_bytes_max)
     except (Refused, BasaltError) as error:
-        return error
+        return error, None
+    return raw, records
 
 
-async def _held(context: Context, client: Client, request: Request) -> Fields | None:
+async def _after_unblock(context: Context, client: Client, request: Request) -> Fields | None:
     over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def on_alarm(reason: str | None) -> None:
@@ -110,7 +156,7 @@ async def _held(context: Context, client: Client, request: Request) -> Fields | 
 
     stop = context.node.alarms.listen(on_alarm, context.vhost.name)
     try:
-        await asyncio.wait_for(over, min(max(0, request.body["timeout_ms"]), HELD_MS_MAX) / 1000)
+        await asyncio.wait_for(over, min(max(0, request.body["timeout_ms"]), BLOCKED_MS_MAX) / 1000)
     except TimeoutError:
         reason = context.node.alarms.reason(context.vhost.name)
         return None if request.body["acks"] == 0 else _all_refused(request, e.REQUEST_TIMED_OUT, reason)
@@ -134,14 +180,14 @@ def _all_refused(request: Request, code: int, message: str | None) -> Fields:
     }
 
 
-def _appended(context: Context, client: Client, request: Request) -> Answer:
+def _appended(context: Context, client: Client, request: Request) -> Response:
     acks = request.body["acks"]
     if acks not in {ALL, 0, 1}:
         return _all_refused(request, e.INVALID_REQUIRED_ACKS, f"acks must be 0, 1 or all, not {acks}")
     waiting: list[Pending] = []
     body: Fields = {"topics": []}
     steps = _append_all(context, client, request, body, waiting)
-    if sum([len(topic["partitions"]) for topic in request.body["topics"]]) > PARTITIONS_HERE_MAX:
+    if sum([len(topic["partitions"]) for topic in request.body["topics"]]) > PARTITIONS_PER_TURN_MAX:
         return _append_in_turns(context, steps, body, waiting, acks)
     for _ in steps:
         pass
@@ -157,18 +203,18 @@ def _append_all(
         partitions: list[Fields] = []
         body["topics"].append({"name": topic["name"], "partitions": partitions})
         for each in topic["partitions"]:
-            answer: Fields = {"index": each["index"]}
-            partitions.append(answer)
+            response: Fields = {"index": each["index"]}
+            partitions.append(response)
             try:
-                _append(context, client, topic["name"], each, request, level, answer, waiting)
+                _append(context, client, topic["name"], each, request, level, response, waiting)
             except Refused as refused:
-                answer |= {"error_code": refused.code, "error_message": str(refused)}
+                response |= {"error_code": refused.code, "error_message": str(refused)}
             except CorruptionError as error:
-                answer |= {"error_code": e.CORRUPT_MESSAGE, "error_message": str(error)}
+                response |= {"error_code": e.CORRUPT_MESSAGE, "error_message": str(error)}
             except BasaltError as error:
                 if isinstance(error, StorageError) and not isinstance(error, StoreStalledError):
                     context.vhost.fail(error)
-                answer |= {"error_code": e.code_of(error), "error_message": str(error)}
+                response |= {"error_code": e.code_of(error), "error_message": str(error)}
             yield
 
 
@@ -182,16 +228,16 @@ async def _append_in_turns(
     except asyncio.CancelledError:
         # The connection is closed. What was appended becomes visible after its sync.
         confirmed = _confirmed(context, body, waiting, acks)
-        if isinstance(confirmed, PipelinedAnswer):
+        if isinstance(confirmed, PipelinedResponse):
             confirmed.start(lambda _body, _error: None)
         raise
     return await awaited(_confirmed(context, body, waiting, acks))
 
 
-def _confirmed(context: Context, body: Fields, waiting: list[Pending], acks: int) -> Fields | PipelinedAnswer | None:
+def _confirmed(context: Context, body: Fields, waiting: list[Pending], acks: int) -> Fields | PipelinedResponse | None:
     """Return the response, at once or after the sync of the appended batches."""
     if any(append.durability is Durability.SYNCED for _, _, append, _ in waiting):
-        return PipelinedAnswer(_Confirming(context, body, waiting).start)
+        return PipelinedResponse(_Confirming(context, body, waiting).start)
     _notify_appended(context, waiting)
     return None if acks == 0 else body
 
@@ -203,17 +249,15 @@ def _append(
     asked: Fields,
     request: Request,
     level: Durability | None,
-    answer: Fields,
+    response: Fields,
     waiting: list[Pending],
 ) -> None:
     raw = asked["records"]
     client.check(WRITE, name)
     topic, engine, shard = context.route(name, asked["index"])
     header = _checked(raw, request.version, topic.config.record_bytes_max)
-    if not topic.config.append_time:
-        _check_times(raw, header, topic.config, context.now_ms())
-    if topic.config.compact:
-        _check_keys(raw, topic.config)
+    if "decoded" not in asked:
+        _check_records(raw, header, topic.config, context.now_ms())
     if level is not None and topic.config.level is Durability.MEMORY:
         level = None
     if header.attributes & TRANSACTIONAL:
@@ -224,17 +268,24 @@ def _append(
         before = context.producers.check(engine, shard, header)
         if before is not None:
             # A retry of a batch that is already in the log. The response still waits until that batch is durable.
-            answer["base_offset"] = before
+            response["base_offset"] = before
             wanted = topic.config.level if level is None else level
-            waiting.append((answer, engine, Append(shard, before, before, wanted, 0), 0))
+            waiting.append((response, engine, Append(shard, before, before, wanted, 0), 0))
             return
-    append = engine.append_kafka(shard, raw, level)
+    append = engine.append_kafka(shard, raw, level, asked.get("decoded"))
     if header.producer_id >= 0:
         context.producers.appended(shard, header, append.base_offset)
-    answer["base_offset"] = append.base_offset
-    answer["log_append_time_ms"] = append.append_time_ms
-    answer["log_start_offset"] = engine.state_of(shard).start_offset
-    waiting.append((answer, engine, append, len(raw)))
+    response["base_offset"] = append.base_offset
+    response["log_append_time_ms"] = append.append_time_ms
+    response["log_start_offset"] = engine.state_of(shard).start_offset
+    waiting.append((response, engine, append, len(raw)))
+
+
+def _check_records(raw: bytes, header: KafkaHeader, config: TopicConfig, now_ms: int) -> None:
+    if not config.append_time:
+        _check_times(raw, header, config, now_ms)
+    if config.compact:
+        _check_keys(raw, config)
 
 
 def _check_times(raw: bytes, header: KafkaHeader, config: TopicConfig, now_ms: int) -> None:
@@ -336,8 +387,8 @@ class _Confirming:
             return
         if isinstance(error, StorageError):
             self._context.vhost.fail(error)
-        for answer, _, _, _ in self._waiting:
-            answer |= {"error_code": e.code_of(error), "error_message": str(error), "base_offset": -1}
+        for response, _, _, _ in self._waiting:
+            response |= {"error_code": e.code_of(error), "error_message": str(error), "base_offset": -1}
 
 
 def _notify_appended(context: Context, waiting: list[Pending]) -> None:

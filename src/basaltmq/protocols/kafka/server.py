@@ -6,18 +6,18 @@ import asyncio
 import logging
 import socket
 import ssl
-from contextlib import suppress
 from typing import Final
 
-from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.node import Node
-from basaltmq.errors import VHostDownError
-from basaltmq.protocols.kafka import cluster, configs, fetch, list_offsets, produce, scram_users, session, topics
+from basaltmq.broker.scheduling.loop_shares import LoopShares
+from basaltmq.errors import BasaltError, VHostDownError
+from basaltmq.protocols.kafka import fetch, list_offsets, produce, session
+from basaltmq.protocols.kafka.admin import cluster, configs, scram_users, topics
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.context import Context, Handler, Settings
 from basaltmq.protocols.kafka.groups import classic_requests as groups
-from basaltmq.protocols.kafka.groups import consumer_requests
-from basaltmq.protocols.kafka.transactions import requests as transactions_requests
+from basaltmq.protocols.kafka.groups import consumer_group_requests, offset_requests
+from basaltmq.protocols.kafka.transactions import requests as transaction_requests
 from basaltmq.protocols.kafka.wire import api as k
 
 BACKLOG: Final = 1024
@@ -56,21 +56,21 @@ def handlers() -> dict[int, Handler]:
         k.SYNC_GROUP: groups.sync_group,
         k.HEARTBEAT: groups.heartbeat,
         k.LEAVE_GROUP: groups.leave_group,
-        k.OFFSET_COMMIT: groups.offset_commit,
-        k.OFFSET_FETCH: groups.offset_fetch,
+        k.OFFSET_COMMIT: offset_requests.offset_commit,
+        k.OFFSET_FETCH: offset_requests.offset_fetch,
         k.DESCRIBE_GROUPS: groups.describe_groups,
         k.LIST_GROUPS: groups.list_groups,
         k.DELETE_GROUPS: groups.delete_groups,
-        k.OFFSET_DELETE: groups.offset_delete,
-        k.CONSUMER_GROUP_HEARTBEAT: consumer_requests.heartbeat,
-        k.CONSUMER_GROUP_DESCRIBE: consumer_requests.describe,
-        k.ADD_PARTITIONS_TO_TXN: transactions_requests.add_partitions,
-        k.ADD_OFFSETS_TO_TXN: transactions_requests.add_offsets,
-        k.TXN_OFFSET_COMMIT: transactions_requests.commit_offsets,
-        k.END_TXN: transactions_requests.end,
-        k.DESCRIBE_PRODUCERS: transactions_requests.describe_producers,
-        k.DESCRIBE_TRANSACTIONS: transactions_requests.describe,
-        k.LIST_TRANSACTIONS: transactions_requests.listed,
+        k.OFFSET_DELETE: offset_requests.offset_delete,
+        k.CONSUMER_GROUP_HEARTBEAT: consumer_group_requests.heartbeat,
+        k.CONSUMER_GROUP_DESCRIBE: consumer_group_requests.describe,
+        k.ADD_PARTITIONS_TO_TXN: transaction_requests.add_partitions,
+        k.ADD_OFFSETS_TO_TXN: transaction_requests.add_offsets,
+        k.TXN_OFFSET_COMMIT: transaction_requests.commit_offsets,
+        k.END_TXN: transaction_requests.end,
+        k.DESCRIBE_PRODUCERS: transaction_requests.describe_producers,
+        k.DESCRIBE_TRANSACTIONS: transaction_requests.describe,
+        k.LIST_TRANSACTIONS: transaction_requests.listed,
     }
 
 
@@ -99,9 +99,14 @@ class Server:
 
     async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
         loop = asyncio.get_running_loop()
-        with suppress(VHostDownError):
+        try:
             # Finish transactions that were decided before the restart, even if no client connects.
             self.context()
+        except VHostDownError:
+            pass
+        except BasaltError as error:
+            # The other virtual hosts and protocols are served. Each Kafka request tries again.
+            _log.error("Kafka cannot serve vhost %r: %s", self.settings.vhost, error)
         listener = await loop.create_server(
             lambda: Connection(self),
             sock=sock,

@@ -1,8 +1,7 @@
 """Handlers for the connection and the broker: ApiVersions, SASL PLAIN, FindCoordinator, InitProducerId.
 
-A PLAIN message is an authorization id, a user name and a password, separated by NUL, checked against the broker's
-users. SCRAM is in `ScramExchange`. From SaslHandshake version 1 on, SaslAuthenticate carries the messages. After
-version 0, client and broker send them as raw frames with a size prefix.
+From SaslHandshake version 1 on, SaslAuthenticate carries the SASL messages. After version 0, client and broker send
+them as raw frames with a size prefix.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from functools import lru_cache
 from typing import Final
 
 from basaltmq.broker.auth.permissions import READ, WRITE
+from basaltmq.broker.auth.sasl import PLAIN
 from basaltmq.broker.auth.scram import SHA_256, SHA_512
-from basaltmq.errors import AuthenticationError
-from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Context
+from basaltmq.protocols.kafka.context import NODE_ID, Client, Context, Response
 from basaltmq.protocols.kafka.transactions.requests import initialize
 from basaltmq.protocols.kafka.wire import errors as e
-from basaltmq.protocols.kafka.wire.api import API_VERSIONS, APIS, Request
+from basaltmq.protocols.kafka.wire.api import API_VERSIONS, API_VERSIONS_KEY, APIS, Request
 from basaltmq.protocols.kafka.wire.schema import Encoded, Fields, encode_array
-from basaltmq.protocols.kafka.wire.session import API_VERSIONS_KEY
 
-PLAIN: Final = "PLAIN"
 MECHANISMS: Final = (PLAIN, SHA_256, SHA_512)
 GROUP: Final = 0
 TRANSACTION: Final = 1
@@ -53,21 +50,7 @@ def _api_keys(version: int) -> Encoded:
     return encode_array(API_VERSIONS_KEY, served, version, version >= APIS[API_VERSIONS].flexible_since)
 
 
-def read_plain(raw: bytes) -> tuple[str, str]:
-    """Return the user name and the password of a PLAIN message."""
-    parts = raw.split(b"\0")
-    if len(parts) != 3:
-        raise AuthenticationError("a PLAIN message must be authorization id, user name and password, separated by NUL")
-    try:
-        actor, name, password = (part.decode() for part in parts)
-    except UnicodeDecodeError:
-        raise AuthenticationError("the user name or the password is not UTF-8") from None
-    if actor not in {"", name}:
-        raise AuthenticationError(f"user '{name}' may not act for another user")
-    return name, password
-
-
-def find_coordinator(context: Context, client: Client, request: Request) -> Answer:
+def find_coordinator(context: Context, client: Client, request: Request) -> Response:
     body = request.body
     if request.version < 4:
         return _coordinator(client, body["key_type"], body["key"])

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.message.operations import RowChange
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import BasaltError, NotFoundError
-from basaltmq.protocols.mqtt import rows
 from basaltmq.protocols.mqtt.host import NEVER_S, MqttHost
-from basaltmq.protocols.mqtt.rows import RetainedRow, SessionRow, Subscription
-from basaltmq.protocols.mqtt.rules import Rule
-from basaltmq.protocols.mqtt.session import QUEUE_PREFIX
+from basaltmq.protocols.mqtt.sessions import rows
+from basaltmq.protocols.mqtt.sessions.rows import RetainedRow, SessionRow, Subscription
+from basaltmq.protocols.mqtt.sessions.rules import Rule
+from basaltmq.protocols.mqtt.sessions.session import QUEUE_PREFIX
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 PAGE_MAX: Final = 1000
 """Items per page."""
-
-_MS: Final = 1_000_000
 
 
 class Administration:
@@ -84,7 +83,7 @@ class Administration:
             "protocol": "" if connection is None else connection.info()["protocol"],
             "durable": expiry_s > 0,
             "expiry_s": None if expiry_s == NEVER_S else expiry_s,
-            "expires_at_ms": None if row is None or not row.due_ns else row.due_ns // _MS,
+            "expires_at_ms": None if row is None or not row.due_ns else row.due_ns // NS_PER_MS,
             "subscriptions": len(list(self._subscriptions(host, client_id))),
             "queue": "" if queue is None else queue.name,
             "messages": counts.get("messages", counts.get("ready", 0)),
@@ -197,8 +196,8 @@ def _retained(topic: str, row: RetainedRow) -> dict[str, Any]:
     return {
         "topic": topic,
         "payload_bytes": len(row.payload),
-        "stored_at_ms": row.stored_ns // _MS,
-        "expires_at_ms": row.expires_ns // _MS if row.expires_ns else None,
+        "stored_at_ms": row.stored_ns // NS_PER_MS,
+        "expires_at_ms": row.expires_ns // NS_PER_MS if row.expires_ns else None,
     }
 
 

@@ -1,9 +1,5 @@
 """One MQTT connection: packets from the socket to the session, one write per turn of the loop.
 
-Backpressure. While publishers are blocked (disk, memory, store stall), the connection of a publisher is not read. If a
-client does not read: above `WRITE_HIGH_BYTES` of unsent data its queues are paused, so only answers to its own packets
-accumulate. Above `WRITE_STOP_BYTES` the connection is not read until the client catches up.
-
 Fairness. A connection handles packets for its share of a turn (`LoopShares`), then pauses reading and continues in the
 next turn. With a packet rate limit, it continues at the next tick.
 
@@ -13,29 +9,25 @@ unless the client sent DISCONNECT with reason 0.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import socket
-import ssl
-import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec.structs import replace
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import DRAFT_S, TURN_S
-from basaltmq.broker.peer import Peer, peer_at
+from basaltmq.broker.scheduling.loop_shares import DRAFT_S, TURN_S
 from basaltmq.errors import BasaltError
+from basaltmq.protocols.connection import CLOSE_S, SocketConnection
 from basaltmq.protocols.mqtt.handshake import Refused, accept, proceed
 from basaltmq.protocols.mqtt.host import MqttHost
-from basaltmq.protocols.mqtt.inbound import Inbound, Wait
 from basaltmq.protocols.mqtt.login import Login
-from basaltmq.protocols.mqtt.outbound import Outbound
-from basaltmq.protocols.mqtt.rows import WillRow
-from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.sessions.inbound import Inbound, Wait
+from basaltmq.protocols.mqtt.sessions.outbound import Outbound
+from basaltmq.protocols.mqtt.sessions.rows import WillRow
+from basaltmq.protocols.mqtt.sessions.session import Session
 from basaltmq.protocols.mqtt.subscribing import Subscriber
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
@@ -47,42 +39,31 @@ from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties
 if TYPE_CHECKING:
     from basaltmq.protocols.mqtt.server import Server
 
-WRITE_HIGH_BYTES: Final = 1 << 20
-"""Unsent bytes above which the client's queues are paused: one second of a 10 Mbit/s link."""
-
-WRITE_LOW_BYTES: Final = 256 << 10
-WRITE_STOP_BYTES: Final = 16 << 20
-"""Unsent bytes above which the connection is not read."""
-
-CLOSE_S: Final = 5
-"""Seconds until a socket that was closed with unsent data is aborted."""
-
 REASON_CHARS_MAX: Final = 256
 UNLIMITED: Final = 1 << 62
 
 _log: Final = logging.getLogger(__name__)
 
 
-class Connection(asyncio.Protocol):
+class Connection(SocketConnection):
     """An MQTT client connection."""
 
+    server: Server
+    protocol_name = "MQTT"
+
     def __init__(self, server: Server) -> None:
+        super().__init__([])
         self.server = server
         self.version = 0
         self.client_id = ""
-        self.name = ""
         self.packet_bytes_max = p.PACKET_BYTES_MAX
         self.topic_aliases_max = 0
         self.has_problem_information = True
-        self.is_full = False
         self.is_running = False
         """Whether CONNECT was accepted and the connection has not ended."""
         self.has_connack = False
         """Whether CONNACK was sent."""
         self.keep_alive_s = 0
-        self.received_bytes = self.sent_bytes = 0
-        self.connected_at_ms = int(time.time() * 1000)
-        self.user: User | None = None
         self.host: MqttHost | None = None
         self.will: WillRow | None = None
         self.connecting: p.Connect | None = None
@@ -101,40 +82,19 @@ class Connection(asyncio.Protocol):
         self._allowed = server.settings.packets_per_s_max or UNLIMITED
         """Packets that are handled until the next tick."""
         self._is_behind = False
-        self._is_walking = False
-        self._flush_is_due = False
-        self._out: list[bytes] = []
-        self._transport: asyncio.Transport | None = None
-        self._holds: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
-        self._number = 0
-        self._age_s = 0
-        self._silent_s = 0
-        self._heard = False
         self._is_closing = False
         self._is_publisher = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's does not derive from it
-        self._transport = transport
-        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES, low=WRITE_LOW_BYTES)
-        raw = transport.get_extra_info("socket")
-        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
-        self.name = f"{_address(peer)} -> {_address(here)}"
-        self.server.joined(self)
-
     def data_received(self, data: bytes) -> None:
-        self._heard = True
+        self._has_received = True
         self.received_bytes += len(data)
         if self._is_closing:
             return
         self._packets = self._decoder.feed(data)
-        if not self._is_behind and "step" not in self._holds:
-            self._walk()
+        if not self._is_behind and "step" not in self._pause_reasons:
+            self._handle_input()
 
-    def _walk(self) -> None:
+    def _handle_input(self) -> None:
         """Handle packets until there are no more or the connection's share of the turn is used up."""
         if self._transport is None or self._is_closing:
             self._drop_input()
@@ -142,22 +102,22 @@ class Connection(asyncio.Protocol):
         shares = self.server.shares
         shares.begin(was_behind=self._is_behind)
         self._is_behind = False
-        self._is_walking = True
+        self._is_handling_input = True
         try:
             with self._ending_on_error():
                 self._is_behind = self._take()
         finally:
-            self._is_walking = False
+            self._is_handling_input = False
             shares.end(has_more=self._is_behind)
         if self._is_behind and not self._is_closing:
-            self.hold("turn")
+            self.pause_reading("turn")
             wait, self._wait = self._wait, None
             if wait is not None:
-                wait(self._walk)
-            elif "step" not in self._holds:
-                self.server.loop.call_soon(self._walk)
+                wait(self._handle_input)
+            elif "step" not in self._pause_reasons:
+                self.server.loop.call_soon(self._handle_input)
         else:
-            self.release("turn")
+            self.resume_reading("turn")
         if self.outbound is not None and self.is_running:
             self.outbound.flush()
         self._flush()
@@ -185,7 +145,7 @@ class Connection(asyncio.Protocol):
                 if self._packets is None:
                     return False
                 if not self._allowed:
-                    self.hold("rate")
+                    self.pause_reading("rate")
                     return False
                 self._allowed -= 1
                 packet = next(self._packets, None)
@@ -196,7 +156,7 @@ class Connection(asyncio.Protocol):
             if self._wait is not None:
                 self._parked = packet
                 return True
-            if "step" in self._holds:
+            if "step" in self._pause_reasons:
                 return False
             if shares.is_over(later_s):
                 return True
@@ -220,8 +180,8 @@ class Connection(asyncio.Protocol):
             case p.Publish():
                 self._wait = self.inbound.publish(packet)
                 self._is_publisher = True
-                if self.server.blocked and self.host is not None and self.host.vhost.name in self.server.blocked:
-                    self.hold("blocked")
+                if self.server.blocked and self.vhost.name in self.server.blocked:
+                    self.pause_reading("blocked")
                 return DRAFT_S
             case p.Puback():
                 self.outbound.acknowledged(packet.packet_id)
@@ -232,7 +192,7 @@ class Connection(asyncio.Protocol):
             case p.Pubcomp():
                 self.outbound.completed(packet.packet_id)
             case p.Subscribe():
-                self.hold("step")
+                self.pause_reading("step")
                 self.server.shares.do(partial(self._subscribe, packet))
                 return TURN_S * 0.01 * len(packet.subscriptions)
             case p.Unsubscribe():
@@ -258,10 +218,10 @@ class Connection(asyncio.Protocol):
 
     def _step_done(self) -> None:
         """Continue with the packets that came during a step."""
-        self.release("step")
-        if not self._is_walking:
+        self.resume_reading("step")
+        if not self._is_handling_input:
             if self._packets is not None or self._parked is not None:
-                self._walk()
+                self._handle_input()
             self._flush()
 
     def _before_running(self, packet: p.Packet) -> None:
@@ -289,7 +249,7 @@ class Connection(asyncio.Protocol):
         self._start_step(self.client_id, proceed(self, packet.properties.authentication_data))
 
     def _start_step(self, client_id: str, step: Coroutine[Any, Any, None]) -> None:
-        self.hold("step")
+        self.pause_reading("step")
         self._task = self.server.loop.create_task(self._step(client_id, step))
 
     async def _step(self, client_id: str, step: Coroutine[Any, Any, None]) -> None:
@@ -316,11 +276,12 @@ class Connection(asyncio.Protocol):
         """The session is open."""
         self.host = host
         self.session = session
-        self.user = user
+        self._user = user
+        self._vhost = host.vhost
         self.client_id = session.client_id
         self.is_running = True
         host.vhost.attach(self, self._vhost_failed)
-        self._number = self.server.node.connections.add(self)
+        self._number = self.server.node.connections.add(self, user=user.name, vhost=host.vhost.name)
         self.server.watch(host.vhost.name)
 
     @property
@@ -340,13 +301,13 @@ class Connection(asyncio.Protocol):
             self.refuse(error.reason_code, error.text)
 
     def refuse(self, reason_code: int, text: str) -> None:
-        """Refuse a CONNECT. Without a known version there is no answer, because the client does not speak MQTT."""
+        """Refuse a CONNECT. Without a known version nothing is sent, because the client does not speak MQTT."""
         if self._is_closing:
             return
         # Before 5.0, CONNACK has no code for a malformed packet, and the standard requires to close without it.
         is_malformed = reason_code in (rc.MALFORMED_PACKET, rc.PROTOCOL_ERROR)
         if self.version and self._transport is not None and not (is_malformed and self.version != p.V5):
-            self.answer(p.Connack(False, reason_code), text)
+            self.send_packet(p.Connack(False, reason_code), text)
         self._finish(lingers=True)
 
     def _disconnected(self, packet: p.Disconnect) -> None:
@@ -372,9 +333,9 @@ class Connection(asyncio.Protocol):
         if not self.has_connack:
             # A session may be taken over before its first connection is durable. DISCONNECT must not come first.
             if reason_code in rc.CONNACK:
-                self.answer(p.Connack(False, reason_code), text)
+                self.send_packet(p.Connack(False, reason_code), text)
         elif self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
-            self.answer(p.Disconnect(reason_code), text)
+            self.send_packet(p.Disconnect(reason_code), text)
         self._finish(lingers=True)
 
     def taken_over(self) -> None:
@@ -384,7 +345,6 @@ class Connection(asyncio.Protocol):
         self.end_session()
 
     def close(self, reason: str) -> None:
-        """Close the connection on request of the operator or the server."""
         code = rc.SERVER_SHUTTING_DOWN if self.server.is_stopping else rc.ADMINISTRATIVE_ACTION
         self.end(code, reason)
 
@@ -403,8 +363,8 @@ class Connection(asyncio.Protocol):
             return
         if lingers and not self.server.is_stopping and not transport.is_closing() and transport.can_write_eof():
             transport.write_eof()
-            if self._holds:
-                self._holds.clear()
+            if self._pause_reasons:
+                self._pause_reasons.clear()
                 transport.resume_reading()
         else:
             transport.close()
@@ -430,10 +390,6 @@ class Connection(asyncio.Protocol):
         except BasaltError as error:
             _log.warning("%s: the session of %r did not end cleanly: %s", self.name, self.client_id, error)
 
-    def abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
     def connection_lost(self, error: Exception | None) -> None:
         if self._task is not None:
             self._task.cancel()
@@ -451,11 +407,9 @@ class Connection(asyncio.Protocol):
         if self._is_closing:
             return
         self._out += parts
-        if not self._flush_is_due and not self._is_walking:
-            self._flush_is_due = True
-            self.server.loop.call_soon(self._flush)
+        self.schedule_flush()
 
-    def answer(self, packet: p.Packet, text: str = "") -> None:
+    def send_packet(self, packet: p.Packet, text: str = "") -> None:
         """Send a packet, with a reason string for MQTT 5.0 clients."""
         if text and self.version == p.V5 and not isinstance(packet, p.Pingreq | p.Pingresp):
             known = packet.properties
@@ -474,19 +428,6 @@ class Connection(asyncio.Protocol):
             return
         self.send(raw)
 
-    def _flush(self) -> None:
-        self._flush_is_due = False
-        out, transport = self._out, self._transport
-        if not out or transport is None:
-            out.clear()
-            return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        self.sent_bytes += len(data)
-        transport.write(data)
-        if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
-            self.hold("unread")
-
     def pause_writing(self) -> None:
         self.is_full = True
         if self.outbound is not None:
@@ -494,102 +435,49 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
-        self.release("unread")
+        self.resume_reading("unread")
         if self.outbound is not None and self.is_running:
             self.outbound.resume_reading()
 
-    def hold(self, why: str) -> None:
-        """Stop reading for a reason."""
-        if self._is_closing:
-            return
-        if not self._holds and self._transport is not None:
-            self._transport.pause_reading()
-        self._holds.add(why)
+    def pause_reading(self, reason: str) -> None:
+        if not self._is_closing:
+            super().pause_reading(reason)
 
-    def release(self, why: str) -> None:
-        """Remove a reason, and resume reading if none is left."""
-        if why in self._holds:
-            self._holds.remove(why)
-            if not self._holds and self._transport is not None and not self._transport.is_closing():
-                self._transport.resume_reading()
-                self._silent_s = 0
-
-    def hold_publisher(self) -> None:
+    def block_publisher(self, reason: str) -> None:
         if self._is_publisher:
-            self.hold("blocked")
-
-    def release_publisher(self) -> None:
-        self.release("blocked")
-
-    def uses(self, vhost: str) -> bool:
-        return self.host is not None and self.host.vhost.name == vhost
+            self.pause_reading("blocked")
 
     def tick(self) -> None:
-        """Handle timeouts; called once per second."""
         self._age_s += 1
         if self._is_closing:
             if self._age_s > CLOSE_S:
                 self.abort()
             return
         self._allowed = self.server.settings.packets_per_s_max or UNLIMITED
-        if "rate" in self._holds:
-            self.release("rate")
-            self._walk()
+        if "rate" in self._pause_reasons:
+            self.resume_reading("rate")
+            self._handle_input()
         if not self.is_running:
             if self._age_s > self.server.settings.handshake_s:
                 _log.warning("%s: no CONNECT within %d s", self.name, self.server.settings.handshake_s)
                 self.abort()
             return
-        self._silent_s = 0 if self._heard or self._holds else self._silent_s + 1
-        self._heard = False
+        self._silent_s = 0 if self._has_received or self._pause_reasons else self._silent_s + 1
+        self._has_received = False
         if self.keep_alive_s and self._silent_s > 1.5 * self.keep_alive_s:
             _log.warning("%s: client %r sent nothing for %d s", self.name, self.client_id, self._silent_s)
             self.end(rc.KEEP_ALIVE_TIMEOUT, f"no packet for {self._silent_s} s")
 
-    def certificate(self) -> dict[str, Any]:
-        if self._transport is None or self._transport.get_extra_info("ssl_object") is None:
-            return {}
-        return self._transport.get_extra_info("peercert") or {}
-
-    def peer(self) -> Peer:
-        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        if isinstance(peer, tuple) and peer:
-            return peer_at(str(peer[0]))
-        return Peer("", is_loopback=isinstance(peer, str | bytes))
-
     def info(self) -> dict[str, Any]:
-        """Return the connection's state for the management API."""
-        transport = self._transport
-        peer = transport.get_extra_info("peername") if transport is not None else None
-        here = transport.get_extra_info("sockname") if transport is not None else None
-        tls = transport.get_extra_info("ssl_object") if transport is not None else None
         return {
-            "name": self.name,
-            "protocol": f"MQTT {_VERSIONS.get(self.version, '')}".strip(),
-            "state": "blocked" if "blocked" in self._holds else "running" if self.is_running else "closing",
-            "user": "" if self.user is None else self.user.name,
-            "vhost": "" if self.host is None else self.host.vhost.name,
-            "peer_host": peer[0] if isinstance(peer, tuple) else "",
-            "peer_port": peer[1] if isinstance(peer, tuple) else 0,
-            "host": here[0] if isinstance(here, tuple) else "",
-            "port": here[1] if isinstance(here, tuple) else 0,
-            "ssl": isinstance(tls, ssl.SSLObject),
+            **super().info(),
+            "protocol": f"{self.protocol_name} {_VERSIONS.get(self.version, '')}".strip(),
+            "state": "blocked" if "blocked" in self._pause_reasons else "running" if self.is_running else "closing",
             "channels": 0,
             "timeout": self.keep_alive_s,
             "client_properties": {"client_id": self.client_id},
-            "connected_at": self.connected_at_ms,
-            "recv_oct": self.received_bytes,
-            "send_oct": self.sent_bytes,
-            "send_pend": 0 if transport is None else transport.get_write_buffer_size(),
         }
 
 
 _NO_SESSION: Final = Session("", "", 0, 0)
 _VERSIONS: Final = {p.V31: "3.1", p.V311: "3.1.1", p.V5: "5.0"}
-
-
-def _address(address: Any) -> str:
-    if isinstance(address, tuple):
-        host = f"[{address[0]}]" if ":" in str(address[0]) else address[0]
-        return f"{host}:{address[1]}"
-    return str(address or "local")

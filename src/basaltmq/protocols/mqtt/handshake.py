@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.message.operations import RowChange
-from basaltmq.errors import AccessRefusedError, AuthenticationError, VHostDownError, VHostNotFoundError
-from basaltmq.protocols.mqtt import message
+from basaltmq.errors import (
+    AccessRefusedError,
+    AuthenticationError,
+    LimitExceededError,
+    VHostDownError,
+    VHostNotFoundError,
+)
 from basaltmq.protocols.mqtt.access import ClientAccess, authenticate
 from basaltmq.protocols.mqtt.host import NEVER_S
-from basaltmq.protocols.mqtt.inbound import SYS_PREFIX, Inbound
 from basaltmq.protocols.mqtt.login import METHODS, Login
-from basaltmq.protocols.mqtt.outbound import Outbound
-from basaltmq.protocols.mqtt.rows import WillRow
-from basaltmq.protocols.mqtt.session import CLIENT_ID_BYTES_MAX
+from basaltmq.protocols.mqtt.sessions import message
+from basaltmq.protocols.mqtt.sessions.inbound import SYS_PREFIX, Inbound
+from basaltmq.protocols.mqtt.sessions.outbound import Outbound
+from basaltmq.protocols.mqtt.sessions.rows import WillRow
+from basaltmq.protocols.mqtt.sessions.session import CLIENT_ID_BYTES_MAX
 from basaltmq.protocols.mqtt.subscribing import Subscriber
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
@@ -92,22 +98,22 @@ async def proceed(connection: Connection, data: bytes | None) -> None:
     assert login is not None
     assert packet is not None
     try:
-        answer = await login.step(data)
+        challenge = await login.step(data)
     except AuthenticationError as error:
         raise Refused(rc.NOT_AUTHORIZED, str(error)) from None
     method = packet.properties.authentication_method
     if login.user is None:
-        made = Properties(authentication_method=method, authentication_data=answer or None)
-        connection.answer(p.Auth(rc.CONTINUE_AUTHENTICATION, made))
+        made = Properties(authentication_method=method, authentication_data=challenge or None)
+        connection.send_packet(p.Auth(rc.CONTINUE_AUTHENTICATION, made))
     elif not connection.is_running:
         connection.login = None
-        await _enter(connection, packet, _client_id(packet), login.user, login.vhost, answer)
+        await _enter(connection, packet, _client_id(packet), login.user, login.vhost, challenge)
     else:
         connection.login = None
         if login.user.name != connection.session.user:
             raise Refused(rc.NOT_AUTHORIZED, "a client must authenticate again as the user of its session")
-        made = Properties(authentication_method=method, authentication_data=answer)
-        connection.answer(p.Auth(rc.SUCCESS, made))
+        made = Properties(authentication_method=method, authentication_data=challenge)
+        connection.send_packet(p.Auth(rc.SUCCESS, made))
 
 
 async def _enter(
@@ -148,7 +154,7 @@ async def _enter(
         authentication_data=authentication_data,
     )
     connection.has_connack = True
-    connection.answer(p.Connack(found.is_present, rc.SUCCESS, properties))
+    connection.send_packet(p.Connack(found.is_present, rc.SUCCESS, properties))
     assert connection.outbound is not None
     assert connection.subscriber is not None
     connection.outbound.resume()
@@ -174,6 +180,10 @@ def _open(connection: Connection, packet: p.Connect, client_id: str, user: User,
     try:
         host = server.host(vhost_name)
         server.node.permissions.check_vhost(user, vhost_name)
+        # Connections are counted when they are open, so nothing may happen in between.
+        server.node.limits.check_connection(user.name, vhost_name)
+    except LimitExceededError as error:
+        raise Refused(rc.QUOTA_EXCEEDED, str(error)) from None
     except (VHostNotFoundError, AccessRefusedError) as error:
         raise Refused(rc.NOT_AUTHORIZED, str(error)) from None
     except VHostDownError as error:

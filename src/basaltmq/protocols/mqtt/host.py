@@ -22,13 +22,13 @@ from basaltmq.broker.message.operations import Row, RowChange
 from basaltmq.broker.routing.exchange import QUEUE
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, BasaltError, StoreStalledError
-from basaltmq.protocols.mqtt import message, rows
-from basaltmq.protocols.mqtt.message import Decoded
-from basaltmq.protocols.mqtt.retained import Retained
-from basaltmq.protocols.mqtt.rows import EXPIRES, WILL_DUE, ConnectionRow, SessionRow, WillRow
-from basaltmq.protocols.mqtt.rules import Rules
-from basaltmq.protocols.mqtt.session import QUEUE_PREFIX, Session
-from basaltmq.protocols.mqtt.shares import Shares
+from basaltmq.protocols.mqtt.sessions import message, rows
+from basaltmq.protocols.mqtt.sessions.message import Decoded
+from basaltmq.protocols.mqtt.sessions.retained import Retained
+from basaltmq.protocols.mqtt.sessions.rows import EXPIRES, WILL_DUE, ConnectionRow, SessionRow, WillRow
+from basaltmq.protocols.mqtt.sessions.rules import Rules
+from basaltmq.protocols.mqtt.sessions.session import QUEUE_PREFIX, Session
+from basaltmq.protocols.mqtt.sessions.shared_subscriptions import SharedSubscriptions
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
 from basaltmq.store.keys.parts import prefix_range
@@ -77,7 +77,7 @@ class MqttHost:
         self.clock_ns = clock_ns
         self.decoded = Decoded()
         self.retained = Retained(vhost, clock_ns)
-        self.shares = Shares(vhost, exchange)
+        self.shared_subscriptions = SharedSubscriptions(vhost, exchange)
         self.rules = Rules(vhost, exchange, self.decoded)
         self.live: dict[str, Connected] = {}
         """Connected clients by client id."""
@@ -87,7 +87,7 @@ class MqttHost:
 
     def start(self) -> None:
         """Start the rules and the timer, and handle the connections that a crash ended."""
-        self.shares.load(self._has_session)
+        self.shared_subscriptions.load(self._has_session)
         self.rules.load()
         lost = list(self._scan(keys.CONNECTION))
         if lost:
@@ -226,7 +226,7 @@ class MqttHost:
         self.vhost.write_rows(RowChange(changes))
         if session is not None:
             if not expiry_s:
-                self.shares.leave_all(client_id, session.subscriptions)
+                self.shared_subscriptions.leave_all(client_id, session.subscriptions)
             if session.has_queue or session.subscriptions:
                 self.vhost.release_owner(session)
         if not expiry_s and (session is None or session.has_rows):
@@ -257,7 +257,7 @@ class MqttHost:
             changes.append(rows.delete(keys.due_key(row.due_ns, EXPIRES, client_id)))
         start, end = prefix_range(keys.client_prefix(keys.SUBSCRIPTION, client_id))
         filters = [keys.decode_subscription_key(key)[1] for key, _ in store.scan(Family.MQTT_SESSIONS, start, end)]
-        self.shares.leave_all(client_id, filters)
+        self.shared_subscriptions.leave_all(client_id, filters)
         changes += rows.all_of(store, client_id)
         queue = self.vhost.queues.by_name.get(QUEUE_PREFIX + client_id)
         if queue is not None and queue.owner is None:

@@ -11,11 +11,11 @@ method must be that of CONNECT, and the user that of the session.
 
 from __future__ import annotations
 
-import secrets
+from functools import partial
 from typing import Final
 
+from basaltmq.broker.auth.sasl import ScramLogin
 from basaltmq.broker.auth.scram import HASHES
-from basaltmq.broker.auth.scram_exchange import ScramExchange
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.node import Node
 from basaltmq.broker.peer import Peer
@@ -23,37 +23,28 @@ from basaltmq.protocols.mqtt.access import split_user
 from basaltmq.protocols.mqtt.settings import Settings
 
 METHODS: Final = tuple(HASHES)
-NONCE_BYTES: Final = 24
 
 
 class Login:
     """One enhanced authentication."""
 
     def __init__(self, node: Node, settings: Settings, method: str, peer: Peer) -> None:
-        self._node = node
-        self._settings = settings
-        self._peer = peer
-        self._exchange = ScramExchange(
-            method,
-            lambda name: node.users.scram_for(split_user(node, settings, name)[1], method),
-            secrets.token_urlsafe(NONCE_BYTES),
-        )
-        self._has_begun = False
-        self.user: User | None = None
+        self._split = partial(split_user, node, settings)
+        self._scram = ScramLogin(node.users, method, peer, lambda name: self._split(name)[1])
+
+    @property
+    def user(self) -> User | None:
         """The user, after the last step."""
-        self.vhost = settings.vhost
+        return self._scram.user
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host that the client wants."""
+        return self._split(self._scram.name)[0]
 
     async def step(self, data: bytes | None) -> bytes:
         """Process the client's data and return the server's. Raise AuthenticationError."""
-        if not self._has_begun:
-            if not data:
-                # SASL allows CONNECT without the first message.
-                return b""
-            self._has_begun = True
-            return self._exchange.first(data)
-        users = self._node.users
-        self.vhost, name = split_user(self._node, self._settings, self._exchange.name)
-        async with users.throttle.attempt(name, self._peer):
-            answer = self._exchange.final(data or b"")
-            self.user = users.entering(name, self._peer)
-        return answer
+        if not data and not self._scram.name:
+            # SASL allows CONNECT without the first message.
+            return b""
+        return await self._scram.step(data or b"")

@@ -1,18 +1,14 @@
-"""MQTT listeners of a node, the timer of their connections, and the MQTT state of the virtual hosts.
+"""MQTT listeners of a node, and the MQTT state of the virtual hosts.
 
-One sweep per second handles the timeouts of all connections. It also opens the MQTT state of virtual hosts that were
-created or restarted, so that their sessions expire and their wills are published without a client.
+The sweep of each second opens the MQTT state of virtual hosts that were created or restarted. So their sessions expire
+and their wills are published without a client.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
-import time
-from collections import deque
-from collections.abc import Callable
 from copy import copy
 from functools import partial
 from typing import Final
@@ -20,8 +16,8 @@ from typing import Final
 from msgspec import Struct
 
 from basaltmq.broker.auth.web_hosts import WebHosts
-from basaltmq.broker.loop_shares import TURN_S, LoopShares
 from basaltmq.broker.node import Node
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.mqtt.connection import Connection
 from basaltmq.protocols.mqtt.host import MqttHost
@@ -29,11 +25,7 @@ from basaltmq.protocols.mqtt.settings import Settings
 from basaltmq.protocols.mqtt.sys_topics import SysTopics
 from basaltmq.protocols.mqtt.websocket import WebSocketProtocol
 from basaltmq.protocols.mqtt.wire.decoder import Limits
-
-SWEEP_S: Final = 1.0
-BACKLOG: Final = 1024
-STOP_S: Final = 5.0
-"""Seconds in which the sockets of a stopping server are closed."""
+from basaltmq.protocols.server import ConnectionServer
 
 _log: Final = logging.getLogger(__name__)
 
@@ -57,61 +49,35 @@ class Totals(Struct):
         self.sent_bytes += connection.sent_bytes
 
 
-class Server:
+class Server(ConnectionServer[Connection]):
     """All MQTT listeners and connections of a node."""
 
     def __init__(self, node: Node, settings: Settings, *, shares: LoopShares | None = None) -> None:
-        self.node = node
+        super().__init__(node, settings.handshake_s, shares)
         self.settings = settings
         self.limits = Limits(packet_bytes_max=settings.packet_bytes_max)
-        self.shares = shares or LoopShares()
-        self.connections: set[Connection] = set()
-        self.blocked: dict[str, str] = {}
-        """Why publishers are blocked, by virtual host."""
         self.is_stopping = False
         self.sys_topics = SysTopics(self)
         self._ended = Totals()
-        self.loop = asyncio.get_running_loop()
         self._hosts: dict[str, MqttHost] = {}
-        self._listeners: list[asyncio.AbstractServer] = []
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._emptied = asyncio.Event()
-        self._watched: dict[str, Callable[[], None]] = {}
-        self._lost: deque[Connection] = deque()
-        """Connections whose sessions are not ended yet."""
 
-    def start(self) -> None:
-        """Open the MQTT state of all virtual hosts."""
-        self._open_hosts()
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-
-    async def listen_on(self, sock: socket.socket, *, tls: ssl.SSLContext | None = None) -> None:
-        """Listen on a socket that is already bound."""
-        listener = await self.loop.create_server(
-            lambda: Connection(self),
-            sock=sock,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.settings.handshake_s,
-            backlog=BACKLOG,
-        )
-        self._listeners.append(listener)
+    def protocol(self) -> Connection:
+        return Connection(self)
 
     async def listen_web(self, sock: socket.socket, hosts: WebHosts, *, tls: ssl.SSLContext | None = None) -> None:
         """Listen for MQTT over WebSocket on a socket that is already bound."""
-        listener = await self.loop.create_server(
-            lambda: WebSocketProtocol(
-                lambda: Connection(self),
+        settings = self.settings
+
+        def protocol() -> WebSocketProtocol:
+            return WebSocketProtocol(
+                self.protocol,
                 hosts,
                 self.shares,
-                message_bytes_max=self.settings.packet_bytes_max,
-                handshake_s=self.settings.handshake_s,
-            ),
-            sock=sock,
-            ssl=tls,
-            ssl_handshake_timeout=None if tls is None else self.settings.handshake_s,
-            backlog=BACKLOG,
-        )
-        self._listeners.append(listener)
+                message_bytes_max=settings.packet_bytes_max,
+                handshake_s=settings.handshake_s,
+            )
+
+        await self.listen_on(sock, tls=tls, protocol=protocol)
 
     def host(self, vhost_name: str) -> MqttHost:
         """Return the MQTT state of a virtual host, opened if necessary."""
@@ -128,7 +94,8 @@ class Server:
     def hosts(self) -> list[MqttHost]:
         return list(self._hosts.values())
 
-    def _open_hosts(self) -> None:
+    def open_hosts(self) -> None:
+        """Open the MQTT state of all virtual hosts."""
         for name in self.node.vhosts():
             try:
                 self.host(name)
@@ -138,66 +105,29 @@ class Server:
             self._hosts.pop(name).close()
 
     async def close(self, reason: str = "the broker is shutting down") -> None:
-        """Stop accepting, and close all connections."""
         self.is_stopping = True
-        for listener in self._listeners:
-            listener.close()
-        for connection in list(self.connections):
-            connection.close(reason)
-        if self.connections:
-            self._emptied.clear()
-            try:
-                await asyncio.wait_for(self._emptied.wait(), STOP_S)
-            except TimeoutError:
-                _log.warning("%d MQTT connections did not close; aborting them", len(self.connections))
-        self.abort()
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
-        for stop in self._watched.values():
-            stop()
-        self._watched.clear()
+        await super().close(reason)
         for host in self._hosts.values():
             host.close()
-        for listener in self._listeners:
-            await listener.wait_closed()
-        self._listeners.clear()
-
-    def abort(self) -> None:
-        for connection in list(self.connections):
-            connection.abort()
-
-    def joined(self, connection: Connection) -> None:
-        self.connections.add(connection)
 
     def lost(self, connection: Connection) -> None:
         """A socket is gone. Thousands may be lost at once, so their sessions end in portions."""
-        if not connection.is_running:
-            self._left(connection)
-            return
-        if not self._lost:
-            self.loop.call_soon(self._end_lost)
-        self._lost.append(connection)
+        if connection.is_running:
+            self.shares.clean_up(partial(self._end, connection))
+        else:
+            self.connection_closed(connection)
 
-    def _end_lost(self) -> None:
-        until_s = time.perf_counter() + TURN_S
-        while self._lost and time.perf_counter() < until_s:
-            connection = self._lost.popleft()
-            try:
-                connection.end_session()
-            except Exception:
-                _log.exception("%s: the session did not end", connection.name)
-            self._left(connection)
-        if self._lost:
-            self.loop.call_soon(self._end_lost)
+    def _end(self, connection: Connection) -> None:
+        try:
+            connection.end_session()
+        finally:
+            self.connection_closed(connection)
 
-    def _left(self, connection: Connection) -> None:
+    def connection_closed(self, connection: Connection) -> None:
         if connection in self.connections:
-            self.connections.discard(connection)
             self._ended.add(connection)
         connection.forget()
-        if not self.connections:
-            self._emptied.set()
+        super().connection_closed(connection)
 
     def totals(self) -> Totals:
         """Return the counters of all connections, open and closed."""
@@ -208,29 +138,6 @@ class Server:
         return totals
 
     def _sweep(self) -> None:
-        self._sweeper = self.loop.call_later(SWEEP_S, self._sweep)
-        self._open_hosts()
+        self.open_hosts()
         self.sys_topics.tick()
-        for connection in list(self.connections):
-            try:
-                connection.tick()
-            except Exception:
-                _log.exception("%s: timeout check failed", connection.name)
-
-    def watch(self, vhost: str) -> None:
-        """Subscribe to the alarms of a virtual host."""
-        if vhost not in self._watched:
-            self._watched[vhost] = self.node.on_blocked(partial(self._blocked_changed, vhost), vhost)
-
-    def _blocked_changed(self, vhost: str, reason: str | None) -> None:
-        """Block the publishers of a virtual host, or unblock them if `reason` is None."""
-        if reason is None:
-            self.blocked.pop(vhost, None)
-        else:
-            self.blocked[vhost] = reason
-        for connection in list(self.connections):
-            if connection.uses(vhost):
-                if reason is None:
-                    connection.release_publisher()
-                else:
-                    connection.hold_publisher()
+        super()._sweep()

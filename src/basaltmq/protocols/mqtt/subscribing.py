@@ -7,14 +7,14 @@ from typing import Final
 
 from basaltmq.broker.message.operations import Row, RowChange
 from basaltmq.errors import AccessRefusedError, BasaltError, InvalidArgumentError
-from basaltmq.protocols.mqtt import rows
 from basaltmq.protocols.mqtt.access import ClientAccess
 from basaltmq.protocols.mqtt.host import MqttHost
-from basaltmq.protocols.mqtt.outbound import Client, Outbound, RowsWritten
-from basaltmq.protocols.mqtt.rows import Subscription
-from basaltmq.protocols.mqtt.session import Session, match_of
+from basaltmq.protocols.mqtt.sessions import rows
+from basaltmq.protocols.mqtt.sessions.outbound import Client, Outbound, RowsWritten
+from basaltmq.protocols.mqtt.sessions.rows import Subscription
+from basaltmq.protocols.mqtt.sessions.session import Session, match_of
+from basaltmq.protocols.mqtt.sessions.shared_subscriptions import QOS_MAX, queue_of
 from basaltmq.protocols.mqtt.settings import Settings
-from basaltmq.protocols.mqtt.shares import QOS_MAX, queue_of
 from basaltmq.protocols.mqtt.sys_topics import SysTopics, is_sys
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
@@ -64,7 +64,7 @@ class Subscriber:
         for given, subscription in self._session.subscriptions.items():
             share, topic_filter = topics.split_share(given)
             if share is not None:
-                queue, changes = self._host.shares.join(self._session.client_id, share, topic_filter)
+                queue, changes = self._host.shared_subscriptions.join(self._session.client_id, share, topic_filter)
                 self._host.vhost.write_rows(RowChange(changes))
                 self._outbound.consume(queue, match_of([subscription]))
 
@@ -89,18 +89,18 @@ class Subscriber:
                     raise
                 codes.append(error.reason_code)
                 text = text or error.text
-        answer = p.Suback(packet.packet_id, tuple(codes))
+        suback = p.Suback(packet.packet_id, tuple(codes))
         if not changes:
-            self._subscribed(answer, text, retained)
+            self._subscribed(suback, text, retained)
             return
-        written = partial(self._subscribed, answer, text, retained)
+        written = partial(self._subscribed, suback, text, retained)
         self._host.vhost.write_rows(RowChange(changes, RowsWritten(self._client, written)))
 
-    def _subscribed(self, answer: p.Suback, text: str, retained: list[str]) -> None:
+    def _subscribed(self, suback: p.Suback, text: str, retained: list[str]) -> None:
         """Send SUBACK, then the retained messages."""
         if self._is_stopped:
             return
-        self._client.answer(answer, text)
+        self._client.send_packet(suback, text)
         for topic_filter in retained:
             if is_sys(topic_filter):
                 self._outbound.send_direct(self._sys_topics.values())
@@ -152,7 +152,7 @@ class Subscriber:
             self._outbound.consume(session.queue)
 
     def _join(self, share: str, topic_filter: str, made: Subscription) -> list[Row]:
-        queue, changes = self._host.shares.join(self._session.client_id, share, topic_filter)
+        queue, changes = self._host.shared_subscriptions.join(self._session.client_id, share, topic_filter)
         match = match_of([made])
         if self._outbound.has(queue):
             self._outbound.change(queue, match)
@@ -177,13 +177,13 @@ class Subscriber:
                 host.vhost.unbind_queue(session.queue, host.exchange, topics.binding_key(topic_filter), owner=session)
             else:
                 self._outbound.leave(queue_of(f"{share}/{topic_filter}"))
-                changes += host.shares.leave(session.client_id, share, topic_filter)
+                changes += host.shared_subscriptions.leave(session.client_id, share, topic_filter)
             if session.is_durable:
                 changes.append(rows.delete(keys.subscription_key(session.client_id, given)))
             codes.append(rc.SUCCESS)
-        answer = p.Unsuback(packet.packet_id, tuple(codes))
+        unsuback = p.Unsuback(packet.packet_id, tuple(codes))
         if not changes:
-            self._client.answer(answer)
+            self._client.send_packet(unsuback)
             return
-        waiter = RowsWritten(self._client, lambda: self._client.answer(answer))
+        waiter = RowsWritten(self._client, lambda: self._client.send_packet(unsuback))
         host.vhost.write_rows(RowChange(changes, waiter))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from basaltmq import __version__
-from basaltmq.protocols.mqtt.inbound import SYS_PREFIX
+from basaltmq.protocols.mqtt.sessions.inbound import SYS_PREFIX
 
 if TYPE_CHECKING:
     from basaltmq.protocols.mqtt.server import Server

@@ -11,11 +11,11 @@ writes becomes one binary frame per write. wsproto does the framing; h11 reads t
 - Pages: browsers send an Origin. It must belong to the host that the page addresses or to a configured name, and the
   Host must be a name of this listener. Programs send no Origin and are not checked: MQTT has its own login.
 - Frames: payload is passed on as it arrives, so a large frame needs no buffer. A text frame ends the connection (1003).
-  A message over the limit ends it (1009). Of several pings in one read only the last is answered, and none while the
+  A message over the limit ends it (1009). Of several pings in one read only the last gets a pong, and none while the
   client does not read: RFC 6455 allows both, and the write buffer stays bounded.
 - Small frames cost about 12 us each, so frames are handled within the connection's share of the turn (P13).
-- Close: the server sends a close frame and waits `CLOSE_S` for the answer, so that browsers report a clean close.
-"""
+- Close: the server sends a close frame and waits `CLOSE_S` for that of the client, so that browsers report a clean
+close."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from wsproto.handshake import H11Handshake
 from wsproto.utilities import RemoteProtocolError
 
 from basaltmq.broker.auth.web_hosts import WebHosts
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 
 PATH: Final = b"/mqtt"
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
@@ -40,11 +40,11 @@ REQUEST_BYTES_MAX: Final = 16 * 1024
 """Limit for the HTTP request of the handshake, whose sender is not authenticated."""
 
 CLOSE_S: Final = 1.0
-"""Time that the client has to answer a close frame."""
+"""Time that the client has to return a close frame."""
 
 
 class _Refused(Exception):
-    """The handshake is answered with an HTTP error."""
+    """The handshake is refused with an HTTP error."""
 
     def __init__(self, status: int, text: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         super().__init__(text)
@@ -76,11 +76,11 @@ class WebSocketProtocol(asyncio.Protocol):
         self._raw: asyncio.Transport | None = None
         self._inner: asyncio.Protocol | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Ends a handshake, or a close that the client does not answer."""
+        """Ends a handshake, or a close that the client does not confirm."""
         self._step_handle: asyncio.Handle | None = None
         self._message_bytes = 0
         self._pong: bytes | None = None
-        """Payload of a ping to answer."""
+        """Payload of the next pong."""
         self._is_behind = False
         """Whether frames wait for the next turn."""
         self._is_held = False
@@ -105,8 +105,8 @@ class WebSocketProtocol(asyncio.Protocol):
             if not self._is_behind:
                 self._step()
 
-    def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
+    def eof_received(self) -> bool:
+        return self._shares.close_later(self._raw)
 
     def connection_lost(self, error: Exception | None) -> None:
         for handle in (self._timer, self._step_handle):
@@ -138,7 +138,7 @@ class WebSocketProtocol(asyncio.Protocol):
         http = self._http
         assert self._raw is not None
         if http is None:
-            return  # The request was refused; the answer is being sent.
+            return  # The request was refused; the response is being sent.
         try:
             http.receive_data(data)
             request = http.next_event()
@@ -146,7 +146,7 @@ class WebSocketProtocol(asyncio.Protocol):
                 return
             if not isinstance(request, h11.Request):
                 raise _Refused(400, "the client closed before its request was complete")
-            answer = self._accepted(request)
+            response = self._accepted(request)
             if not isinstance(http.next_event(), h11.EndOfMessage):
                 raise _Refused(400, "the handshake request has a body")
         except h11.RemoteProtocolError as error:
@@ -154,10 +154,10 @@ class WebSocketProtocol(asyncio.Protocol):
         except _Refused as error:
             self._refuse(error)
         else:
-            self._open(answer, http.trailing_data[0])
+            self._open(response, http.trailing_data[0])
 
     def _accepted(self, request: h11.Request) -> bytes:
-        """Check the request. Return the HTTP answer."""
+        """Check the request. Return the HTTP response."""
         headers = dict(request.headers)
         if request.target.partition(b"?")[0] != PATH:
             raise _Refused(404, f"MQTT over WebSocket is at {PATH.decode()}")
@@ -171,14 +171,14 @@ class WebSocketProtocol(asyncio.Protocol):
             chosen = next((each for each in SUBPROTOCOLS if each in offered), None)
             if chosen is None:
                 raise _Refused(400, "offer the WebSocket subprotocol 'mqtt' (or 'mqttv3.1')")
-            answer = handshake.send(AcceptConnection(subprotocol=chosen))
+            response = handshake.send(AcceptConnection(subprotocol=chosen))
         except RemoteProtocolError as error:
             hint = error.event_hint if isinstance(error.event_hint, RejectConnection) else RejectConnection()
             raise _Refused(hint.status_code, f"not a WebSocket handshake: {error}", hint.headers) from None
         except UnicodeError:
             raise _Refused(400, "a header of the handshake is not ASCII") from None
         self._frames = handshake.connection
-        return answer
+        return response
 
     def _check_page(self, headers: dict[bytes, bytes]) -> None:
         origin = headers.get(b"origin")
@@ -192,12 +192,12 @@ class WebSocketProtocol(asyncio.Protocol):
         if not self._hosts.is_own_origin(given, host):
             raise _Refused(403, f"pages of origin {given[:80]!r} may not connect; add its host to the allowed hosts")
 
-    def _open(self, answer: bytes, early: bytes) -> None:
+    def _open(self, response: bytes, early: bytes) -> None:
         assert self._raw is not None
         assert self._timer is not None
         self._timer.cancel()
         self._http = None
-        self._raw.write(answer)
+        self._raw.write(response)
         self._inner = self._make_inner()
         self._inner.connection_made(_Transport(self, self._raw))
         if early:
@@ -318,7 +318,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._read_on()
 
     def close(self, code: CloseReason = CloseReason.NORMAL_CLOSURE, text: str = "") -> None:
-        """Send a close frame, and close the socket when the client has answered or `CLOSE_S` has passed."""
+        """Send a close frame, and close the socket when the client has sent one or `CLOSE_S` has passed."""
         if self.is_closing or self._frames is None or self._raw is None:
             return
         self.is_closing = True

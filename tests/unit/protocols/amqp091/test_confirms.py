@@ -32,7 +32,7 @@ class Publisher:
 
 
 @given(st.data(), st.integers(1, 40))
-def test_every_message_gets_the_answer_that_was_given_whatever_the_order(data: st.DataObject, count: int) -> None:
+def test_confirms_and_nacks_reach_every_message_in_any_order(data: st.DataObject, count: int) -> None:
     order = data.draw(st.permutations(range(1, count + 1)))
     wrong = data.draw(st.sets(st.sampled_from(order)))
     confirms, client = Confirms(1), Publisher(count)
@@ -54,7 +54,7 @@ def test_every_message_gets_the_answer_that_was_given_whatever_the_order(data: s
     assert client.taken == set(order) - wrong
 
 
-def test_ascending_answers_are_one_frame() -> None:
+def test_consecutive_confirms_are_one_frame() -> None:
     confirms, client = Confirms(1), Publisher(200)
     out: list[bytes] = []
     confirms.last = 200
@@ -65,7 +65,7 @@ def test_ascending_answers_are_one_frame() -> None:
     assert client.open == set()
 
 
-def test_a_single_message_is_not_answered_as_many() -> None:
+def test_a_single_message_is_confirmed_without_multiple() -> None:
     confirms = Confirms(9)
     out: list[bytes] = []
     confirms.last = 1

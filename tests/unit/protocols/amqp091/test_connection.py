@@ -9,11 +9,12 @@ import pytest
 from tests.fuzz.amqp091 import Harness, Transport
 from tests.unit.protocols.amqp091.wire import frames, handshake, messages, publish
 
-from basaltmq.protocols.amqp091.connection import CLOSE_S, WRITE_STOP_BYTES, Connection
+from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.errors import NOT_ALLOWED, ConnectionFault
 from basaltmq.protocols.amqp091.wire.frames import HEARTBEAT_FRAME
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
+from basaltmq.protocols.connection import CLOSE_S, WRITE_STOP_BYTES
 
 
 class Socket(Transport):
@@ -65,7 +66,7 @@ def in_harness(scenario: Callable[[Harness], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-def test_a_stranger_that_says_nothing_is_cut_off() -> None:
+def test_a_connection_without_a_handshake_is_closed_after_the_timeout() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = Connection(harness.server), Socket()
         connection.connection_made(transport)  # type: ignore[arg-type]
@@ -78,7 +79,7 @@ def test_a_stranger_that_says_nothing_is_cut_off() -> None:
     in_harness(scenario)
 
 
-def test_heartbeats_go_out_when_nothing_else_does() -> None:
+def test_heartbeats_are_sent_on_idle_connections() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness, heartbeat=10)
         for _ in range(20):
@@ -95,7 +96,7 @@ def test_heartbeats_go_out_when_nothing_else_does() -> None:
     in_harness(scenario)
 
 
-def test_a_client_that_misses_two_heartbeats_is_cut_off() -> None:
+def test_a_client_that_misses_two_heartbeats_is_disconnected() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness, heartbeat=10)
         for _ in range(20):
@@ -108,7 +109,7 @@ def test_a_client_that_misses_two_heartbeats_is_cut_off() -> None:
     in_harness(scenario)
 
 
-def test_without_heartbeats_silence_is_fine() -> None:
+def test_idle_clients_stay_connected_without_heartbeats() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness, heartbeat=0)
         for _ in range(10_000):
@@ -119,7 +120,7 @@ def test_without_heartbeats_silence_is_fine() -> None:
     in_harness(scenario)
 
 
-def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
+def test_a_client_that_does_not_confirm_a_close_is_disconnected() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness)
         connection.end(ConnectionFault(NOT_ALLOWED, "out"))
@@ -136,7 +137,7 @@ def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_client_that_does_not_read_gets_no_deliveries_until_it_does() -> None:
+def test_deliveries_pause_while_a_client_does_not_read() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness)
         other, _ = await opened(harness)
@@ -157,7 +158,7 @@ def test_a_client_that_does_not_read_gets_no_deliveries_until_it_does() -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_client_that_asks_and_does_not_read_the_answers_is_not_read_either() -> None:
+def test_reading_pauses_while_a_client_does_not_read_its_responses() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness)
         connection.pause_writing()
@@ -177,7 +178,7 @@ def test_a_client_that_asks_and_does_not_read_the_answers_is_not_read_either() -
 
 
 @pytest.mark.spec("A11")
-def test_publishers_of_a_blocked_vhost_are_notified_and_not_read_until_it_has_room() -> None:
+def test_publishers_of_a_blocked_vhost_are_notified_and_paused() -> None:
     async def scenario(harness: Harness) -> None:
         publisher, transport = await opened(harness, heartbeat=10)
         reader, reading = await opened(harness)
@@ -203,7 +204,7 @@ def test_publishers_of_a_blocked_vhost_are_notified_and_not_read_until_it_has_ro
     in_harness(scenario)
 
 
-def test_a_bug_of_ours_ends_one_connection_only() -> None:
+def test_an_internal_error_closes_only_its_connection() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness)
         other, others = await opened(harness)
@@ -223,7 +224,7 @@ def test_a_bug_of_ours_ends_one_connection_only() -> None:
     in_harness(scenario)
 
 
-def test_a_virtual_host_that_fails_ends_its_connections() -> None:
+def test_a_failed_virtual_host_closes_its_connections() -> None:
     async def scenario(harness: Harness) -> None:
         connection, transport = await opened(harness)
         connection.data_received(encode_method(1, m.BasicConsume(0, "a", "t", False, False, False, False, {})))

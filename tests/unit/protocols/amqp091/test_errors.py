@@ -21,7 +21,7 @@ def every_error() -> list[BasaltError]:
     return made
 
 
-def test_every_error_has_a_code_that_fits_its_kind() -> None:
+def test_every_error_class_has_a_fitting_reply_code() -> None:
     for error in every_error():
         fault = fault_of(error, (50, 10))
         assert fault.code in NAMES
@@ -45,7 +45,7 @@ def test_every_error_has_a_code_that_fits_its_kind() -> None:
         (errors.MalformedPropertiesError, 502),
         (errors.VHostNotFoundError, 530),
         (errors.VHostDownError, 320),
-        (errors.PublishersHeldError, 506),
+        (errors.PublishersBlockedError, 506),
         (errors.CorruptionError, 541),
         (BasaltError, 541),
     ],
@@ -54,7 +54,7 @@ def test_codes_clients_branch_on(cls: type[BasaltError], code: int) -> None:
     assert fault_of(cls("text")).code == code
 
 
-def test_the_text_begins_with_the_name_of_the_code() -> None:
+def test_reply_texts_begin_with_the_name_of_the_code() -> None:
     assert fault_of(errors.QueueNotFoundError("no queue 'q' in vhost '/'")).reply_text == (
         "NOT_FOUND - no queue 'q' in vhost '/'"
     )

@@ -12,7 +12,11 @@ from tests.fuzz.amqp091 import Harness
 from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, opened
 from tests.unit.protocols.amqp091.wire import publish
 
-from basaltmq.broker.loop_shares import (
+from basaltmq.broker.message import amqp_table
+from basaltmq.broker.message.operations import SETTLE_PORTIONS
+from basaltmq.broker.routing.policy import EffectivePolicy, Policy
+from basaltmq.broker.routing.topology import REMOVED_PER_BATCH
+from basaltmq.broker.scheduling.loop_shares import (
     FAN_OUT_DRAFT_S,
     FAN_OUT_QUEUE_S,
     FAN_OUT_S,
@@ -20,15 +24,11 @@ from basaltmq.broker.loop_shares import (
     TURN_S,
     LoopShares,
 )
-from basaltmq.broker.message import amqp_table
-from basaltmq.broker.routing.policy import EffectivePolicy, Policy
-from basaltmq.broker.routing.topology import REMOVED_AT_ONCE
 from basaltmq.broker.vhost import VHost
 from basaltmq.protocols.amqp091 import connection as connection_module
 from basaltmq.protocols.amqp091 import transactions
 from basaltmq.protocols.amqp091.channel import LARGE_BYTES_MIN, PROPERTIES_BYTE_S
 from basaltmq.protocols.amqp091.connection import Connection
-from basaltmq.protocols.amqp091.consuming import PORTIONS
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 from basaltmq.queues.lifecycle.removal import PAGE
@@ -37,7 +37,7 @@ TURNS_MAX = 2000
 LOOK_S = 0.001
 """What the clock of these tests moves with every look at it."""
 
-PORTION = max(PORTIONS.values())
+PORTION = max(SETTLE_PORTIONS.values())
 EVENTS_PER_TURN = int(TURN_S / LOOK_S)
 pytestmark = pytest.mark.promise("P13")
 
@@ -74,7 +74,7 @@ async def until_answered(harness: Harness, socket: Socket, answer: type[m.Method
     raise AssertionError(f"no {answer.__name__} within {TURNS_MAX} turns")
 
 
-def test_a_flood_of_binds_is_split_and_another_client_is_answered_meanwhile() -> None:
+def test_many_binds_are_split_over_turns_while_other_clients_are_served() -> None:
     async def scenario(harness: Harness) -> None:
         ticking(harness)
         flooding, flooded = await opened(harness)
@@ -97,7 +97,7 @@ def test_a_flood_of_binds_is_split_and_another_client_is_answered_meanwhile() ->
 
 
 @pytest.mark.parametrize("method", [m.QueuePurge(0, "a", True), m.BasicRecoverAsync(True), m.BasicNack(0, True, True)])
-def test_a_flood_of_methods_that_may_take_long_is_split_too(method: m.Method) -> None:
+def test_many_slow_methods_are_split_over_turns(method: m.Method) -> None:
     async def scenario(harness: Harness) -> None:
         ticking(harness)
         connection, socket = await opened(harness)
@@ -109,7 +109,7 @@ def test_a_flood_of_methods_that_may_take_long_is_split_too(method: m.Method) ->
     in_harness(scenario)
 
 
-def test_many_floods_share_one_turn() -> None:
+def test_busy_connections_share_one_turn() -> None:
     async def scenario(harness: Harness) -> None:
         now_s = 0.0
         harness.server.shares = LoopShares(clock_s=lambda: now_s)
@@ -136,7 +136,7 @@ def test_many_floods_share_one_turn() -> None:
     in_harness(scenario)
 
 
-def test_input_behind_a_large_read_is_read_in_the_next_turn() -> None:
+def test_input_after_a_large_read_waits_for_the_next_turn() -> None:
     async def scenario(harness: Harness) -> None:
         connection, socket = await opened(harness)
         connection.data_received(message("a", b"x" * 100) * 1500)
@@ -170,7 +170,7 @@ def bodies_in(harness: Harness, name: str) -> list[bytes]:
     return [message.payload for message in harness.vhost.plane.browse(name)]
 
 
-def test_fan_outs_share_batches_and_leave_turns_to_others_in_between() -> None:
+def test_fan_outs_share_batches_and_leave_turns_in_between() -> None:
     async def scenario(harness: Harness) -> None:
         names = fanning(harness)
         harness.server.shares = LoopShares(clock_s=lambda: 0.0)
@@ -198,7 +198,7 @@ def test_fan_outs_share_batches_and_leave_turns_to_others_in_between() -> None:
     in_harness(scenario)
 
 
-def test_publishers_of_fan_outs_take_turns_and_owe_together() -> None:
+def test_publishers_of_fan_outs_alternate_and_share_their_debt() -> None:
     async def scenario(harness: Harness) -> None:
         names = fanning(harness)
         harness.server.shares = LoopShares(clock_s=lambda: 0.0)
@@ -216,7 +216,7 @@ def test_publishers_of_fan_outs_take_turns_and_owe_together() -> None:
     in_harness(scenario)
 
 
-def test_small_fan_outs_do_not_pass_those_in_line() -> None:
+def test_small_fan_outs_do_not_overtake_waiting_ones() -> None:
     async def scenario(harness: Harness) -> None:
         names = fanning(harness)
         harness.vhost.bind_queue(names[0], "amq.topic", "few")
@@ -235,7 +235,7 @@ def test_small_fan_outs_do_not_pass_those_in_line() -> None:
     in_harness(scenario)
 
 
-def test_a_publisher_of_fan_outs_that_leaves_does_not_keep_others_in_line() -> None:
+def test_a_disconnected_publisher_of_fan_outs_does_not_block_others() -> None:
     async def scenario(harness: Harness) -> None:
         names = fanning(harness)
         harness.server.shares = LoopShares(clock_s=lambda: 0.0)
@@ -256,7 +256,7 @@ def test_a_publisher_of_fan_outs_that_leaves_does_not_keep_others_in_line() -> N
     in_harness(scenario)
 
 
-def test_a_purge_lets_others_run_and_takes_only_what_was_there() -> None:
+def test_a_purge_yields_to_others_and_deletes_only_existing_messages() -> None:
     async def scenario(harness: Harness) -> None:
         ticking(harness)
         purging, purged = await opened(harness)
@@ -277,15 +277,15 @@ def test_a_purge_lets_others_run_and_takes_only_what_was_there() -> None:
     in_harness(scenario)
 
 
-def test_deleting_a_queue_with_many_bindings_lets_others_run() -> None:
+def test_deleting_a_queue_with_many_bindings_yields_to_others() -> None:
     async def scenario(harness: Harness) -> None:
         ticking(harness)
-        for number in range(20 * REMOVED_AT_ONCE):
+        for number in range(20 * REMOVED_PER_BATCH):
             harness.vhost.bind_queue("a", "amq.topic", f"k.{number}")
         deleting, deleted = await opened(harness)
         other, answered = await opened(harness)
         deleting.data_received(encode_method(1, m.QueueDelete(0, "a", False, False, False)))
-        assert 0 < bindings(harness.vhost) < 20 * REMOVED_AT_ONCE
+        assert 0 < bindings(harness.vhost) < 20 * REMOVED_PER_BATCH
         other.data_received(declare())
         assert await until_answered(harness, answered, m.QueueDeclareOk) <= 1
         assert bindings(harness.vhost)
@@ -325,7 +325,7 @@ def leased(harness: Harness) -> int:
         (m.BasicRecover(True), 5 * PORTION),
     ],
 )
-def test_settling_many_deliveries_is_split_and_what_follows_sees_all_of_it(method: m.Method, ready: int) -> None:
+def test_settling_many_deliveries_is_split_and_completes_before_the_next_method(method: m.Method, ready: int) -> None:
     async def scenario(harness: Harness) -> None:
         connection, socket = await with_unacked(harness, 5 * PORTION)
         assert leased(harness) == 5 * PORTION
@@ -367,7 +367,7 @@ def test_an_unknown_tag_is_refused_also_behind_many_deliveries() -> None:
     in_harness(scenario)
 
 
-def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
+def test_exclusive_queues_of_a_lost_connection_are_deleted_in_portions() -> None:
     async def scenario(harness: Harness) -> None:
         harness.vhost.tick.chores._clock_s = count().__next__
         connection, _ = await opened(harness)
@@ -384,7 +384,7 @@ def test_exclusive_queues_of_a_lost_connection_go_in_portions() -> None:
     in_harness(scenario)
 
 
-def test_a_policy_reaches_many_queues_in_portions() -> None:
+def test_a_policy_is_applied_to_many_queues_in_portions() -> None:
     async def scenario(harness: Harness) -> None:
         harness.vhost.tick.chores._clock_s = count().__next__
         for number in range(500):
@@ -412,7 +412,7 @@ def quiet_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quiet_collector")
-def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
+def test_a_closed_connection_is_freed_without_garbage_collection() -> None:
     """The collector freezes long-lived objects (cli/server/collector.py), and would not find a cycle of them."""
 
     async def scenario(harness: Harness) -> None:
@@ -428,7 +428,7 @@ def test_a_connection_that_is_gone_is_freed_without_the_collector() -> None:
     in_harness(scenario)
 
 
-def test_large_messages_wait_while_the_store_is_behind_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_large_messages_wait_while_the_store_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(harness: Harness) -> None:
         is_behind = True
         monkeypatch.setattr(harness.vhost.store, "is_behind", lambda: is_behind)
@@ -495,7 +495,7 @@ def test_a_transaction_is_limited_by_the_copies_of_its_messages(monkeypatch: pyt
     in_harness(scenario)
 
 
-def test_a_policy_reaches_many_exchanges_in_portions_and_a_later_one_replaces_it(
+def test_a_policy_is_applied_to_many_exchanges_in_portions_until_a_newer_one_replaces_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def scenario(harness: Harness) -> None:

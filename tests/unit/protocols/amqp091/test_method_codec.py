@@ -37,12 +37,12 @@ def decode(payload: bytes) -> m.Method:
 
 
 @given(ANY_METHOD)
-def test_a_method_survives_the_way_there_and_back(method: m.Method) -> None:
+def test_methods_round_trip(method: m.Method) -> None:
     assert decode(encode_payload(method)) == method
 
 
 @given(ANY_METHOD, st.data())
-def test_a_method_cut_or_lengthened_is_a_frame_error(method: m.Method, data: st.DataObject) -> None:
+def test_a_truncated_or_extended_method_is_a_frame_error(method: m.Method, data: st.DataObject) -> None:
     payload = encode_payload(method)
     wrong = [payload + b"\0"]
     if len(payload) > 4:
@@ -78,7 +78,7 @@ def pika_name(name: str) -> str:
 
 
 @pytest.mark.parametrize("cls", m.ALL, ids=name_of)
-def test_bytes_are_those_another_library_writes(cls: type[m.Method]) -> None:
+def test_encoded_methods_equal_those_of_pika(cls: type[m.Method]) -> None:
     theirs = pika.spec.methods.get(cls.number[0] << 16 | cls.number[1])
     if theirs is None or cls is m.ConnectionUpdateSecret:
         pytest.skip("pika cannot read it")
@@ -102,12 +102,12 @@ def test_bytes_are_those_another_library_writes(cls: type[m.Method]) -> None:
     assert parsed.marshal() == frame
 
 
-def test_bits_share_octets_the_first_in_the_lowest_place() -> None:
+def test_consecutive_bits_share_an_octet_lowest_first() -> None:
     payload = encode_payload(m.QueueDeclare(0, "q", False, True, False, True, False, {}))
     assert payload == b"\0\x32\0\x0a\0\0\1q\x0a\0\0\0\0"
 
 
-def test_names_are_those_of_the_specification() -> None:
+def test_method_names_match_the_specification() -> None:
     assert name_of(m.QueueDeclareOk) == "queue.declare-ok"
     assert name_of(m.BasicRecoverAsync) == "basic.recover-async"
 
@@ -116,7 +116,7 @@ def test_names_are_those_of_the_specification() -> None:
     "method",
     [m.BasicAck(-1, False), m.BasicCancelOk("t" * 256), m.ConnectionTune(1 << 16, 0, 0), m.ChannelOpenOk("text")],  # type: ignore[arg-type]
 )
-def test_a_method_that_has_no_form_is_our_bug(method: m.Method) -> None:
+def test_encoding_an_unknown_method_is_an_internal_error(method: m.Method) -> None:
     with pytest.raises(LocalProtocolError, match="cannot be sent"):
         encode_method(1, method)
 

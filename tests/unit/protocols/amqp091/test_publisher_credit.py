@@ -75,7 +75,7 @@ async def most_ready(harness: Harness, floods: list[Flood]) -> int:
 
 
 @pytest.mark.parametrize("exchange", ["", "amq.fanout"])
-def test_a_queue_with_a_ready_consumer_does_not_outgrow_its_deliveries(exchange: str) -> None:
+def test_publishers_to_a_queue_with_a_ready_consumer_are_limited_to_its_deliveries(exchange: str) -> None:
     async def scenario(harness: Harness) -> None:
         one_batch_per_turn(harness)
         consumer, _ = await opened(harness)
@@ -96,7 +96,7 @@ def test_a_queue_with_a_ready_consumer_does_not_outgrow_its_deliveries(exchange:
     in_harness(scenario)
 
 
-def test_a_queue_without_consumers_takes_a_flood_as_fast_as_it_comes() -> None:
+def test_publishers_to_a_queue_without_consumers_are_not_limited() -> None:
     async def scenario(harness: Harness) -> None:
         flood = Flood(*await opened(harness))
         assert await most_ready(harness, [flood]) == FLOOD
@@ -173,7 +173,7 @@ def test_the_kernel_does_not_buffer_for_a_waiting_publisher(monkeypatch: pytest.
     in_harness(scenario)
 
 
-def test_a_waiting_publisher_that_disconnects_is_forgotten() -> None:
+def test_a_waiting_publisher_that_disconnects_leaves_no_state() -> None:
     async def scenario(harness: Harness) -> None:
         one_batch_per_turn(harness)
         consumer, _ = await opened(harness)

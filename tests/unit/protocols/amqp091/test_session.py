@@ -85,7 +85,7 @@ def test_a_connection_opens_step_by_step() -> None:
 @pytest.mark.parametrize(
     "got", [b"AMQP\0\0\x08\0", b"AMQP\1\1\0\x09", b"HTTP/1.1", b"GET", b"AMQP\0\1", b"\x16\x03\x01\x02\0\1\0\1", b"x"]
 )
-def test_a_client_that_speaks_something_else_gets_our_header_and_no_more(got: bytes) -> None:
+def test_an_unsupported_protocol_header_gets_the_supported_header_and_the_connection_closes(got: bytes) -> None:
     session = Session(Limits())
     assert drain(session, got) == [HeaderRefused(got[:8])]
     assert b"".join(session.outgoing) == PROTOCOL_HEADER
@@ -149,7 +149,7 @@ CODES = {
 
 
 @pytest.mark.parametrize("what", CODES)
-def test_a_broken_rule_ends_the_connection_with_its_code(what: str) -> None:
+def test_a_protocol_error_closes_the_connection_with_its_code(what: str) -> None:
     raw, code = CODES[what]
     session = running()
     before = ACK + publish(b"fine")
@@ -169,7 +169,7 @@ def test_a_broken_rule_ends_the_connection_with_its_code(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", CODES)
-def test_the_code_is_the_same_byte_by_byte(what: str) -> None:
+def test_the_error_code_does_not_depend_on_fragmentation(what: str) -> None:
     raw, code = CODES[what]
     session = running()
     events = [event for each in raw for event in session.receive(bytes((each,)))]
@@ -188,7 +188,7 @@ def test_the_code_is_the_same_byte_by_byte(what: str) -> None:
         (3, handshake()[1]),
     ],
 )
-def test_the_handshake_has_an_order(phase: int, raw: bytes) -> None:
+def test_handshake_methods_out_of_order_are_refused(phase: int, raw: bytes) -> None:
     session = Session(Limits())
     for step, each in enumerate(handshake()[:phase]):
         drain(session, each)
@@ -199,7 +199,7 @@ def test_the_handshake_has_an_order(phase: int, raw: bytes) -> None:
     assert failed.fault.code == COMMAND_INVALID
 
 
-def test_content_before_the_connection_is_open_is_unexpected() -> None:
+def test_content_before_connection_open_is_an_unexpected_frame() -> None:
     session = Session(Limits())
     drain(session, PROTOCOL_HEADER)
     (failed,) = drain(session, body(b"x"))
@@ -207,7 +207,7 @@ def test_content_before_the_connection_is_open_is_unexpected() -> None:
     assert failed.fault.code == UNEXPECTED_FRAME
 
 
-def test_a_stranger_cannot_send_large_frames() -> None:
+def test_frames_before_tuning_have_the_minimum_size_limit() -> None:
     session = Session(Limits())
     drain(session, PROTOCOL_HEADER)
     (failed,) = drain(session, HEAD.pack(METHOD, 0, 100_000))
@@ -225,7 +225,7 @@ def test_a_stranger_cannot_send_large_frames() -> None:
         (4096, 2048, "2048"),
     ],
 )
-def test_limits_beyond_the_servers_are_not_allowed(frame_max: int, channel_max: int, said: str) -> None:
+def test_tune_ok_above_the_limits_of_the_server_is_refused(frame_max: int, channel_max: int, said: str) -> None:
     session = Session(Limits())
     steps = handshake(frame_max, channel_max)
     drain(session, steps[0])
@@ -249,7 +249,7 @@ MESSAGE = st.builds(
 
 
 @given(st.lists(MESSAGE, max_size=12), st.lists(st.integers(1, 6000), max_size=8), st.integers(0, 3))
-def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
+def test_messages_are_decoded_unchanged_for_any_fragmentation(
     sent_messages: list[tuple[int, str, str, bool, bytes, bytes]], cuts: list[int], acks: int
 ) -> None:
     raw = b""
@@ -271,7 +271,9 @@ def test_messages_come_out_as_they_went_in_however_the_bytes_are_cut(
 
 @settings(max_examples=30)
 @given(st.lists(MESSAGE, min_size=1, max_size=6))
-def test_byte_by_byte_gives_the_same_messages(sent_messages: list[tuple[int, str, str, bool, bytes, bytes]]) -> None:
+def test_messages_sent_byte_by_byte_are_decoded_unchanged(
+    sent_messages: list[tuple[int, str, str, bool, bytes, bytes]],
+) -> None:
     raw = b"".join(
         publish(each[5][:100], channel=each[0], exchange=each[1], key=each[2], mandatory=each[3], properties=each[4])
         for each in sent_messages
@@ -281,7 +283,7 @@ def test_byte_by_byte_gives_the_same_messages(sent_messages: list[tuple[int, str
     assert published(events) == [(*each[:5], each[5][:100]) for each in sent_messages]
 
 
-def test_messages_of_a_channel_come_as_one_event() -> None:
+def test_consecutive_messages_of_a_channel_are_one_event() -> None:
     session = running(channels=2)
     raw = publish(b"a") + publish(b"b", properties=b"\x10\0\2") + publish(b"", key="other") + publish(b"c")
     events = [
@@ -293,7 +295,7 @@ def test_messages_of_a_channel_come_as_one_event() -> None:
 
 
 @pytest.mark.parametrize("what", CODES)
-def test_the_code_is_the_same_behind_messages_of_the_same_buffer(what: str) -> None:
+def test_an_error_after_messages_in_the_same_buffer_keeps_its_code(what: str) -> None:
     raw, code = CODES[what]
     session = running()
     events = drain(session, publish(b"1") + publish(b"2") + raw)
@@ -302,14 +304,14 @@ def test_the_code_is_the_same_behind_messages_of_the_same_buffer(what: str) -> N
     assert len(published(events)) == 2
 
 
-def test_contents_of_two_channels_may_be_mixed() -> None:
+def test_frames_of_two_channels_may_interleave() -> None:
     session = running(channels=2)
     second = encode_method(2, m.BasicPublish(0, "", "q", False, False))
     raw = PUBLISH + second + header(2) + header(2, channel=2) + body(b"A") + body(b"B", 2) + body(b"a") + body(b"b", 2)
     assert [each[5] for each in published(drain(session, raw))] == [b"Aa", b"Bb"]
 
 
-def test_a_channel_that_we_closed_drops_everything_until_the_answer() -> None:
+def test_a_channel_closed_by_the_server_drops_input_until_close_ok() -> None:
     session = running(channels=2)
     drain(session, publish(b"remembered"))
     fault = ChannelFault(PRECONDITION_FAILED, "no", (60, 80))
@@ -325,7 +327,7 @@ def test_a_channel_that_we_closed_drops_everything_until_the_answer() -> None:
     assert [each[5] for each in published(drain(session, publish(b"again")))] == [b"again"]
 
 
-def test_closing_from_both_sides_at_once_is_answered() -> None:
+def test_simultaneous_channel_closes_are_confirmed() -> None:
     session = running()
     session.close_channel(1, ChannelFault(PRECONDITION_FAILED, "no"))
     sent(session)
@@ -340,7 +342,7 @@ def test_closing_from_both_sides_at_once_is_answered() -> None:
     assert session.phase is Phase.CLOSED
 
 
-def test_what_the_owner_does_about_one_event_holds_for_the_next_of_the_same_buffer() -> None:
+def test_a_channel_closed_while_an_event_is_handled_drops_the_rest_of_the_buffer() -> None:
     session = running()
     events = []
     for event in session.receive(publish(b"1") + publish(b"2") + ACK + publish(b"3", key="k") + publish(b"4", key="k")):
@@ -350,7 +352,7 @@ def test_what_the_owner_does_about_one_event_holds_for_the_next_of_the_same_buff
     assert [each[5] for each in published(events)] == [b"1", b"2"]
 
 
-def test_an_unfinished_message_is_dropped_with_its_channel() -> None:
+def test_an_incomplete_message_is_dropped_when_its_channel_closes() -> None:
     session = running(Limits(content_bytes_max=1000))
     for _ in range(5):
         drain(session, PUBLISH + header(900) + body(b"x" * 800))
@@ -362,7 +364,7 @@ def test_an_unfinished_message_is_dropped_with_its_channel() -> None:
     assert session._content_bytes == 0
 
 
-def test_unfinished_messages_of_all_channels_together_are_bounded() -> None:
+def test_the_total_size_of_incomplete_messages_is_bounded() -> None:
     session = running(Limits(content_bytes_max=2000), channels=3)
     raw = b"".join(
         encode_method(number, m.BasicPublish(0, "", "q", False, False)) + header(1000, channel=number)
@@ -374,7 +376,18 @@ def test_unfinished_messages_of_all_channels_together_are_bounded() -> None:
     assert failed.fault.code == RESOURCE_ERROR
 
 
-def test_a_message_over_the_limit_ends_its_channel_before_its_body_comes() -> None:
+@pytest.mark.promise("P8")
+def test_an_incomplete_message_of_tiny_frames_uses_few_objects() -> None:
+    session = running()
+    count = 20_000
+    assert drain(session, PUBLISH + header(2 * count) + (body(b"xy") + body(b"")) * (count - 1)) == []
+    assert len(session.channels[1].pieces) < 30
+    (event,) = drain(session, body(b"xy"))
+    assert isinstance(event, Published)
+    assert event.messages[0][2] == b"xy" * count
+
+
+def test_a_message_over_the_limit_closes_its_channel_before_its_body_arrives() -> None:
     session = running(Limits(message_bytes_max=100), channels=2)
     events = drain(session, publish(b"x" * 100) + publish(b"x" * 101) + publish(b"y", channel=2))
     assert isinstance(events[1], ChannelFailed)
@@ -387,27 +400,27 @@ def test_a_message_over_the_limit_ends_its_channel_before_its_body_comes() -> No
     assert [type(event).__name__ for event in events] == ["Published", "ChannelFailed"]
 
 
-def test_an_unfinished_frame_is_joined_once() -> None:
-    """Byte by byte, what waits is a list of pieces; the work grows with the bytes, not with their square."""
+def test_an_incomplete_frame_is_joined_once() -> None:
+    """Sent byte by byte, the work grows with the bytes, not with their square."""
     session = running(frame_max=131072)
     raw = body(b"x" * 100_000)
     drain(session, PUBLISH + header(100_000) + raw[:10])
     for at in range(10, 1000):
         drain(session, raw[at : at + 1])
-    assert len(session._held) == 991
-    assert sum(map(len, session._held)) == 1000
+    assert len(session._frame_buffer) == 1000
+    assert len(session._frame_buffer._parts) == 1
     assert [len(each[5]) for each in published(drain(session, raw[1000:]))] == [100_000]
-    assert session._held == []
+    assert len(session._frame_buffer) == 0
 
 
-def test_the_memo_of_routes_is_bounded() -> None:
+def test_the_cache_of_routes_is_bounded() -> None:
     session = running()
     raw = b"".join(publish(b"x", key=f"key-{number}") for number in range(3 * PUBLISH_MEMO_MAX))
     assert len(published(drain(session, raw))) == 3 * PUBLISH_MEMO_MAX
     assert len(session._memo) <= PUBLISH_MEMO_MAX
 
 
-def test_after_the_end_nothing_can_be_sent() -> None:
+def test_nothing_is_sent_after_the_connection_closed() -> None:
     session = running()
     drain(session, encode_method(0, m.ConnectionClose(200, "bye", 0, 0)))
     assert sent(session) == [m.ConnectionCloseOk()]
@@ -415,7 +428,7 @@ def test_after_the_end_nothing_can_be_sent() -> None:
         session.send(1, m.BasicQosOk())
 
 
-def test_a_long_text_is_cut_to_a_short_string() -> None:
+def test_long_texts_are_truncated_to_a_short_string() -> None:
     session = running()
     session.fail(ConnectionFault(NOT_ALLOWED, "ü" * 300))
     (close,) = sent(session)
@@ -424,7 +437,7 @@ def test_a_long_text_is_cut_to_a_short_string() -> None:
     assert close.reply_text.endswith("...")
 
 
-def test_everything_put_out_is_whole_frames() -> None:
+def test_the_output_consists_of_complete_frames() -> None:
     session = running()
     session.send(1, m.QueueDeclareOk("q", 1, 2))
     session.close_channel(1, ChannelFault(PRECONDITION_FAILED, "x"))

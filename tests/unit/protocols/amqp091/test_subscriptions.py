@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,7 @@ class FakeConsumer:
 
     def __init__(self, prefetch: int) -> None:
         self.credit_left = prefetch or UNLIMITED
+        self.queue = SimpleNamespace(has_ready=True)
 
     def credit(self, count: int) -> None:
         self.credit_left += count
@@ -35,7 +37,7 @@ def make(subscriptions: Subscriptions, tag: str, prefetch: int) -> tuple[Subscri
 
 @pytest.mark.spec("E8")
 @given(st.data(), st.integers(0, 4), st.lists(st.integers(0, 4), min_size=1, max_size=3))
-def test_limits_hold_and_every_message_is_sent_in_the_end(
+def test_prefetch_limits_hold_and_every_message_is_sent(
     data: st.DataObject, channel_prefetch: int, prefetches: list[int]
 ) -> None:
     subscriptions = Subscriptions()
@@ -71,7 +73,7 @@ def test_limits_hold_and_every_message_is_sent_in_the_end(
 
 
 @pytest.mark.spec("E8")
-def test_a_limit_for_the_channel_is_lifted_and_set_while_messages_are_out() -> None:
+def test_the_prefetch_of_a_channel_can_change_while_messages_are_unacknowledged() -> None:
     subscriptions = Subscriptions()
     subscription, consumer = make(subscriptions, "a", 10)
     subscriptions.admit(subscription, cast(Any, [1, 2, 3]))
@@ -83,7 +85,7 @@ def test_a_limit_for_the_channel_is_lifted_and_set_while_messages_are_out() -> N
     assert consumer.credit_left == 9
 
 
-def test_what_was_held_for_a_consumer_that_leaves_is_given_back() -> None:
+def test_messages_held_for_a_cancelled_consumer_are_requeued() -> None:
     subscriptions = Subscriptions()
     subscriptions.limit_channel(1)
     one, _ = make(subscriptions, "one", 0)
@@ -95,7 +97,7 @@ def test_what_was_held_for_a_consumer_that_leaves_is_given_back() -> None:
     assert subscriptions.settled([(one, 1)]) == []
 
 
-def test_a_consumer_that_does_not_acknowledge_has_no_limit() -> None:
+def test_prefetch_does_not_limit_consumers_without_acknowledgements() -> None:
     subscriptions = Subscriptions()
     subscriptions.limit_channel(1)
     subscription = Subscription("q", "t", None, no_ack=True, prefetch=5)

@@ -38,14 +38,14 @@ def test_settling_follows_the_model(count: int, calls: list[tuple[int, bool]]) -
         assert set(unacked.entries) == waiting
 
 
-def test_what_was_taken_can_be_put_back_and_taken_again() -> None:
+def test_deliveries_can_be_returned_and_taken_again() -> None:
     unacked = filled(5)
     taken = unacked.take(3, True, METHOD)
     unacked.put_back(taken)
     assert unacked.take(0, True, METHOD) == [*taken, *[(tag, "source", tag * 10, bytes((tag,))) for tag in (4, 5)]]
 
 
-def test_clearing_takes_everything_in_order_of_the_tags() -> None:
+def test_clearing_returns_all_deliveries_in_order_of_tags() -> None:
     unacked = filled(4)
     unacked.put_back(unacked.take(2, False, METHOD))
     assert [each[0] for each in unacked.clear()] == [1, 2, 3, 4]

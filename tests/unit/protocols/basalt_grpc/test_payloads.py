@@ -42,14 +42,14 @@ def agree(raw: bytes) -> bool:
 @example("q", [b"", b""])
 @example("q" * 127 + "\x1a", [bytes(25)])
 @settings(max_examples=150)
-def test_payloads_of_one_size_are_read_as_protobuf_reads_them(queue: str, payloads: list[bytes]) -> None:
+def test_payloads_of_one_size_are_decoded_as_by_protobuf(queue: str, payloads: list[bytes]) -> None:
     raw = wire.EnqueueBatchRequest(queue=queue, payloads=payloads).SerializeToString()
     is_plain = 0 < len(queue) < 128 and queue.isascii() and len({*map(len, payloads)}) == 1
     assert agree(raw) is is_plain
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 1_024, 16_383, 16_384, 300_000, 1 << 21])
-def test_what_our_client_sends_is_read_here(size: int) -> None:
+def test_requests_of_the_basalt_client_are_decoded(size: int) -> None:
     assert agree(enqueue_of("jobs", [bytes(size)] * 3))
 
 
@@ -61,7 +61,7 @@ def test_what_our_client_sends_is_read_here(size: int) -> None:
     st.integers(0, 150),
 )
 @settings(max_examples=300)
-def test_bytes_that_were_tampered_with_are_never_read_as_something_else(
+def test_modified_bytes_are_refused_or_decoded_as_by_protobuf(
     noise: bytes, flips: list[tuple[int, int]], cut: int, count: int, size: int
 ) -> None:
     raw = bytearray(enqueue_of("jobs", [bytes(range(256))[:size]] * count))
@@ -72,7 +72,7 @@ def test_bytes_that_were_tampered_with_are_never_read_as_something_else(
 
 @given(st.binary(max_size=60))
 @settings(max_examples=300)
-def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(raw: bytes) -> None:
+def test_random_bytes_are_refused_or_decoded_as_by_protobuf(raw: bytes) -> None:
     for begun in (raw, b"\x0a\x01q\x1a" + raw, b"\x0a\x00\x1a\x80\x80\x80" + raw):
         agree(begun)
 
@@ -108,6 +108,6 @@ def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(raw: bytes) -> Non
         "a second name",
     ],
 )
-def test_what_is_not_a_batch_of_payloads_is_left_to_protobuf(raw: bytes) -> None:
+def test_other_requests_are_left_to_protobuf(raw: bytes) -> None:
     assert payloads_of(raw) is None
     assert payloads_of(memoryview(raw)) is None

@@ -42,7 +42,7 @@ class Clock:
 
 
 @given(st.text("ab*", max_size=8), st.text("ab", max_size=10))
-def test_a_pattern_means_what_people_think(pattern: str, name: str) -> None:
+def test_patterns_match_as_documented(pattern: str, name: str) -> None:
     assert matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
 
 
@@ -52,16 +52,16 @@ def test_only_the_star_is_special(pattern: str) -> None:
     assert not matches(pattern, "abc")
 
 
-def test_a_hostile_pattern_takes_no_time() -> None:
+def test_hostile_patterns_match_in_linear_time() -> None:
     assert not matches("*a" * 100 + "b", "a" * 200)
 
 
 @given(st.text(min_size=1, max_size=40).filter(lambda text: text.encode(errors="ignore").decode() == text))
-def test_key_ids_make_a_round_trip(key_id: str) -> None:
+def test_key_ids_round_trip(key_id: str) -> None:
     assert decode_api_key_key(api_key_key(key_id)) == key_id
 
 
-def test_a_key_is_known_by_its_text_and_only_a_hash_is_stored() -> None:
+def test_keys_are_checked_by_their_text_and_stored_as_hashes() -> None:
     store = MemoryStore()
     keys = ApiKeys(store)
     key, text = keys.create("worker")
@@ -73,7 +73,7 @@ def test_a_key_is_known_by_its_text_and_only_a_hash_is_stored() -> None:
     assert ApiKeys(store).authenticate(text).name == "worker"
 
 
-def test_a_text_that_differs_anywhere_is_refused_with_the_same_words() -> None:
+def test_every_invalid_key_gets_the_same_error() -> None:
     keys = ApiKeys(MemoryStore())
     _, text = keys.create("worker")
     said = set()
@@ -85,7 +85,7 @@ def test_a_text_that_differs_anywhere_is_refused_with_the_same_words() -> None:
     assert len(said) == 1
 
 
-def test_a_revoked_key_is_gone_for_good() -> None:
+def test_a_revoked_key_is_deleted() -> None:
     store = MemoryStore()
     keys = ApiKeys(store)
     reported: list[int] = []
@@ -112,7 +112,7 @@ def test_a_key_expires() -> None:
         keys.require_current(key)
 
 
-def test_permissions_replace_those_before_and_are_all_or_nothing() -> None:
+def test_setting_permissions_is_atomic_and_replaces_existing_ones() -> None:
     keys = ApiKeys(MemoryStore())
     key, _ = keys.create("worker")
     assert not key.may("produce", "a")
@@ -198,7 +198,7 @@ def known(found: Caller | None) -> Caller:
         ("loopback", LOCAL, "nobody", False),
     ],
 )
-def test_who_needs_no_credentials_and_never_administers(
+def test_clients_without_credentials_never_administer(
     mode: AccessMode, peer: str, anonymous: str, is_let_in: bool
 ) -> None:
     access = Access(ApiKeys(MemoryStore()), accounts(anonymous=anonymous), mode)
@@ -217,7 +217,7 @@ def test_who_needs_no_credentials_and_never_administers(
 
 
 @pytest.mark.promise("P14")
-def test_anonymous_callers_follow_the_anonymous_users_permissions_and_end() -> None:
+def test_anonymous_callers_have_the_permissions_of_the_anonymous_user_while_it_exists() -> None:
     book = accounts(anonymous="ann")
     access = Access(ApiKeys(MemoryStore()), book, "loopback")
     caller = known(access.caller((), LOCAL))
@@ -234,7 +234,7 @@ def test_anonymous_callers_follow_the_anonymous_users_permissions_and_end() -> N
         access.caller((), LOCAL)
 
 
-def test_a_user_and_a_password_have_the_users_rights() -> None:
+def test_basic_credentials_have_the_permissions_of_the_user() -> None:
     book = accounts()
     access = Access(ApiKeys(MemoryStore()), book, "keys")
 
@@ -260,7 +260,7 @@ def test_a_user_and_a_password_have_the_users_rights() -> None:
 
 
 @pytest.mark.parametrize("form", ["Bearer {}", "bearer {}", "BEARER  {} "])
-def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
+def test_a_sent_key_is_checked_even_if_none_is_required(form: str) -> None:
     keys = ApiKeys(MemoryStore())
     key, text = keys.create("little")
     keys.permit(key.id, [("produce", "a")])
@@ -280,7 +280,7 @@ def test_a_key_that_is_sent_counts_even_where_none_is_needed(form: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Digest Zm9v", "Bearer", "Bearer x", "fila_x"])
-def test_another_form_of_authorization_is_refused(text: str) -> None:
+def test_unsupported_authorization_schemes_are_refused(text: str) -> None:
     access, fields = Access(ApiKeys(MemoryStore()), accounts(), "loopback"), [("authorization", text)]
 
     def ask() -> None:

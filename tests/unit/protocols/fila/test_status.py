@@ -36,11 +36,11 @@ def kinds(kind: type[errors.BasaltError] = errors.BasaltError) -> Iterator[type[
         (errors.StorePoisonedError, StatusCode.INTERNAL),
     ],
 )
-def test_errors_have_the_status_a_client_can_act_on(kind: type[errors.BasaltError], code: StatusCode) -> None:
+def test_errors_have_a_fitting_grpc_status(kind: type[errors.BasaltError], code: StatusCode) -> None:
     assert status_of(kind("x")) is code
 
 
-def test_every_error_arrives_at_a_client_as_what_it_is() -> None:
+def test_every_error_round_trips_to_the_client() -> None:
     for kind in kinds():
         # A store that is closed there is a broker that stops, and may be back.
         expected = errors.UnavailableError if kind is errors.StoreClosedError else kind

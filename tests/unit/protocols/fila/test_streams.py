@@ -68,7 +68,7 @@ def run(
 
 
 @pytest.mark.spec("C7")
-def test_a_message_whose_lease_ran_out_is_the_next_consumers_alone() -> None:
+def test_a_message_with_an_expired_lease_belongs_to_the_next_consumer() -> None:
     async def test(bench: Bench) -> None:
         bench.fill(1)
         slow, fast = bench.consume("slow"), bench.consume("fast")
@@ -87,7 +87,7 @@ def test_a_message_whose_lease_ran_out_is_the_next_consumers_alone() -> None:
     run(test, visibility_ms=50)
 
 
-def test_any_connection_may_answer_where_that_is_wanted() -> None:
+def test_any_connection_may_acknowledge_if_configured() -> None:
     async def test(bench: Bench) -> None:
         bench.fill(1)
         stream = bench.consume("one")
@@ -114,7 +114,7 @@ def test_a_stream_that_ends_releases_its_messages_and_is_removed() -> None:
     run(test)
 
 
-def test_a_client_that_takes_nothing_loses_what_was_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsent_messages_of_a_client_that_does_not_read_are_requeued(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_S", 0.05)
 
     async def test(bench: Bench) -> None:
@@ -135,7 +135,7 @@ def test_a_client_that_takes_nothing_loses_what_was_not_sent(monkeypatch: pytest
     run(test)
 
 
-def test_a_client_that_takes_nothing_does_not_keep_a_busy_one_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_does_not_delay_a_busy_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STALL_S", 0.05)
     monkeypatch.setattr(consumers, "LOAD_SOFT_MAX", 2)
 
@@ -153,7 +153,7 @@ def test_a_client_that_takes_nothing_does_not_keep_a_busy_one_waiting(monkeypatc
     run(test)
 
 
-def test_large_messages_are_leased_a_few_at_a_time() -> None:
+def test_few_large_messages_are_leased_at_a_time() -> None:
     async def test(bench: Bench) -> None:
         bench.fill(20, size=400_000)
         stream = bench.consume("one")
@@ -167,7 +167,7 @@ def test_large_messages_are_leased_a_few_at_a_time() -> None:
     run(test)
 
 
-def test_streams_end_when_the_queue_is_gone_the_key_is_or_the_server_stops() -> None:
+def test_streams_end_with_their_queue_their_key_or_the_server() -> None:
     async def test(bench: Bench) -> None:
         key, text = bench.keys.create("worker", is_superadmin=True)
         keyed = bench.streams.consume("q", KeyCaller(bench.keys, bench.keys.authenticate(text), "keyed"))

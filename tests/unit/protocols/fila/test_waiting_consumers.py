@@ -61,7 +61,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def test_what_is_ready_is_had_at_once_and_what_comes_is_waited_for() -> None:
+def test_a_lease_returns_ready_messages_or_waits_for_new_ones() -> None:
     async def test(bench: Bench) -> None:
         bench.fill(3)
         assert len(await bench.take(2)) == 2
@@ -76,7 +76,7 @@ def test_what_is_ready_is_had_at_once_and_what_comes_is_waited_for() -> None:
     run(test)
 
 
-def test_a_wait_ends_with_its_time() -> None:
+def test_a_wait_ends_at_its_timeout() -> None:
     async def test(bench: Bench) -> None:
         assert await bench.take(timeout_s=0.01) == []
         bench.fill(1)
@@ -85,7 +85,7 @@ def test_a_wait_ends_with_its_time() -> None:
     run(test)
 
 
-def test_the_least_loaded_is_served_first() -> None:
+def test_the_least_loaded_client_is_served_first() -> None:
     async def test(bench: Bench) -> None:
         busy, idle = bench.push_consumer(load=10), bench.push_consumer(load=0)
         first, second = bench.take(1, busy), bench.take(1, idle)
@@ -100,7 +100,7 @@ def test_the_least_loaded_is_served_first() -> None:
     run(test)
 
 
-def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -> None:
+def test_a_client_at_its_limit_waits_only_while_another_has_room() -> None:
     async def test(bench: Bench) -> None:
         full, other = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=5)
         waiting = bench.take(1, full)
@@ -114,7 +114,7 @@ def test_a_full_party_waits_while_another_has_room_and_not_when_all_are_full() -
     run(test)
 
 
-def test_who_does_not_wait_gets_what_a_full_party_must_leave() -> None:
+def test_leases_without_wait_get_messages_of_clients_at_their_limit() -> None:
     async def test(bench: Bench) -> None:
         full, _ = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=5)
         waiting = bench.take(1, full)
@@ -138,7 +138,7 @@ def test_a_lease_without_wait_yields_to_waiting_consumers() -> None:
     run(test)
 
 
-def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
+def test_a_client_that_takes_nothing_does_not_delay_others() -> None:
     async def test(bench: Bench) -> None:
         full, stuck = bench.push_consumer(load=LOAD_SOFT_MAX), bench.push_consumer(load=1)
         waiting = bench.take(1, full)
@@ -152,7 +152,7 @@ def test_a_party_that_takes_nothing_holds_nobody_up() -> None:
     run(test)
 
 
-def test_a_consumer_alone_is_not_limited() -> None:
+def test_a_single_consumer_is_not_limited() -> None:
     async def test(bench: Bench) -> None:
         alone = bench.push_consumer(load=10 * LOAD_SOFT_MAX)
         bench.fill(1)
@@ -174,7 +174,7 @@ def test_waiting_consumers_share_new_messages() -> None:
 
 
 @pytest.mark.spec("C7")
-def test_a_caller_that_is_cancelled_with_messages_in_its_hands_gives_them_back() -> None:
+def test_messages_of_a_cancelled_caller_are_requeued() -> None:
     async def test(bench: Bench) -> None:
         push_consumer = bench.push_consumer()
         waiting = bench.take(5, push_consumer)
@@ -191,7 +191,7 @@ def test_a_caller_that_is_cancelled_with_messages_in_its_hands_gives_them_back()
     run(test)
 
 
-def test_a_cancelled_caller_leaves_the_line_to_the_next() -> None:
+def test_a_cancelled_caller_does_not_block_the_next_one() -> None:
     async def test(bench: Bench) -> None:
         first, second = bench.take(), bench.take()
         await turns()
@@ -215,7 +215,7 @@ def test_a_deleted_queue_ends_every_wait() -> None:
     run(test)
 
 
-def test_a_party_that_is_refused_stops_waiting() -> None:
+def test_a_refused_client_stops_waiting() -> None:
     async def test(bench: Bench) -> None:
         push_consumer = bench.push_consumer()
         waiting, other = bench.take(1, push_consumer), bench.take()

@@ -23,8 +23,8 @@ from basaltmq.protocols.grpc.http2.connection import CONTINUATIONS_MAX, Connecti
 from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, Headers, Reset, Writable
 from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
 from basaltmq.protocols.grpc.http2.frames import (
+    FRAME_BYTES_ACCEPTED,
     FRAME_BYTES_MIN,
-    FRAME_BYTES_TAKEN,
     WINDOW_DEFAULT,
     WINDOW_MAX,
     Code,
@@ -47,14 +47,14 @@ def sent(core: Connection[list[Field]], kind: int = f.DATA) -> list[Frame]:
     return [each for each in frames(core.take()) if each.kind == kind]
 
 
-def test_a_call_goes_in_and_its_answer_out() -> None:
+def test_a_request_is_decoded_and_its_response_encoded() -> None:
     core = served()
     first, second = core.receive(headers(1) + data(1, b"question", ends=True))
     assert isinstance(first, Headers)
     assert first.fields == REQUEST
     assert isinstance(second, Data)
     assert (second.chunk, second.has_ended) == (b"question", True)
-    core.answer(first.stream, BLOCK, b"ans", b"wer", TRAILER)
+    core.respond(first.stream, BLOCK, b"ans", b"wer", TRAILER)
     head, content, end = frames(core.take())
     assert head == Frame(f.HEADERS, f.END_HEADERS, 1, b"\x20" + BLOCK), "the first block says that there is no table"
     assert content == Frame(f.DATA, 0, 1, b"answer")
@@ -62,7 +62,7 @@ def test_a_call_goes_in_and_its_answer_out() -> None:
     assert len(core) == 0
 
 
-def test_any_cut_of_the_bytes_means_the_same() -> None:
+def test_events_do_not_depend_on_fragmentation() -> None:
     raw = OPENING + headers(1) + data(1, b"x" * 100, ends=True)
     for size in (1, 2, 7, 50):
         core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
@@ -70,7 +70,7 @@ def test_any_cut_of_the_bytes_means_the_same() -> None:
         assert [type(each) for each in events] == [Headers, Data]
 
 
-def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
+def test_basalts_client_and_server_interoperate() -> None:
     client: Connection[list[Field]] = Connection(HeaderCache(list), is_client=True, clock_s=Clock())
     server: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=Clock())
     content = bytes(range(256)) * 2_000
@@ -86,7 +86,7 @@ def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
                 got += event.chunk
                 server.consumed(event.stream, event.size_bytes)
                 if event.has_ended:
-                    server.answer(event.stream, BLOCK, content[:7], content[7:], TRAILER)
+                    server.respond(event.stream, BLOCK, content[:7], content[7:], TRAILER)
         back = server.take()
         if not back:
             break
@@ -99,7 +99,7 @@ def test_a_client_and_a_server_of_ours_understand_each_other() -> None:
     assert stream.received_end
 
 
-def test_a_table_that_a_client_keeps_before_it_knows_better_is_honoured() -> None:
+def test_entries_of_a_header_table_older_than_the_settings_are_decoded() -> None:
     core = served()
     encoder = Encoder()
     for stream in (1, 3):
@@ -115,7 +115,7 @@ def test_a_table_that_a_client_keeps_before_it_knows_better_is_honoured() -> Non
         assert event.fields == REQUEST
 
 
-def test_what_a_block_means_is_remembered_only_where_no_table_stands_behind_it() -> None:
+def test_header_blocks_are_cached_only_without_a_dynamic_table() -> None:
     reads = 0
 
     def read(fields: list[Field]) -> list[Field]:
@@ -135,14 +135,14 @@ def test_what_a_block_means_is_remembered_only_where_no_table_stands_behind_it()
     assert reads == 4, "the size update, and the first block after it"
 
 
-def test_a_table_that_grows_again_is_refused() -> None:
+def test_a_header_table_update_above_the_limit_is_refused() -> None:
     core = served()
     core.receive(f.SETTINGS_ACK + f.frame(f.HEADERS, f.END_HEADERS, 1, b"\x20" + encode(REQUEST)))
     core.receive(f.frame(f.HEADERS, f.END_HEADERS, 3, b"\x3f\xe1\x1f" + encode(REQUEST)))
     assert goaway(core.take()) is Code.COMPRESSION_ERROR
 
 
-def test_content_waits_for_the_windows_and_goes_out_when_they_open() -> None:
+def test_data_waits_for_the_flow_control_windows() -> None:
     core = served()
     stream = opened(core)
     content = b"x" * (WINDOW_DEFAULT + 100)
@@ -162,7 +162,7 @@ def test_content_waits_for_the_windows_and_goes_out_when_they_open() -> None:
     assert core.waiting_bytes == 0
 
 
-def test_contents_given_one_by_one_fill_frames_together_in_their_order() -> None:
+def test_consecutive_writes_share_frames_in_order() -> None:
     core = served()
     stream = opened(core)
     core.take()
@@ -179,7 +179,7 @@ def test_contents_given_one_by_one_fill_frames_together_in_their_order() -> None
     assert core.waiting_bytes == 0
 
 
-def test_streams_that_wait_are_served_in_turn_and_told_so() -> None:
+def test_blocked_streams_are_served_round_robin_and_notified() -> None:
     core = served()
     first, second = opened(core, 1), opened(core, 3)
     core.send(first, b"f" * (WINDOW_DEFAULT + 2 * FRAME_BYTES_MIN))
@@ -191,7 +191,7 @@ def test_streams_that_wait_are_served_in_turn_and_told_so() -> None:
     assert {each.stream.id for each in events if isinstance(each, Writable)} == {1, 3}
 
 
-def test_a_window_may_shrink_below_nothing() -> None:
+def test_a_window_may_become_negative() -> None:
     core = served()
     stream = opened(core)
     core.send(stream, b"x" * 100)
@@ -204,7 +204,7 @@ def test_a_window_may_shrink_below_nothing() -> None:
     assert [each.payload for each in sent(core)] == [b"y"]
 
 
-def test_windows_are_given_back_as_content_is_consumed() -> None:
+def test_windows_are_updated_as_data_is_consumed() -> None:
     core = served()
     stream = opened(core)
     size = FRAME_BYTES_MIN
@@ -220,7 +220,7 @@ def test_windows_are_given_back_as_content_is_consumed() -> None:
     assert given[1] >= count * size - STREAM_WINDOW_BYTES // 2
 
 
-def test_more_than_a_streams_window_ends_the_stream_alone() -> None:
+def test_data_beyond_the_window_of_a_stream_resets_only_that_stream() -> None:
     core = served()
     opened(core, 1)
     opened(core, 3)
@@ -235,7 +235,7 @@ def test_more_than_a_streams_window_ends_the_stream_alone() -> None:
     assert [type(each) for each in core.receive(data(3, b"x"))] == [Data]
 
 
-def test_more_than_the_connections_window_ends_the_connection() -> None:
+def test_data_beyond_the_window_of_the_connection_closes_it() -> None:
     core = served()
     streams = range(1, 2 * CONNECTION_WINDOW_BYTES // STREAM_WINDOW_BYTES + 2, 2)
     for stream in streams:
@@ -252,7 +252,7 @@ def padded(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 FAULTS: list[tuple[str, bytes, Code]] = [
-    ("a frame that is too large", f.head(FRAME_BYTES_TAKEN + 1, f.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
+    ("a frame that is too large", f.head(FRAME_BYTES_ACCEPTED + 1, f.DATA, 0, 1), Code.FRAME_SIZE_ERROR),
     ("data of no stream", data(0, b"x"), Code.PROTOCOL_ERROR),
     ("data of a stream that was not opened", data(5, b"x"), Code.PROTOCOL_ERROR),
     ("a stream with an even number", headers(2), Code.PROTOCOL_ERROR),
@@ -297,7 +297,7 @@ FAULTS: list[tuple[str, bytes, Code]] = [
 
 
 @pytest.mark.parametrize(("raw", "code"), [pytest.param(raw, code, id=name) for name, raw, code in FAULTS])
-def test_a_rule_broken_on_the_connection_ends_it_with_its_code(raw: bytes, code: Code) -> None:
+def test_a_connection_error_closes_the_connection_with_its_code(raw: bytes, code: Code) -> None:
     core = served()
     events = core.receive(raw)
     assert isinstance(events[-1], ConnectionFailed)
@@ -317,7 +317,7 @@ STREAM_FAULTS: list[tuple[str, bytes, Code]] = [
 
 
 @pytest.mark.parametrize(("raw", "code"), [pytest.param(raw, code, id=name) for name, raw, code in STREAM_FAULTS])
-def test_a_rule_broken_on_a_stream_ends_the_stream_and_no_other(raw: bytes, code: Code) -> None:
+def test_a_stream_error_resets_only_that_stream(raw: bytes, code: Code) -> None:
     core = served()
     opened(core, 1)
     opened(core, 3)
@@ -352,7 +352,7 @@ USELESS: list[tuple[str, bytes]] = [
 
 
 @pytest.mark.parametrize("raw", [pytest.param(raw, id=name) for name, raw in USELESS])
-def test_a_flood_of_frames_that_ask_for_nothing_is_cut(raw: bytes) -> None:
+def test_a_flood_of_useless_frames_closes_the_connection(raw: bytes) -> None:
     clock = Clock()
     core = served(clock)
     opened(core)
@@ -364,7 +364,7 @@ def test_a_flood_of_frames_that_ask_for_nothing_is_cut(raw: bytes) -> None:
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_few_of_them_are_fine_for_ever() -> None:
+def test_a_low_rate_of_useless_frames_is_accepted() -> None:
     clock = Clock()
     core = served(clock)
     for _ in range(50):
@@ -374,17 +374,17 @@ def test_few_of_them_are_fine_for_ever() -> None:
     assert len(sent(core, f.PING)) == 50 * (PER_SECOND - 1)
 
 
-def test_pings_beside_work_are_fine_however_many() -> None:
+def test_pings_between_requests_are_not_limited() -> None:
     core = served()
     for number in range(1, 3 * ALLOWANCE, 2):
         event = core.receive(headers(number) + data(number, b"x", ends=True) + f.ping(b"12345678"))[0]
         assert isinstance(event, Headers)
-        core.answer(event.stream, BLOCK, b"y", b"", TRAILER)
+        core.respond(event.stream, BLOCK, b"y", b"", TRAILER)
         core.take()
     assert not core.is_over
 
 
-def test_rapid_reset_is_cut() -> None:
+def test_rapid_resets_close_the_connection() -> None:
     core = served()
     for number in range(1, 4 * ALLOWANCE, 2):
         core.receive(headers(number) + f.rst_stream(number, Code.CANCEL))
@@ -395,7 +395,7 @@ def test_rapid_reset_is_cut() -> None:
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_making_us_reset_is_cut_like_resetting() -> None:
+def test_provoked_resets_count_like_resets() -> None:
     core = served()
     for number in range(1, 4 * ALLOWANCE, 2):
         core.receive(headers(number) + f.window_update(number, 0))
@@ -403,18 +403,18 @@ def test_making_us_reset_is_cut_like_resetting() -> None:
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_more_streams_than_allowed_are_refused_and_the_others_go_on() -> None:
+def test_streams_over_the_limit_are_refused_and_others_continue() -> None:
     core = served(streams_max=2)
     first = opened(core, 1)
     opened(core, 3)
     assert core.receive(headers(5)) == []
     assert resets(core.take()) == {5: Code.REFUSED_STREAM}
     core.receive(data(1, b"", ends=True))
-    core.answer(first, BLOCK, b"x", b"", TRAILER)
+    core.respond(first, BLOCK, b"x", b"", TRAILER)
     assert opened(core, 7).id == 7
 
 
-def test_a_header_block_without_end_is_cut() -> None:
+def test_an_endless_header_block_closes_the_connection() -> None:
     core = served()
     core.receive(f.frame(f.HEADERS, 0, 1, b""))
     core.receive(f.frame(f.CONTINUATION, 0, 1, b"") * CONTINUATIONS_MAX)
@@ -423,21 +423,21 @@ def test_a_header_block_without_end_is_cut() -> None:
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_a_header_block_that_is_too_large_is_cut() -> None:
+def test_a_header_block_over_the_limit_closes_the_connection() -> None:
     core = served()
     core.receive(f.frame(f.HEADERS, 0, 1, bytes(LIST_BYTES_MAX)))
     core.receive(f.frame(f.CONTINUATION, f.END_HEADERS, 1, b"x"))
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_a_small_block_that_stands_for_large_fields_is_cut() -> None:
+def test_a_header_block_that_decompresses_over_the_limit_is_refused() -> None:
     core = served()
     bomb = b"\x40\x01a\x7f\xa1\x1e" + bytes(4_000) + b"\xbe" * 200
     core.receive(f.frame(f.HEADERS, f.END_HEADERS, 1, bomb))
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_an_answer_before_all_was_said_asks_for_no_more() -> None:
+def test_an_early_response_resets_the_request_without_an_error() -> None:
     core = served()
     stream = opened(core)
     core.headers(stream, BLOCK)
@@ -455,11 +455,11 @@ def test_no_streams_are_accepted_after_goaway() -> None:
     core.receive(headers(3))
     assert resets(core.take()) == {3: Code.REFUSED_STREAM}
     core.receive(data(1, b"", ends=True))
-    core.answer(stream, BLOCK, b"x", b"", TRAILER)
+    core.respond(stream, BLOCK, b"x", b"", TRAILER)
     assert [each.payload for each in sent(core)] == [b"x"]
 
 
-def test_what_waits_for_a_stream_that_is_reset_is_forgotten() -> None:
+def test_pending_data_of_a_reset_stream_is_dropped() -> None:
     core = served()
     stream = opened(core)
     core.send(stream, bytes(1 << 20))
@@ -471,7 +471,7 @@ def test_what_waits_for_a_stream_that_is_reset_is_forgotten() -> None:
     assert core.take() == b""
 
 
-def test_what_one_connection_made_known_does_not_keep_anothers_table_from_growing() -> None:
+def test_the_header_block_cache_does_not_affect_the_tables_of_other_connections() -> None:
     header_cache: HeaderCache[list[Field]] = HeaderCache(list)
     cores: list[Connection[list[Field]]] = [Connection(header_cache, clock_s=Clock()) for _ in range(2)]
     indexed = b"\x40\x01a\x01b"

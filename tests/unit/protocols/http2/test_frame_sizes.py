@@ -8,14 +8,14 @@ import sys
 import pytest
 from tests.unit.protocols.http2.peer import OPENING, REQUEST, Clock, data, frames, goaway, headers, served
 
+from basaltmq.protocols.frame_buffer import PART_BYTES_MIN, FrameBuffer
 from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
 from basaltmq.protocols.grpc.http2.events import ConnectionFailed, Data, Headers
-from basaltmq.protocols.grpc.http2.frame_buffer import PIECE_BYTES_MIN, FrameBuffer
 from basaltmq.protocols.grpc.http2.frames import (
+    FRAME_BYTES_ACCEPTED,
     FRAME_BYTES_MAX,
     FRAME_BYTES_MIN,
-    FRAME_BYTES_TAKEN,
     HEAD_BYTES,
     Code,
     Setting,
@@ -23,7 +23,7 @@ from basaltmq.protocols.grpc.http2.frames import (
 from basaltmq.protocols.grpc.http2.header_blocks import Field, HeaderCache, encode
 from basaltmq.protocols.grpc.http2.stream import Stream
 
-CONTENT = random.Random(7).randbytes(FRAME_BYTES_TAKEN)
+CONTENT = random.Random(7).randbytes(FRAME_BYTES_ACCEPTED)
 
 
 def opened(core: Connection[list[Field]], stream: int = 1) -> Stream:
@@ -38,14 +38,14 @@ def sizes(core: Connection[list[Field]]) -> list[int]:
 
 
 @pytest.mark.parametrize("is_client", [False, True])
-def test_both_sides_offer_to_take_large_frames(is_client: bool) -> None:
+def test_both_sides_announce_a_large_max_frame_size(is_client: bool) -> None:
     core: Connection[list[Field]] = Connection(HeaderCache(list), is_client=is_client, clock_s=Clock())
     found = frames(core.take().removeprefix(f.PREFACE))[0]
-    assert (Setting.MAX_FRAME_SIZE, FRAME_BYTES_TAKEN) in f.settings_of(found.payload)
+    assert (Setting.MAX_FRAME_SIZE, FRAME_BYTES_ACCEPTED) in f.settings_of(found.payload)
 
 
 @pytest.mark.parametrize("piece_bytes", [13, 4_095, 65_536, len(CONTENT), 1 << 20])
-def test_a_frame_of_the_size_that_was_offered_is_taken_however_it_is_cut(piece_bytes: int) -> None:
+def test_a_frame_of_the_announced_size_is_decoded_for_any_fragmentation(piece_bytes: int) -> None:
     core = served()
     stream = opened(core)
     raw = data(1, CONTENT) + data(1, b"end", ends=True)
@@ -56,37 +56,37 @@ def test_a_frame_of_the_size_that_was_offered_is_taken_however_it_is_cut(piece_b
     assert (bytes(first.chunk), first.size_bytes, first.has_ended) == (CONTENT, len(CONTENT), False)
     assert (last.chunk, last.has_ended) == (b"end", True)
     assert first.stream is stream
-    assert core._frame_buffer.size_bytes == 0
+    assert len(core._frame_buffer) == 0
 
 
 def test_a_large_frame_may_be_padded() -> None:
     core = served()
     opened(core)
     padding = 200
-    content = CONTENT[: FRAME_BYTES_TAKEN - padding - 1]
+    content = CONTENT[: FRAME_BYTES_ACCEPTED - padding - 1]
     payload = bytes([padding]) + content + bytes(padding)
     (event,) = core.receive(f.frame(f.DATA, f.PADDED | f.END_STREAM, 1, payload))
     assert isinstance(event, Data)
-    assert (bytes(event.chunk), event.size_bytes) == (content, FRAME_BYTES_TAKEN)
+    assert (bytes(event.chunk), event.size_bytes) == (content, FRAME_BYTES_ACCEPTED)
 
 
-def test_a_frame_over_the_size_that_was_offered_is_refused_before_it_is_there() -> None:
+def test_a_frame_over_the_announced_size_is_refused_at_its_header() -> None:
     core = served()
     opened(core)
-    (event,) = core.receive(f.head(FRAME_BYTES_TAKEN + 1, f.DATA, 0, 1))
+    (event,) = core.receive(f.head(FRAME_BYTES_ACCEPTED + 1, f.DATA, 0, 1))
     assert isinstance(event, ConnectionFailed)
     assert goaway(core.take()) is Code.FRAME_SIZE_ERROR
 
 
 @pytest.mark.parametrize("kind", [f.HEADERS, f.CONTINUATION, f.SETTINGS, f.GOAWAY, f.PING, f.PRIORITY])
-def test_only_data_has_reasons_to_be_large(kind: int) -> None:
+def test_only_data_frames_may_be_large(kind: int) -> None:
     core = served()
     (event,) = core.receive(f.head(FRAME_BYTES_MIN + 1, kind, 0, 1))
     assert isinstance(event, ConnectionFailed)
     assert goaway(core.take()) is Code.ENHANCE_YOUR_CALM
 
 
-def test_a_large_frame_of_an_unknown_kind_is_passed_over() -> None:
+def test_a_large_frame_of_an_unknown_type_is_skipped() -> None:
     core = served()
     raw = f.frame(77, 0, 0, CONTENT) + headers(1)
     events = [e for at in range(0, len(raw), 10_000) for e in core.receive(raw[at : at + 10_000])]
@@ -101,7 +101,7 @@ def test_frames_respect_the_peers_max_frame_size_and_the_minimum_before_its_sett
     content = bytes(600_000)
     core.send(stream, content)
     assert max(sizes(core)) == FRAME_BYTES_MIN
-    for said, kept in ((100_000, 100_000), (FRAME_BYTES_MAX, FRAME_BYTES_TAKEN), (FRAME_BYTES_MIN, FRAME_BYTES_MIN)):
+    for said, kept in ((100_000, 100_000), (FRAME_BYTES_MAX, FRAME_BYTES_ACCEPTED), (FRAME_BYTES_MIN, FRAME_BYTES_MIN)):
         core.receive(f.settings([(Setting.MAX_FRAME_SIZE, said)]))
         core.send(stream, content)
         found = sizes(core)
@@ -109,7 +109,7 @@ def test_frames_respect_the_peers_max_frame_size_and_the_minimum_before_its_sett
         assert sum(found) == len(content)
 
 
-def test_what_waits_for_a_window_is_cut_as_said_in_the_meantime() -> None:
+def test_data_that_waits_for_a_window_is_split_by_the_current_max_frame_size() -> None:
     core = served()
     stream = opened(core)
     core.receive(f.settings([(Setting.MAX_FRAME_SIZE, 100_000)]))
@@ -125,26 +125,26 @@ def test_what_waits_for_a_window_is_cut_as_said_in_the_meantime() -> None:
 
 
 @pytest.mark.parametrize("said", [FRAME_BYTES_MIN - 1, FRAME_BYTES_MAX + 1])
-def test_a_size_that_cannot_be_is_refused(said: int) -> None:
+def test_an_invalid_max_frame_size_is_refused(said: int) -> None:
     core = served()
     core.receive(f.settings([(Setting.MAX_FRAME_SIZE, said)]))
     assert goaway(core.take()) is Code.PROTOCOL_ERROR
 
 
-def test_a_client_that_takes_small_frames_may_send_large_ones() -> None:
+def test_a_client_with_a_small_max_frame_size_may_send_large_frames() -> None:
     core = served()
     (event, content) = core.receive(headers(1) + data(1, CONTENT, ends=True))
     assert isinstance(event, Headers)
     assert isinstance(content, Data)
-    core.answer(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
+    core.respond(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
     assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
     event, _ = core.receive(headers(3) + data(3, b"again", ends=True))
     assert isinstance(event, Headers)
-    core.answer(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
+    core.respond(event.stream, encode([(":status", "200")]), bytes(5), bytes(19_995), encode([("grpc-status", "0")]))
     assert sizes(core) == [FRAME_BYTES_MIN, 20_000 - FRAME_BYTES_MIN]
 
 
-def test_large_content_is_not_copied_and_small_content_does_not_keep_what_it_came_with() -> None:
+def test_large_data_is_not_copied_and_small_data_is() -> None:
     core = served()
     opened(core)
     (large,) = core.receive(data(1, CONTENT))
@@ -154,46 +154,46 @@ def test_large_content_is_not_copied_and_small_content_does_not_keep_what_it_cam
     assert [type(each.chunk) for each in events if isinstance(each, Data)] == [bytes] * 3
 
 
-def test_a_frame_that_trickles_in_takes_no_more_memory_than_it_has_bytes() -> None:
+def test_a_fragmented_frame_uses_no_more_memory_than_its_size() -> None:
     core = served()
     opened(core)
     raw = data(1, CONTENT[:50_000])
     for at in range(0, len(raw) - 2, 2):
         assert core.receive(raw[at : at + 2]) == []
-    assert sum(map(sys.getsizeof, core._frame_buffer._pieces)) < 1.1 * len(raw)
+    assert sum(map(sys.getsizeof, core._frame_buffer._parts)) < 1.1 * len(raw)
     (event,) = core.receive(raw[-2:] if len(raw) % 2 == 0 else raw[-1:])
     assert isinstance(event, Data)
     assert bytes(event.chunk) == CONTENT[:50_000]
 
 
-def test_pieces_of_some_size_are_put_together_once() -> None:
+def test_large_fragments_are_joined_once() -> None:
     rest = FrameBuffer()
-    first = bytes(PIECE_BYTES_MIN)
-    rest.keep(first, 10 * PIECE_BYTES_MIN)
-    given = [bytes([number]) * PIECE_BYTES_MIN for number in range(10)]
+    first = bytes(PART_BYTES_MIN)
+    rest.keep(first, 10 * PART_BYTES_MIN)
+    given = [bytes([number]) * PART_BYTES_MIN for number in range(10)]
     for each in given[:-1]:
         assert rest.with_next(each) is None
-    assert all(kept is each for kept, each in zip(rest._pieces, [first, *given], strict=False))
+    assert all(kept is each for kept, each in zip(rest._parts, [first, *given], strict=False))
     assert rest.with_next(given[-1]) == b"".join([first, *given])
     assert rest.with_next(b"next") == b"next"
 
 
-def test_a_frame_is_put_together_when_it_is_whole_and_not_before() -> None:
+def test_a_frame_is_joined_only_when_it_is_complete() -> None:
     core = served()
     opened(core)
     raw = data(1, CONTENT)
     for at in range(0, 100_000, 10_000):
         core.receive(raw[at : at + 10_000])
-    assert len(core._frame_buffer._pieces) == 10
+    assert len(core._frame_buffer._parts) == 10
 
 
-def test_half_a_frame_is_forgotten_with_its_connection() -> None:
+def test_an_incomplete_frame_is_dropped_when_its_connection_closes() -> None:
     core = served()
     opened(core)
     core.receive(data(1, CONTENT)[:-1])
-    assert core._frame_buffer.size_bytes == HEAD_BYTES + len(CONTENT) - 1
+    assert len(core._frame_buffer) == HEAD_BYTES + len(CONTENT) - 1
     core.abandon(Code.INTERNAL_ERROR, "enough")
-    assert core._frame_buffer.size_bytes == 0
+    assert len(core._frame_buffer) == 0
     assert core.receive(CONTENT[-1:]) == []
 
 

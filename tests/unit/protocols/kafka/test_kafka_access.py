@@ -22,7 +22,7 @@ from basaltmq.streams.offsets import Commit
 
 TOPIC, GROUP, ID = "a-topic", "a-group", "an-id"
 Right = tuple[str, str]
-Answer = dict[str, Any]
+Response = dict[str, Any]
 
 
 class LimitedUser(AnyUser):
@@ -43,26 +43,26 @@ class LimitedUser(AnyUser):
 
 
 class Asked(NamedTuple):
-    """A request, the right it needs, and where in the answer it is told that it is missing."""
+    """A request, the permission it needs, and the place of the error in the response."""
 
     key: int
     version: int
-    body: Answer
+    body: Response
     right: Right
     code: int
-    reported: Callable[[Answer], Any]
+    reported: Callable[[Response], Any]
 
 
-def partition_of(answer: Answer) -> Any:
-    return answer["topics"][0]["partitions"][0]["error_code"]
+def partition_of(response: Response) -> Any:
+    return response["topics"][0]["partitions"][0]["error_code"]
 
 
-def result(answer: Answer) -> Any:
-    return answer["results"][0]["error_code"]
+def result(response: Response) -> Any:
+    return response["results"][0]["error_code"]
 
 
-def whole(answer: Answer) -> Any:
-    return answer["error_code"]
+def whole(response: Response) -> Any:
+    return response["error_code"]
 
 
 READS, WRITES, CONFIGURES = (READ, TOPIC), (WRITE, TOPIC), (CONFIGURE, TOPIC)
@@ -144,7 +144,7 @@ REQUESTS = [
         {"key_type": 0, "coordinator_keys": ["another", GROUP]},
         READS_GROUP,
         NO_GROUP,
-        lambda answer: answer["coordinators"][1]["error_code"],
+        lambda response: response["coordinators"][1]["error_code"],
     ),
     Asked(k.JOIN_GROUP, 5, _JOIN, READS_GROUP, NO_GROUP, whole),
     Asked(k.SYNC_GROUP, 3, _MEMBER, READS_GROUP, NO_GROUP, whole),
@@ -156,7 +156,7 @@ REQUESTS = [
         {"groups": [GROUP]},
         READS_GROUP,
         NO_GROUP,
-        lambda answer: answer["groups"][0]["error_code"],
+        lambda response: response["groups"][0]["error_code"],
     ),
     Asked(k.CONSUMER_GROUP_HEARTBEAT, 1, _BEAT, READS_GROUP, NO_GROUP, whole),
     Asked(k.CONSUMER_GROUP_HEARTBEAT, 1, _BEAT, READS, NO_TOPIC, whole),
@@ -166,7 +166,7 @@ REQUESTS = [
         {"group_ids": [GROUP]},
         READS_GROUP,
         NO_GROUP,
-        lambda answer: answer["groups"][0]["error_code"],
+        lambda response: response["groups"][0]["error_code"],
     ),
     Asked(k.DELETE_GROUPS, 1, {"groups_names": [GROUP]}, READS_GROUP, NO_GROUP, result),
     Asked(
@@ -175,7 +175,7 @@ REQUESTS = [
         {"topic_names": [TOPIC]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["responses"][0]["error_code"],
+        lambda response: response["responses"][0]["error_code"],
     ),
     Asked(
         k.CREATE_TOPICS,
@@ -183,7 +183,7 @@ REQUESTS = [
         {"topics": [_NEW]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["topics"][0]["error_code"],
+        lambda response: response["topics"][0]["error_code"],
     ),
     Asked(k.CREATE_PARTITIONS, 1, {"topics": [{"name": TOPIC, "count": 2}]}, CONFIGURES, NO_TOPIC, result),
     Asked(
@@ -202,7 +202,7 @@ REQUESTS = [
         {"resources": [{**_SETTINGS, "configs": []}]},
         (CONFIGURE, GROUP),
         NO_GROUP,
-        lambda answer: answer["responses"][0]["error_code"],
+        lambda response: response["responses"][0]["error_code"],
     ),
     Asked(
         k.ALTER_CONFIGS,
@@ -210,7 +210,7 @@ REQUESTS = [
         {"resources": [{**_CONFIG, "configs": []}]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["responses"][0]["error_code"],
+        lambda response: response["responses"][0]["error_code"],
     ),
     Asked(
         k.INCREMENTAL_ALTER_CONFIGS,
@@ -218,7 +218,7 @@ REQUESTS = [
         {"resources": [{**_CONFIG, "configs": []}]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["responses"][0]["error_code"],
+        lambda response: response["responses"][0]["error_code"],
     ),
     Asked(
         k.ELECT_LEADERS,
@@ -226,7 +226,7 @@ REQUESTS = [
         {"topic_partitions": [{"topic": TOPIC, "partitions": [0]}]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["replica_election_results"][0]["partition_result"][0]["error_code"],
+        lambda response: response["replica_election_results"][0]["partition_result"][0]["error_code"],
     ),
     Asked(
         k.ALTER_PARTITION_REASSIGNMENTS,
@@ -234,7 +234,7 @@ REQUESTS = [
         {"topics": [{"name": TOPIC, "partitions": [{"partition_index": 0, "replicas": [1]}]}]},
         CONFIGURES,
         NO_TOPIC,
-        lambda answer: answer["responses"][0]["partitions"][0]["error_code"],
+        lambda response: response["responses"][0]["partitions"][0]["error_code"],
     ),
     Asked(
         k.INIT_PRODUCER_ID,
@@ -250,7 +250,7 @@ REQUESTS = [
         {**_OF_ID, "topics": [{"name": TOPIC, "partitions": [0]}]},
         WRITES_ID,
         NO_ID,
-        lambda answer: answer["results"][0]["results"][0]["error_code"],
+        lambda response: response["results"][0]["results"][0]["error_code"],
     ),
     Asked(
         k.ADD_PARTITIONS_TO_TXN,
@@ -258,7 +258,7 @@ REQUESTS = [
         {**_OF_ID, "topics": [{"name": TOPIC, "partitions": [0]}]},
         WRITES,
         NO_TOPIC,
-        lambda answer: answer["results"][0]["results"][0]["error_code"],
+        lambda response: response["results"][0]["results"][0]["error_code"],
     ),
     Asked(k.ADD_OFFSETS_TO_TXN, 3, {**_OF_ID, "group_id": GROUP}, WRITES_ID, NO_ID, whole),
     Asked(k.ADD_OFFSETS_TO_TXN, 3, {**_OF_ID, "group_id": GROUP}, READS_GROUP, NO_GROUP, whole),
@@ -272,7 +272,7 @@ REQUESTS = [
         {"transactional_ids": [ID]},
         WRITES_ID,
         NO_ID,
-        lambda answer: answer["transaction_states"][0]["error_code"],
+        lambda response: response["transaction_states"][0]["error_code"],
     ),
     Asked(
         k.DESCRIBE_PRODUCERS,
@@ -327,45 +327,47 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     made.close()
 
 
-def ask(harness: Harness, denied: Right | None, key: int, version: int, body: Answer) -> Answer:
-    async def run() -> Answer:
+def ask(harness: Harness, denied: Right | None, key: int, version: int, body: Response) -> Response:
+    async def run() -> Response:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](harness.context, cast(Client, LimitedUser(denied)), k.decode_request(raw[4:]))
-        if isinstance(answer, tuple):
-            answer = answer[0]
-        if asyncio.iscoroutine(answer):
-            answer = await answer
-        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        response: Any = handlers()[key](harness.context, cast(Client, LimitedUser(denied)), k.decode_request(raw[4:]))
+        if isinstance(response, tuple):
+            response = response[0]
+        if asyncio.iscoroutine(response):
+            response = await response
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, response))
         return k.decode_response(key, version, encoded[4:])[1]
 
     return asyncio.run(run())
 
 
-def test_every_request_is_looked_at_here() -> None:
+def test_every_request_type_has_a_permission_test() -> None:
     assert {each.key for each in REQUESTS} | FREE | SHOWN | ADMINISTRATORS == set(APIS)
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda each: f"{APIS[each.key].name}-{'-'.join(each.right)}")
-def test_without_permission_nothing_changes_and_the_error_says_why(harness: Harness, asked: Asked) -> None:
+def test_requests_without_permission_change_nothing_and_return_an_authorization_error(
+    harness: Harness, asked: Asked
+) -> None:
     before = harness.transactions.get(ID)
-    answer = ask(harness, asked.right, asked.key, asked.version, asked.body)
-    assert asked.reported(answer) == asked.code
+    response = ask(harness, asked.right, asked.key, asked.version, asked.body)
+    assert asked.reported(response) == asked.code
     assert harness.transactions.get(ID) == before
     assert [each.offset for each in harness.context.plane.offsets.of_group(GROUP).values()] == [1]
     engine, shard = harness.context.engine(harness.context.topic(TOPIC), 0)
     assert engine.shard_info(shard).next_offset == 0
 
 
-def test_a_batch_of_a_transaction_needs_the_right_to_the_topic_too(harness: Harness) -> None:
+def test_transactional_batches_require_write_permission_on_the_topic(harness: Harness) -> None:
     topics = [{"name": TOPIC, "partitions": [{"index": 0, "records": transactional(0, 0, b"x")}]}]
-    answer = ask(harness, WRITES, k.PRODUCE, 9, {**_TRANSACT, "topics": topics})
-    assert partition_of(answer) == NO_TOPIC
+    response = ask(harness, WRITES, k.PRODUCE, 9, {**_TRANSACT, "topics": topics})
+    assert partition_of(response) == NO_TOPIC
 
 
-def test_lists_leave_out_what_may_not_be_seen(harness: Harness) -> None:
+def test_lists_omit_objects_without_read_permission(harness: Harness) -> None:
     def topics(denied: Right | None) -> list[str]:
-        answer = ask(harness, denied, k.METADATA, 1, {"topics": None})
-        return [each["name"] for each in answer["topics"]]
+        response = ask(harness, denied, k.METADATA, 1, {"topics": None})
+        return [each["name"] for each in response["topics"]]
 
     assert topics(READS) == [TOPIC], "one that it may write to is seen"
 
@@ -375,15 +377,15 @@ def test_lists_leave_out_what_may_not_be_seen(harness: Harness) -> None:
     assert (groups(None), groups(READS_GROUP)) == ([GROUP], [])
 
     def transactions(denied: Right | None) -> list[str]:
-        asked: Answer = {"state_filters": [], "producer_id_filters": []}
-        answer = ask(harness, denied, k.LIST_TRANSACTIONS, 0, asked)
-        return [each["transactional_id"] for each in answer["transaction_states"]]
+        asked: Response = {"state_filters": [], "producer_id_filters": []}
+        response = ask(harness, denied, k.LIST_TRANSACTIONS, 0, asked)
+        return [each["transactional_id"] for each in response["transaction_states"]]
 
     assert (transactions(None), transactions(WRITES_ID)) == ([ID], [])
 
-    def directories(denied: Right | None, topics: list[Answer] | None = None) -> list[str]:
-        answer = ask(harness, denied, k.DESCRIBE_LOG_DIRS, 4, {"topics": topics})
-        return [each["name"] for result in answer["results"] for each in result["topics"]]
+    def directories(denied: Right | None, topics: list[Response] | None = None) -> list[str]:
+        response = ask(harness, denied, k.DESCRIBE_LOG_DIRS, 4, {"topics": topics})
+        return [each["name"] for result in response["results"] for each in result["topics"]]
 
     assert (directories(None), directories(READS)) == ([TOPIC], [])
     assert directories(READS, [{"topic": TOPIC, "partitions": [0]}]) == []
@@ -411,14 +413,14 @@ def test_find_coordinator_requires_permission_on_the_group_or_id(harness: Harnes
 
 def test_auto_creation_of_topics_requires_the_configure_permission(harness: Harness) -> None:
     asked = {"topics": [{"name": "passing"}], "allow_auto_topic_creation": True}
-    answer = ask(harness, (CONFIGURE, "passing"), k.METADATA, 4, asked)
-    assert answer["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
+    response = ask(harness, (CONFIGURE, "passing"), k.METADATA, 4, asked)
+    assert response["topics"][0]["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
     assert harness.context.plane.topics.find("passing") is None
 
 
 @pytest.mark.parametrize("key", sorted(ADMINISTRATORS))
-def test_credentials_are_for_administrators(harness: Harness, key: int) -> None:
+def test_only_administrators_may_manage_credentials(harness: Harness, key: int) -> None:
     changed = {"deletions": [{"name": "guest", "mechanism": 1}], "upsertions": []}
-    answer = ask(harness, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)
-    reported = answer if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else answer["results"][0]
+    response = ask(harness, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)
+    reported = response if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else response["results"][0]
     assert reported["error_code"] == e.CLUSTER_AUTHORIZATION_FAILED

@@ -22,7 +22,7 @@ def moved(before: dict[str, Assignment], after: dict[str, Assignment]) -> int:
     return sum(held.get(place, member) != member for member, places in after.items() for place in places)
 
 
-def test_uniform_moves_what_it_must_and_no_more() -> None:
+def test_the_uniform_assignor_moves_as_few_partitions_as_possible() -> None:
     there = topics(t=7, u=5)
     before = uniform(everybody("abc", "t", "u"), there, {})
     assert sorted(map(len, before.values())) == [4, 4, 4]
@@ -35,7 +35,7 @@ def test_uniform_moves_what_it_must_and_no_more() -> None:
     assert (sorted(map(len, wider.values())), moved(left, wider)) == ([4, 4, 5], 0)
 
 
-def test_uniform_spreads_one_topic_over_everybody() -> None:
+def test_the_uniform_assignor_spreads_one_topic_over_all_members() -> None:
     found = uniform(everybody("abcd", "t", "u"), topics(t=4, u=4), {})
     for share in found.values():
         assert {topic_id for topic_id, _ in share} == {UUID(int=0).bytes, UUID(int=1).bytes}
@@ -64,7 +64,7 @@ def test_assignment_is_balanced_for_any_subscriptions() -> None:
                 assert not could or len(share) - len(less) <= 1
 
 
-def test_range_cuts_topics_alike_and_keeps_low_numbers_where_they_were() -> None:
+def test_the_range_assignor_splits_topics_alike_and_keeps_low_partitions_in_place() -> None:
     there = topics(t=5, u=5, small=1)
     before = by_range(everybody("ab", "t", "u", "small"), there, {})
     assert {at for _, at in before["a"]} == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""Requests and answers through their codecs: whole, cut off, and made of anything."""
+"""Requests and responses through their codecs: whole, cut off, and made of anything."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from basaltmq.errors import MalformedRequestError
 from basaltmq.protocols.kafka.wire import api as k
-from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct, encode_array, read_varint, varint
-from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
+from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct, encode_array, read_varint
+from basaltmq.varints import varint
 
 VERSIONS = [(api, version) for api in k.APIS.values() for version in range(api.version_min, api.version_max + 1)]
 HOSTILE = (0x7FFFFFFF, -1, -2, -(1 << 31), 1 << 20)
@@ -28,6 +28,7 @@ def value_of(kind: str | Array | Struct, version: int) -> st.SearchStrategy[Any]
         return st.integers(-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
     known: dict[str, st.SearchStrategy[Any]] = {
         "bool": st.booleans(),
+        "uint16": st.integers(0, (1 << 16) - 1),
         "string": st.text(max_size=5),
         "bytes": st.binary(max_size=5),
         "records": st.binary(max_size=5),
@@ -56,7 +57,7 @@ def listed(value: Any) -> Any:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_what_is_written_is_read_again(data: st.DataObject) -> None:
+def test_messages_round_trip(data: st.DataObject) -> None:
     api, version = data.draw(st.sampled_from(VERSIONS))
     asked = data.draw(body_of(api.request, version))
     client = data.draw(st.none() | st.text(max_size=8))
@@ -66,18 +67,18 @@ def test_what_is_written_is_read_again(data: st.DataObject) -> None:
     assert (request.api, request.version, request.correlation_id, request.client_id) == (api, version, 77, client)
     assert listed(request.body) == listed(asked)
 
-    answered = data.draw(body_of(api.response, version))
-    raw = b"".join(k.encode_response(api, version, 9, answered))
+    responded = data.draw(body_of(api.response, version))
+    raw = b"".join(k.encode_response(api, version, 9, responded))
     correlation_id, found = k.decode_response(api.key, version, raw[4:])
     assert correlation_id == 9
-    assert listed(found) == listed(answered)
+    assert listed(found) == listed(responded)
 
 
 @pytest.mark.parametrize("version", range(k.APIS[k.METADATA].version_max + 1))
-def test_an_array_encoded_before_is_written_like_its_elements(version: int) -> None:
+def test_pre_encoded_arrays_are_written_like_their_elements(version: int) -> None:
     api = k.APIS[k.METADATA]
     plain = [{"partition_index": at, "leader_id": 1, "isr_nodes": (1, 2)} for at in range(200)]
-    encoded = encode_array(METADATA_PARTITION, plain, version, version >= api.flexible_since)
+    encoded = encode_array(k.METADATA_PARTITION, plain, version, version >= api.flexible_since)
     raw = [
         k.encode_response(api, version, 1, {"topics": [{"name": "t", "partitions": given}] * 2})
         for given in (plain, encoded)
@@ -85,7 +86,7 @@ def test_an_array_encoded_before_is_written_like_its_elements(version: int) -> N
     assert raw[0] == raw[1]
 
 
-def test_an_answer_is_one_piece_but_for_what_is_large_which_is_not_copied() -> None:
+def test_only_large_values_of_a_response_are_separate_buffers() -> None:
     topics = [{"name": f"t{at}", "partitions": [{"partition_index": 0}] * 8} for at in range(500)]
     (raw,) = k.encode_response(k.APIS[k.METADATA], 9, 1, {"topics": topics})
     assert len(raw) > k.JOINED_BYTES_MAX
@@ -101,7 +102,7 @@ def test_an_answer_is_one_piece_but_for_what_is_large_which_is_not_copied() -> N
 
 @settings(max_examples=300)
 @given(st.data())
-def test_a_request_cut_off_anywhere_is_malformed(data: st.DataObject) -> None:
+def test_a_truncated_request_is_malformed(data: st.DataObject) -> None:
     api, version = data.draw(st.sampled_from(VERSIONS))
     raw = k.encode_request(api.key, version, 1, "c", data.draw(body_of(api.request, version)))[4:]
     cut = data.draw(st.integers(0, len(raw) - 1))
@@ -111,7 +112,7 @@ def test_a_request_cut_off_anywhere_is_malformed(data: st.DataObject) -> None:
 
 @settings(max_examples=500)
 @given(st.data())
-def test_any_bytes_are_a_request_or_malformed(data: st.DataObject) -> None:
+def test_random_bytes_are_a_request_or_malformed(data: st.DataObject) -> None:
     api, version = data.draw(st.sampled_from(VERSIONS))
     head = api.key.to_bytes(2, "big") + version.to_bytes(2, "big") + b"\0\0\0\1\xff\xff"
     try:
@@ -122,7 +123,7 @@ def test_any_bytes_are_a_request_or_malformed(data: st.DataObject) -> None:
 
 @settings(max_examples=500)
 @given(st.data())
-def test_a_length_overwritten_with_a_hostile_one_is_a_request_or_malformed(data: st.DataObject) -> None:
+def test_a_request_with_a_hostile_length_is_decoded_or_malformed(data: st.DataObject) -> None:
     api, version = data.draw(st.sampled_from(VERSIONS))
     raw = bytearray(k.encode_request(api.key, version, 1, "c", data.draw(body_of(api.request, version)))[4:])
     at = data.draw(st.integers(8, max(8, len(raw) - 4)))
@@ -136,13 +137,13 @@ def test_a_length_overwritten_with_a_hostile_one_is_a_request_or_malformed(data:
 
 
 @pytest.mark.parametrize("count", [0x7FFFFFFF, -2, 1000])
-def test_a_count_that_cannot_be_is_refused_before_anything_is_made(count: int) -> None:
+def test_an_impossible_count_is_refused_before_allocation(count: int) -> None:
     table = Struct(Field("names", Array("string"))).codec(0, False)
     with pytest.raises(MalformedRequestError, match="names"):
         table.read(count.to_bytes(4, "big", signed=True) + b"\0\0" * 4, 0)
 
 
-def test_a_null_where_none_is_allowed_is_malformed() -> None:
+def test_null_in_a_field_that_is_not_nullable_is_malformed() -> None:
     for kind, raw in (("string", b"\xff\xff"), ("bytes", b"\xff" * 4)):
         with pytest.raises(MalformedRequestError):
             Struct(Field("it", kind)).codec(0, False).read(raw, 0)
@@ -161,12 +162,12 @@ def test_unknown_tags_are_skipped_and_known_ones_read() -> None:
 
 
 @given(st.integers(0, (1 << 32) - 1))
-def test_varints_come_back(number: int) -> None:
+def test_varints_round_trip(number: int) -> None:
     raw = varint(number)
     assert read_varint(raw, 0) == (number, len(raw))
 
 
-def test_a_varint_without_end_is_malformed() -> None:
+def test_an_unterminated_varint_is_malformed() -> None:
     for raw in (b"", b"\xff", b"\xff" * 9):
         with pytest.raises(MalformedRequestError):
             read_varint(raw, 0)
@@ -188,7 +189,7 @@ def test_chunks_of_records_are_written_without_joining() -> None:
     assert out[0] == varint(31)
 
 
-def test_ids_are_sixteen_bytes() -> None:
+def test_uuids_have_16_bytes() -> None:
     table = Struct(Field("id", "uuid")).codec(0, False)
     assert table.read(bytes(range(16)), 0) == ({"id": UUID(bytes=bytes(range(16)))}, 16)
     with pytest.raises(MalformedRequestError):

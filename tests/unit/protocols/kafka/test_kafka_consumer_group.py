@@ -60,13 +60,13 @@ class Harness:
         assert caught.value.code == code, caught.value
 
 
-def reported(answer: dict[str, Any]) -> set[int] | None:
-    if answer.get("assignment") is None:
+def reported(response: dict[str, Any]) -> set[int] | None:
+    if response.get("assignment") is None:
         return None
-    return {at for each in answer["assignment"]["topic_partitions"] for at in each["partitions"]}
+    return {at for each in response["assignment"]["topic_partitions"] for at in each["partitions"]}
 
 
-def test_a_partition_reaches_its_next_member_when_the_one_before_has_let_go() -> None:
+def test_a_partition_is_assigned_after_its_previous_member_revoked_it() -> None:
     harness = Harness(t=4)
     assert (reported(harness.join("a")), harness.group.state) == ({0, 1, 2, 3}, State.STABLE)
     second = harness.join("b")
@@ -106,7 +106,7 @@ def test_partitions_of_a_leaving_or_expired_member_are_released() -> None:
     harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("c", 4))
 
 
-def test_a_member_that_does_not_let_go_in_time_is_fenced() -> None:
+def test_a_member_that_does_not_revoke_in_time_is_fenced() -> None:
     harness = Harness(t=2)
     harness.join("a")
     harness.join("b")
@@ -121,7 +121,7 @@ def test_a_member_that_does_not_let_go_in_time_is_fenced() -> None:
     assert reported(harness.say("b", 2)) == {0, 1}
 
 
-def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken() -> None:
+def test_only_the_current_and_the_previous_epoch_of_a_member_are_accepted() -> None:
     harness = Harness(t=2)
     harness.join("a")
     harness.join("b")
@@ -149,7 +149,7 @@ def test_only_the_epoch_of_a_member_and_the_one_whose_answer_was_lost_are_taken(
         assert harness.group.epoch_error(member, epoch) == code
 
 
-def test_a_member_that_joins_again_has_nothing_until_it_is_told() -> None:
+def test_a_member_that_rejoins_starts_without_partitions() -> None:
     harness = Harness(t=2)
     harness.join("a")
     harness.join("b")
@@ -180,7 +180,7 @@ def test_a_returning_static_member_gets_its_partitions_without_a_rebalance() -> 
     harness.refused(e.UNKNOWN_MEMBER_ID, lambda: harness.say("a", 2))
 
 
-def test_the_place_of_a_static_member_is_kept_for_a_session_and_no_longer() -> None:
+def test_partitions_of_a_static_member_are_kept_for_its_session_timeout() -> None:
     harness = Harness(t=2)
     harness.join("a", instance_id="one")
     harness.join("b")
@@ -195,7 +195,7 @@ def test_the_place_of_a_static_member_is_kept_for_a_session_and_no_longer() -> N
     assert reported(harness.join("c", instance_id="one")) == set(), "its name is free"
 
 
-def test_a_refused_join_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_join_leaves_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(t=1)
     for pattern in ("(?!a)b", "[", "(a)\\1", "(a{1,900}){1,900}", "x" * 2000):
         harness.refused(
@@ -207,7 +207,7 @@ def test_a_refused_join_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -
     assert (harness.group.members, harness.group.patterns, harness.group.epoch) == ({}, {}, 0)
 
 
-def test_a_pattern_matches_whole_names_that_may_be_read_whenever_they_come() -> None:
+def test_a_pattern_matches_whole_names_of_readable_topics_also_new_ones() -> None:
     harness = Harness(t=1, t2=1, xt=1, secret=1)
     harness.may = lambda name: name != "tsecret"
     first = harness.join("a", [], subscribed_topic_regex="t.*")
@@ -225,16 +225,16 @@ def test_a_pattern_matches_whole_names_that_may_be_read_whenever_they_come() -> 
     harness.topics["other"] = harness.topics["tsecret"] = TopicSize(UUID(int=11).bytes, 2)
     list(harness.group.topics_changing(frozenset(("other", "tsecret")), 0))
     assert harness.group.epoch == epoch + 1, "nobody asked for these"
-    answer = harness.say("a", first["member_epoch"])
-    assert sum(len(each["partitions"]) for each in answer["assignment"]["topic_partitions"]) == 5
+    response = harness.say("a", first["member_epoch"])
+    assert sum(len(each["partitions"]) for each in response["assignment"]["topic_partitions"]) == 5
     del harness.topics["t2"]
     list(harness.group.topics_changing(frozenset(("t2",)), 0))
     assert pattern.topics == frozenset(("t", "tlate", "tnew"))
-    harness.say("a", answer["member_epoch"], None, subscribed_topic_names=["t"], subscribed_topic_regex="")
+    harness.say("a", response["member_epoch"], None, subscribed_topic_names=["t"], subscribed_topic_regex="")
     assert not harness.group.patterns
 
 
-def test_topics_that_come_grow_and_go_move_the_epoch_and_others_do_not() -> None:
+def test_only_changes_of_subscribed_topics_increase_the_group_epoch() -> None:
     harness = Harness()
     assert (reported(harness.join("a")), harness.group.epoch) == (set(), 1)
     harness.topics["t"] = TopicSize(T.bytes, 2)
@@ -249,13 +249,13 @@ def test_topics_that_come_grow_and_go_move_the_epoch_and_others_do_not() -> None
     list(harness.group.topics_changing(frozenset(("t",)), 0))
     harness.topics["t"] = TopicSize(UUID(int=7).bytes, 1)
     list(harness.group.topics_changing(frozenset(("t",)), 0))
-    answer = harness.say("a", 3)
-    assert reported(answer) == set(), "what is gone is let go of first"
-    answer = harness.say("a", 3, set())
-    assert [each["topic_id"] for each in answer["assignment"]["topic_partitions"]] == [UUID(int=7)]
+    response = harness.say("a", 3)
+    assert reported(response) == set(), "the member first releases its partitions"
+    response = harness.say("a", 3, set())
+    assert [each["topic_id"] for each in response["assignment"]["topic_partitions"]] == [UUID(int=7)]
 
 
-def test_the_assignor_most_members_ask_for_is_used() -> None:
+def test_the_assignor_of_most_members_is_used() -> None:
     harness = Harness(t=3, u=3)
     harness.join("a", ["t", "u"], server_assignor=RANGE)
     assert harness.group.inputs.assignor == RANGE
@@ -268,17 +268,80 @@ def test_the_assignor_most_members_ask_for_is_used() -> None:
     assert sorted(map(len, harness.group.target.values())) == [1, 1, 2, 2]
 
 
-def test_targets_of_many_partitions_are_made_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_of_many_partitions_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RATE_LIMITED_PARTITIONS", 10)
     monkeypatch.setattr(module, "PARTITIONS_PER_MS", 1)
     harness = Harness(t=100)
     first = harness.join("a")
     assert (len(reported(first) or ()), first["member_epoch"]) == (100, 1), "the first is made at once"
     for name in ("b", "c", "d"):
-        answer = harness.join(name)
-        assert (reported(answer), answer["member_epoch"], harness.group.state) == (set(), 1, State.ASSIGNING)
-        assert answer["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS
+        response = harness.join(name)
+        assert (reported(response), response["member_epoch"], harness.group.state) == (set(), 1, State.ASSIGNING)
+        assert response["heartbeat_interval_ms"] == WAITING_HEARTBEAT_MS
     harness.now_ms = 100
     harness.say("b", 1)
     assert (harness.group.target_epoch, harness.group.epoch) == (4, 4)
     assert {len(share) for share in harness.group.target.values()} == {25}
+
+
+class Computing(Harness):
+    """A group whose targets are computed when the test calls for it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **partitions: int) -> None:
+        super().__init__(**partitions)
+        monkeypatch.setattr(module, "ASSIGNED_HERE_MAX", 3)
+        self.asked: list[tuple[Any, Callable[[], Any]]] = []
+        self.group = ConsumerGroup("g", self.topics.get, timing=TIMING, compute=self._ask)
+
+    def _ask(self, group: ConsumerGroup) -> None:
+        self.asked.append((group.inputs, group.assignment()))
+
+    def compute(self) -> None:
+        inputs, assignment = self.asked.pop(0)
+        self.group.assigned(inputs, assignment(), self.now_ms)
+
+
+@pytest.mark.promise("P13")
+def test_a_large_target_is_computed_elsewhere_and_members_keep_what_they_have_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Computing(monkeypatch, t=4)
+    first = harness.join("a")
+    assert (reported(first), first["heartbeat_interval_ms"]) == (set(), WAITING_HEARTBEAT_MS)
+    assert harness.group.state is State.ASSIGNING
+    harness.compute()
+    assert reported(harness.say("a", first["member_epoch"])) == {0, 1, 2, 3}
+    second = harness.join("b")
+    assert (reported(second), len(harness.asked)) == (set(), 1)
+    assert reported(harness.say("a", 1)) is None, "nothing is revoked before the target is there"
+    harness.compute()
+    assert reported(harness.say("a", 1)) == {0, 1}
+
+
+@pytest.mark.promise("P13")
+def test_a_target_of_old_inputs_is_computed_again_and_only_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Computing(monkeypatch, t=4)
+    first = harness.join("a")
+    harness.join("b")
+    harness.say("b", -1)
+    harness.join("c")
+    assert len(harness.asked) == 1
+    harness.compute()
+    assert harness.group.state is State.ASSIGNING
+    assert len(harness.asked) == 1
+    harness.compute()
+    assert set(harness.group.target) == {"a", "c"}
+    assert not harness.asked
+    assert reported(harness.say("a", first["member_epoch"])) == {0, 2}
+
+
+@pytest.mark.promise("P13")
+def test_a_group_that_everybody_leaves_while_its_target_is_computed_computes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Computing(monkeypatch, t=4)
+    harness.join("a")
+    harness.say("a", -1)
+    harness.compute()
+    assert not harness.asked
+    assert harness.group.state is State.EMPTY

@@ -6,6 +6,7 @@ They run on a loop whose time is the test's.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from tests.unit.protocols.kafka.test_kafka_context import AnyUser
 from tests.unit.protocols.kafka.test_kafka_context import Harness as ContextHarness
 
 from basaltmq.protocols.kafka.context import Client
+from basaltmq.protocols.kafka.groups import assignors, consumer_group
 from basaltmq.protocols.kafka.groups import consumer_group_table as module
 from basaltmq.protocols.kafka.groups.consumer_group import Timing
 from basaltmq.protocols.kafka.server import handlers
@@ -50,10 +52,10 @@ async def pass_time(seconds: float) -> None:
 class Harness(ContextHarness):
     async def ask(self, key: int, version: int, body: Fields) -> Fields:
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
-        if asyncio.iscoroutine(answer):
-            answer = await answer
-        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        response: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
+        if asyncio.iscoroutine(response):
+            response = await response
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, response))
         return k.decode_response(key, version, encoded[4:])[1]
 
     async def beat(self, member: str = "m", epoch: int = 0, version: int = 1, **fields: Any) -> Fields:
@@ -76,8 +78,10 @@ class Harness(ContextHarness):
     async def commit(self, member: str, epoch: int, version: int = 9) -> int:
         partitions = [{"partition_index": 0, "committed_offset": 1, "committed_metadata": None}]
         body = {"group_id": "g", "generation_id": epoch, "member_id": member}
-        answer = await self.ask(k.OFFSET_COMMIT, version, {**body, "topics": [{"name": "t", "partitions": partitions}]})
-        code: int = answer["topics"][0]["partitions"][0]["error_code"]
+        response = await self.ask(
+            k.OFFSET_COMMIT, version, {**body, "topics": [{"name": "t", "partitions": partitions}]}
+        )
+        code: int = response["topics"][0]["partitions"][0]["error_code"]
         return code
 
     async def fetch_offset(self, member: str | None, epoch: int) -> tuple[int, list[int]]:
@@ -117,8 +121,8 @@ def run(tmp_path: Path) -> Callable[[Callable[[Harness], Coroutine[Any, Any, Non
 Run = Callable[[Callable[[Harness], Coroutine[Any, Any, None]]], None]
 
 
-def partitions(answer: Fields) -> int:
-    return sum(len(each["partitions"]) for each in answer["assignment"]["topic_partitions"])
+def partitions(response: Fields) -> int:
+    return sum(len(each["partitions"]) for each in response["assignment"]["topic_partitions"])
 
 
 WRONG: list[tuple[Fields, int]] = [
@@ -141,11 +145,11 @@ WRONG: list[tuple[Fields, int]] = [
 ]
 
 
-def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
+def test_invalid_heartbeats_are_refused_and_leave_no_state(run: Run) -> None:
     async def body(harness: Harness) -> None:
         for fields, code in WRONG:
-            answer = await harness.beat(**fields)
-            assert (answer["error_code"], answer["assignment"]) == (code, None), fields
+            response = await harness.beat(**fields)
+            assert (response["error_code"], response["assignment"]) == (code, None), fields
         assert not harness.context.consumer_groups.by_name
         assert harness.kept() is None
         named = await harness.beat("", version=0)
@@ -155,7 +159,7 @@ def test_what_makes_no_sense_is_refused_and_leaves_nothing(run: Run) -> None:
     run(body)
 
 
-def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run: Run) -> None:
+def test_silent_members_expire_and_their_empty_group_is_freed(run: Run) -> None:
     async def body(harness: Harness) -> None:
         await harness.beat("a")
         await pass_time(SESSION_S / 2)
@@ -177,14 +181,14 @@ def test_members_that_are_silent_go_in_time_and_the_empty_group_is_let_go_of(run
     run(body)
 
 
-def test_topics_made_in_any_thread_reach_members_by_name_and_by_pattern(run: Run) -> None:
+def test_topics_created_in_any_thread_reach_members_by_name_and_by_pattern(run: Run) -> None:
     async def body(harness: Harness) -> None:
         first = await harness.beat("a", subscribed_topic_names=["t", "late"])
         assert partitions(first) == 1
         second = await harness.beat("b", group_id="h", subscribed_topic_names=[], subscribed_topic_regex="la.*|t")
         assert partitions(second) == 0
         group = harness.context.consumer_groups.by_name["h"]
-        await asyncio.wait(harness.context.consumer_groups._searches)
+        await asyncio.wait(harness.context.consumer_groups._tasks)
         second = await harness.beat("b", second["member_epoch"], group_id="h")
         assert partitions(second) == 1
         await asyncio.to_thread(harness.topic, "late")
@@ -216,7 +220,7 @@ def test_offsets_are_committed_and_fetched_by_members_in_their_epoch(run: Run) -
     run(body)
 
 
-def test_a_group_is_of_one_protocol_while_it_has_members_and_of_the_next_members_then(run: Run) -> None:
+def test_a_group_changes_its_protocol_only_while_it_is_empty(run: Run) -> None:
     async def body(harness: Harness) -> None:
         joining = asyncio.ensure_future(harness.join_classic())
         await pass_time(0)
@@ -247,7 +251,7 @@ def test_a_group_is_of_one_protocol_while_it_has_members_and_of_the_next_members
     run(body)
 
 
-def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> None:
+def test_groups_are_listed_by_type_and_described_with_it(run: Run) -> None:
     async def body(harness: Harness) -> None:
         await harness.beat("a", instance_id="i", rack_id="r")
         joining = asyncio.ensure_future(harness.join_classic("old"))
@@ -272,7 +276,7 @@ def test_groups_are_listed_by_type_and_described_as_what_they_are(run: Run) -> N
     run(body)
 
 
-def test_a_group_with_members_is_not_deleted_nor_its_offsets_of_topics_they_read(run: Run) -> None:
+def test_groups_with_members_and_offsets_of_their_topics_are_not_deleted(run: Run) -> None:
     async def body(harness: Harness) -> None:
         await harness.beat("m")
         await harness.commit("m", 1)
@@ -299,7 +303,7 @@ def test_a_group_with_members_is_not_deleted_nor_its_offsets_of_topics_they_read
     run(body)
 
 
-def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> None:
+def test_group_epochs_continue_after_a_restart(run: Run) -> None:
     async def body(harness: Harness) -> None:
         for name in ("a", "b", "c"):
             await harness.beat(name)
@@ -313,7 +317,7 @@ def test_epochs_go_on_where_they_were_when_the_broker_starts_again(run: Run) -> 
     run(body)
 
 
-def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_members_of_all_groups_is_limited(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MEMBERS_MAX", 2)
 
     async def body(harness: Harness) -> None:
@@ -336,7 +340,7 @@ def test_all_groups_together_have_a_limit(run: Run, monkeypatch: pytest.MonkeyPa
     run(body)
 
 
-def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
+def test_group_settings_are_described_changed_validated_and_stored(run: Run) -> None:
     session, beat = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
 
     async def body(harness: Harness) -> None:
@@ -355,8 +359,8 @@ def test_settings_of_groups_are_shown_set_bounded_and_kept(run: Run) -> None:
             return code
 
         assert await shown() == {session: ("45000", 5), beat: ("5000", 5)}
-        answer = await harness.beat("a")
-        assert answer["heartbeat_interval_ms"] == 5000
+        response = await harness.beat("a")
+        assert response["heartbeat_interval_ms"] == 5000
         assert await alter((session, "20000"), trial=True) == 0
         assert await alter((session, "3000"), (beat, "1000")) == 0
         assert await shown() == {session: ("3000", 8), beat: ("1000", 8)}
@@ -388,7 +392,7 @@ def test_a_new_topic_is_matched_with_many_patterns_in_several_turns(run: Run, mo
         groups = harness.context.consumer_groups
         for number in range(30):
             await harness.beat("m", group_id=f"g{number}", subscribed_topic_regex=f"n.*|{number}")
-        await asyncio.wait(groups._searches)
+        await asyncio.wait(groups._tasks)
         harness.topic("new")
         turns = 0
         while groups._applying is None or not groups._applying.done():
@@ -399,3 +403,56 @@ def test_a_new_topic_is_matched_with_many_patterns_in_several_turns(run: Run, mo
         assert all("new" in (pattern.topics or ()) for pattern in patterns)
 
     run(body)
+
+
+@pytest.mark.promise("P13")
+def test_a_large_target_is_computed_in_a_thread_and_a_failed_one_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uniform = assignors.ASSIGNORS["uniform"]
+    threads: list[int] = []
+
+    def computed(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        if len(threads) == 1:
+            raise ValueError("broken")
+        return uniform(*given)
+
+    async def body(harness: Harness) -> None:
+        monkeypatch.setattr(consumer_group, "ASSIGNED_HERE_MAX", 0)
+        monkeypatch.setattr(consumer_group, "ASSIGNORS", {"uniform": computed})
+        groups = harness.context.consumer_groups
+        joined = await harness.beat()
+        assert joined["assignment"]["topic_partitions"] == []
+        for _ in range(2):
+            await asyncio.gather(*groups._tasks)
+            found = await harness.beat(epoch=joined["member_epoch"])
+        assert [each["partitions"] for each in found["assignment"]["topic_partitions"]] == [[0]]
+        assert len(threads) == 2
+        assert threading.get_ident() not in threads
+
+    run(body)
+
+
+@pytest.mark.promise("P13")
+def test_a_group_may_go_and_the_broker_may_stop_while_a_target_is_computed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def body(harness: Harness) -> None:
+        monkeypatch.setattr(consumer_group, "ASSIGNED_HERE_MAX", 0)
+        groups = harness.context.consumer_groups
+        await harness.beat()
+        await harness.beat(epoch=-1)
+        await harness.beat("other")
+        await asyncio.gather(*groups._tasks)
+        group = groups.get("g")
+        assert group is not None
+        assert set(group.target) == {"other"}
+        await harness.beat("third")
+        (task,) = groups._tasks
+        groups.close()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(body)
+    assert not caplog.records

@@ -32,7 +32,7 @@ SMALL: dict[str, Any] = dict.fromkeys(FULL) | {
     "member_epoch": 7,
     "rebalance_timeout_ms": -1,
 }
-ANSWER: dict[str, Any] = {
+RESPONSE_HEADERS: dict[str, Any] = {
     "throttle_time_ms": 0,
     "error_code": 0,
     "error_message": None,
@@ -46,7 +46,7 @@ ANSWER: dict[str, Any] = {
         ]
     },
 }
-REFUSAL: dict[str, Any] = dict.fromkeys(ANSWER, 0) | {
+REFUSAL: dict[str, Any] = dict.fromkeys(RESPONSE_HEADERS, 0) | {
     "error_code": 110,
     "error_message": "no",
     "member_id": None,
@@ -96,8 +96,8 @@ MADE = [
     ),
     (BEAT.request, 0, SMALL, "0267026d000000070000ffffffff00000000"),
     (BEAT.request, 1, SMALL, "0267026d000000070000ffffffff0000000000"),
-    (BEAT.response, 0, ANSWER, _REPORTED),
-    (BEAT.response, 1, ANSWER, _REPORTED),
+    (BEAT.response, 0, RESPONSE_HEADERS, _REPORTED),
+    (BEAT.response, 1, RESPONSE_HEADERS, _REPORTED),
     (BEAT.response, 1, REFUSAL, "00000000006e036e6f000000000000000000ff00"),
     (DESCRIBE.request, 1, {"group_ids": ["g", "h"], "include_authorized_operations": True}, "03026702680100"),
     (DESCRIBE.response, 0, {"throttle_time_ms": 0, "groups": [GROUP]}, _DESCRIBED + _SHARES + "00800000000000"),
@@ -106,9 +106,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("table", "version", "fields", "made"), MADE)
-def test_what_the_java_client_makes_is_read_and_written(
-    table: Struct, version: int, fields: dict[str, Any], made: str
-) -> None:
+def test_messages_of_the_java_client_round_trip(table: Struct, version: int, fields: dict[str, Any], made: str) -> None:
     raw = bytes.fromhex(made)
     codec = table.codec(version, True)
     assert codec.read(raw, 0) == (fields, len(raw))
@@ -117,7 +115,7 @@ def test_what_the_java_client_makes_is_read_and_written(
     assert b"".join(out).hex() == made
 
 
-def test_the_feature_that_announces_the_protocol_is_where_clients_look_for_it() -> None:
+def test_api_versions_announces_the_group_version_feature() -> None:
     api = k.APIS[k.API_VERSIONS]
     for version in range(api.version_max + 1):
         raw = b"".join(k.encode_response(api, version, 1, api_versions(version)))

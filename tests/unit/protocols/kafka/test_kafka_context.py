@@ -18,10 +18,10 @@ from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
 from basaltmq.log.batches.kafka import KafkaHeader, read_header, records
 from basaltmq.log.batches.record import Record
-from basaltmq.protocols.kafka.context import Answer, Client, Context, Settings
-from basaltmq.protocols.kafka.deadline import Deadline
+from basaltmq.protocols.kafka.admin.topic_settings import topic_config
+from basaltmq.protocols.kafka.context import Client, Context, Response, Settings
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.topic_settings import topic_config
+from basaltmq.protocols.kafka.fetches.deadline import Deadline
 from basaltmq.protocols.kafka.transactions import producers as producers_module
 from basaltmq.protocols.kafka.transactions.producers import Producers
 from basaltmq.protocols.kafka.wire import api as k
@@ -91,12 +91,12 @@ class Harness:
             "forgotten_topics": [],
         }
 
-        async def ask() -> Answer:
+        async def ask() -> Response:
             return fetch(self.context, cast(Client, AnyUser()), Request(APIS[k.FETCH], 12, 1, None, body))
 
-        answer = asyncio.run(ask())
-        assert isinstance(answer, dict)
-        found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+        response = asyncio.run(ask())
+        assert isinstance(response, dict)
+        found: dict[str, Any] = response["topics"][0]["partitions"][0]
         return found
 
     def close(self) -> None:
@@ -134,7 +134,7 @@ def positions(harness: Harness, topic: str, offset: int, end: int) -> list[tuple
     return steps
 
 
-def test_a_consumer_passes_over_what_was_deleted(harness: Harness) -> None:
+def test_a_consumer_skips_deleted_records(harness: Harness) -> None:
     engine, shard = harness.topic("holes")
     for number in range(4):
         engine.append_kafka(shard, batch_of(*(b"%d%d" % (number, at) for at in range(3))))
@@ -144,7 +144,7 @@ def test_a_consumer_passes_over_what_was_deleted(harness: Harness) -> None:
     assert [value for _, values in walked for value in values] == [b"00", b"20", b"21", b"22", b"30"]
 
 
-def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(harness: Harness) -> None:
+def test_a_batch_is_stored_unchanged_except_for_its_offset(harness: Harness) -> None:
     engine, shard = harness.topic("same")
     engine.append_kafka(shard, batch_of(b"first"))
     raw = batch_of(b"a", b"b")
@@ -154,7 +154,7 @@ def test_a_batch_comes_back_as_it_went_in_but_for_its_offset(harness: Harness) -
     assert read_header(found).base_offset == 1
 
 
-def test_what_earlier_processes_appended_is_known_from_row_and_log(
+def test_producer_state_of_earlier_processes_is_read_from_rows_and_log(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producers_module, "ROW_EVERY", 4)
@@ -180,7 +180,7 @@ def test_what_earlier_processes_appended_is_known_from_row_and_log(
     assert refused.value.code == e.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
-def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(harness: Harness) -> None:
+def test_a_producer_row_ahead_of_the_log_is_ignored(harness: Harness) -> None:
     """A power loss may take back what was appended, and leave the row that was written after it."""
     engine, shard = harness.topic("beyond")
     pid, _ = Producers(harness.store).next_id()
@@ -197,7 +197,7 @@ def test_a_row_that_counts_on_more_than_the_log_has_is_not_believed(harness: Har
 
 
 @pytest.mark.promise("P1", "P2")
-def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_crash(harness: Harness) -> None:
+def test_duplicates_of_compacted_or_deleted_batches_are_detected_after_a_crash(harness: Harness) -> None:
     engine, shard = harness.topic("compacted", ("cleanup.policy", "compact"))
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -231,7 +231,7 @@ def test_what_is_compacted_or_deleted_is_known_when_it_is_sent_again_after_a_cra
 
 
 @pytest.mark.spec("B10")
-def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(harness: Harness) -> None:
+def test_a_topic_is_compacted_after_its_idempotent_producer_expired(harness: Harness) -> None:
     engine, shard = harness.topic("mixed", ("cleanup.policy", "compact"))
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -246,7 +246,7 @@ def test_a_topic_goes_on_being_compacted_when_its_idempotent_producer_is_gone(ha
     assert Producers(harness.store).check(engine, shard, read_header(raw)) == 0
 
 
-def test_compaction_goes_on_when_what_is_known_is_written_down(harness: Harness) -> None:
+def test_compaction_continues_once_producer_state_is_stored(harness: Harness) -> None:
     engine, shard = harness.topic("settled", ("cleanup.policy", "compact"))
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -274,7 +274,7 @@ def row_end(harness: Harness, shard: int) -> int:
 
 @pytest.mark.spec("B10")
 @pytest.mark.parametrize("how", ["retention", "delete"])
-def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(harness: Harness, how: str) -> None:
+def test_a_producer_is_known_after_a_restart_although_its_records_are_deleted(harness: Harness, how: str) -> None:
     engine, shard = harness.topic("short", ("retention.bytes", "0"))
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -294,7 +294,7 @@ def test_a_producer_is_known_after_a_restart_though_all_it_sent_is_gone(harness:
     assert again.check(engine, shard, read_header(batch_of(b"7", producer=(pid, 0, 7)))) is None
 
 
-def test_what_goes_leaves_a_row_alone_that_knows_more(harness: Harness) -> None:
+def test_deleting_records_keeps_the_stored_producer_state(harness: Harness) -> None:
     engine, shard = harness.topic("known")
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -306,7 +306,7 @@ def test_what_goes_leaves_a_row_alone_that_knows_more(harness: Harness) -> None:
 
 
 @pytest.mark.promise("P1")
-def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(harness: Harness) -> None:
+def test_a_producer_row_ahead_of_its_log_keeps_the_batches_in_the_log(harness: Harness) -> None:
     engine, shard = harness.topic("ahead")
     producers = Producers(harness.store)
     pid, _ = producers.next_id()
@@ -337,7 +337,7 @@ def test_a_row_that_is_ahead_of_its_log_keeps_what_the_log_has(harness: Harness)
     assert again.check(engine, shard, read_header(batch_of(b"6", producer=(pid, 0, 6)))) is None
 
 
-def test_sequences_go_round_at_their_largest(harness: Harness) -> None:
+def test_sequence_numbers_wrap_around_at_their_maximum(harness: Harness) -> None:
     engine, shard = harness.topic("round")
     producers = Producers(harness.store)
     last = read_header(batch_of(b"a", b"b", producer=(5, 0, 0x7FFFFFFE)))
@@ -346,7 +346,7 @@ def test_sequences_go_round_at_their_largest(harness: Harness) -> None:
     assert producers.check(engine, shard, read_header(batch_of(b"c", producer=(5, 0, 0)))) is None
 
 
-def test_rows_of_producers_come_back() -> None:
+def test_producer_rows_round_trip() -> None:
     producer = Producer(3)
     producer.batches.extend([(0, 4, 100), (5, 5, 105)])
     next_offset, known = decode_row(encode_row(106, Known({7: producer, 9: Producer(0)})))
@@ -357,7 +357,7 @@ def test_rows_of_producers_come_back() -> None:
     ]
 
 
-def test_a_truncated_producers_row_is_reported() -> None:
+def test_a_truncated_producer_row_is_reported() -> None:
     producer = Producer(3)
     producer.batches.append((0, 4, 100))
     raw = encode_row(106, Known({7: producer}))
@@ -366,7 +366,7 @@ def test_a_truncated_producers_row_is_reported() -> None:
             decode_row(raw[:size])
 
 
-def test_settings_of_topics_by_kafkas_names() -> None:
+def test_topic_settings_have_the_names_of_kafka() -> None:
     given = [
         ("retention.ms", "-1"),
         ("cleanup.policy", "compact,delete"),

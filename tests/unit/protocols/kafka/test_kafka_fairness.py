@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
+import time
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from tests.fuzz.kafka import Harness, answers, settle
+from tests.fuzz.kafka import Harness, responses, settle
 from tests.log_frames import encode_plain
 
-from basaltmq.broker import turns
-from basaltmq.broker.loop_shares import TURN_S, LoopShares
+from basaltmq.broker.scheduling import turns
+from basaltmq.broker.scheduling.loop_shares import TURN_S, LoopShares
+from basaltmq.log.batches import kafka
 from basaltmq.log.batches.record import Record
-from basaltmq.protocols.kafka import connection, fetch, list_offsets, produce, topics
+from basaltmq.protocols.kafka import connection, fetch, list_offsets, produce
+from basaltmq.protocols.kafka.admin import topics
+from basaltmq.protocols.kafka.admin.topic_settings import BEFORE_MAX
 from basaltmq.protocols.kafka.context import NODE_ID
-from basaltmq.protocols.kafka.groups import classic_requests
+from basaltmq.protocols.kafka.groups import offset_requests
 from basaltmq.protocols.kafka.wire import api as k
+from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.schema import NIL, encode_array
-from basaltmq.protocols.kafka.wire.topics import METADATA_PARTITION
 from basaltmq.streams.topics import TopicConfig
 
 LOOK_S = TURN_S / 10
@@ -32,22 +38,22 @@ def versions(number: int) -> bytes:
 
 
 @pytest.mark.promise("P13")
-def test_a_pipeline_is_split_and_another_client_is_answered_meanwhile(tmp_path: Path) -> None:
+def test_pipelined_requests_are_split_over_turns_while_other_clients_are_served(tmp_path: Path) -> None:
     async def run() -> None:
         harness = Harness(tmp_path)
         ticks = count()
         harness.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
         flooding, flooded = harness.connect()
-        other, answered = harness.connect()
+        other, responded = harness.connect()
         flooding.data_received(b"".join(versions(number) for number in range(REQUESTS)))
         assert 0 < flooding.requests <= 10
         await settle(1)
         assert flooding.requests <= 20
         other.data_received(versions(7))
-        assert len(answers(b"".join(answered.written))) == 1
+        assert len(responses(b"".join(responded.written))) == 1
         assert flooding.requests < REQUESTS
         await settle(REQUESTS)
-        reported = answers(b"".join(flooded.written))
+        reported = responses(b"".join(flooded.written))
         assert [struct.unpack_from(">i", each)[0] for each in reported] == [*range(REQUESTS)], "all, in order"
         assert harness.server.shares.behind == 0
         for each in (flooding, other):
@@ -58,7 +64,7 @@ def test_a_pipeline_is_split_and_another_client_is_answered_meanwhile(tmp_path: 
 
 
 @pytest.mark.promise("P13")
-def test_a_client_that_leaves_with_requests_left_is_forgotten(tmp_path: Path) -> None:
+def test_a_client_that_disconnects_with_pending_requests_leaves_no_state(tmp_path: Path) -> None:
     async def run() -> None:
         harness = Harness(tmp_path)
         ticks = count()
@@ -76,11 +82,11 @@ def test_a_client_that_leaves_with_requests_left_is_forgotten(tmp_path: Path) ->
 
 
 @pytest.mark.promise("P13")
-def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhile(
+def test_metadata_of_many_topics_is_computed_in_pages_while_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "PAGE", 5)
-    monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 5)
+    monkeypatch.setattr(connection, "LOOP_ENCODED_ITEMS_MAX", 5)
 
     async def run() -> None:
         harness = Harness(tmp_path)
@@ -89,21 +95,21 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
         for name in names:
             context.plane.topics.create(name, TopicConfig())
         asking, reported = harness.connect()
-        other, answered = harness.connect()
+        other, responded = harness.connect()
         for asked in (None, [{"name": name, "topic_id": NIL} for name in names]):
             reported.written.clear()
-            answered.written.clear()
+            responded.written.clear()
             body = {"topics": asked, "allow_auto_topic_creation": False}
             asking.data_received(k.encode_request(k.METADATA, 9, 1, "c", body))
             assert not reported.written
             other.data_received(versions(7))
-            assert len(answers(b"".join(answered.written))) == 1
+            assert len(responses(b"".join(responded.written))) == 1
             for _ in range(1000):
                 if reported.written:
                     break
                 await asyncio.sleep(0.01)
-            (answer,) = answers(b"".join(reported.written))
-            assert all(name.encode() in answer for name in names)
+            (response,) = responses(b"".join(reported.written))
+            assert all(name.encode() in response for name in names)
         for each in (asking, other):
             each.connection_lost(None)
         await harness.close()
@@ -112,11 +118,11 @@ def test_metadata_of_many_topics_comes_in_pages_and_others_are_answered_meanwhil
 
 
 @pytest.mark.promise("P13")
-def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answered_meanwhile(
+def test_offsets_of_many_partitions_are_listed_in_portions_while_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(list_offsets, "PORTION", 5)
-    monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 5)
+    monkeypatch.setattr(connection, "LOOP_ENCODED_ITEMS_MAX", 5)
     placed: list[int] = []
     offset_of = list_offsets._offset_of
 
@@ -130,23 +136,23 @@ def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answer
         harness = Harness(tmp_path)
         harness.server.context().plane.topics.create("t", TopicConfig(partitions=17))
         asking, reported = harness.connect()
-        other, answered = harness.connect()
+        other, responded = harness.connect()
         wanted = [{"partition_index": at, "current_leader_epoch": -1, "timestamp": -1} for at in range(17)]
         body = {"replica_id": -1, "isolation_level": 0, "topics": [{"name": "t", "partitions": wanted}]}
         asking.data_received(k.encode_request(k.LIST_OFFSETS, 6, 1, "c", body))
         await settle(1)
         assert len(placed) <= 5, "one portion per turn"
         other.data_received(versions(7))
-        assert len(answers(b"".join(answered.written))) == 1
+        assert len(responses(b"".join(responded.written))) == 1
         assert not reported.written
         for _ in range(1000):
             if reported.written:
                 break
             await asyncio.sleep(0.01)
         assert len(placed) == 17
-        (answer,) = answers(b"".join(reported.written))
+        (response,) = responses(b"".join(reported.written))
         offsets = [struct.pack(">ih", at, 0) + struct.pack(">qqi", -1, 0, -1) for at in range(17)]
-        assert all(each in answer for each in offsets), "index, no error, no time, the end, no epoch"
+        assert all(each in response for each in offsets), "index, no error, no time, the end, no epoch"
         for each in (asking, other):
             each.connection_lost(None)
         await harness.close()
@@ -156,14 +162,14 @@ def test_offsets_of_many_partitions_are_listed_in_portions_and_others_are_answer
 
 @pytest.mark.parametrize("version", range(13))
 @pytest.mark.parametrize("is_flexible", [False, True])
-def test_partitions_are_encoded_as_one_by_one(version: int, is_flexible: bool) -> None:
+def test_partitions_encoded_together_equal_those_encoded_one_by_one(version: int, is_flexible: bool) -> None:
     for number in (0, 1, 127, 300):
         expected = [
             {"partition_index": at, "leader_id": NODE_ID, "replica_nodes": [NODE_ID],
              "isr_nodes": [NODE_ID]} for at in range(number)
         ]  # fmt: skip
         assert topics._partitions(number, version, is_flexible) == encode_array(
-            METADATA_PARTITION, expected, version, is_flexible
+            k.METADATA_PARTITION, expected, version, is_flexible
         )
 
 
@@ -198,8 +204,8 @@ def test_metadata_of_topics_with_many_partitions_is_split_and_reads_no_shards(
             await asyncio.sleep(0)
             assert len(described) - seen <= 2, "30 partitions of two topics are a portion"
             seen = len(described)
-        _, answer = k.decode_response(k.METADATA, 9, answers(b"".join(told.written))[0])
-        assert {each["name"]: len(each["partitions"]) for each in answer["topics"]} == dict.fromkeys(names, 15)
+        _, response = k.decode_response(k.METADATA, 9, responses(b"".join(told.written))[0])
+        assert {each["name"]: len(each["partitions"]) for each in response["topics"]} == dict.fromkeys(names, 15)
         asking.connection_lost(None)
         await harness.close()
 
@@ -233,16 +239,16 @@ LONG_REQUESTS: list[tuple[int, int, dict[str, Any]]] = [
     ("key", "version", "body"), LONG_REQUESTS, ids=[k.APIS[each[0]].name for each in LONG_REQUESTS]
 )
 @pytest.mark.parametrize("is_large", [False, True])
-def test_a_long_request_takes_many_turns_and_others_are_answered_meanwhile(
+def test_a_long_request_takes_many_turns_while_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: int, version: int, body: dict[str, Any], is_large: bool
 ) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.0)
-    monkeypatch.setattr(classic_requests, "PORTION", 5)
-    monkeypatch.setattr(fetch, "PARTITIONS_HERE_MAX", 5)
-    monkeypatch.setattr(produce, "PARTITIONS_HERE_MAX", 5)
+    monkeypatch.setattr(offset_requests, "PORTION", 5)
+    monkeypatch.setattr(fetch, "PARTITIONS_PER_TURN_MAX", 5)
+    monkeypatch.setattr(produce, "PARTITIONS_PER_TURN_MAX", 5)
     if is_large:
-        monkeypatch.setattr(connection, "DECODED_HERE_BYTES_MAX", len(versions(7)))
-        monkeypatch.setattr(connection, "ITEMS_ENCODED_HERE_MAX", 0)
+        monkeypatch.setattr(connection, "LOOP_DECODED_BYTES_MAX", len(versions(7)))
+        monkeypatch.setattr(connection, "LOOP_ENCODED_ITEMS_MAX", 0)
 
     async def run() -> None:
         harness = Harness(tmp_path)
@@ -252,30 +258,30 @@ def test_a_long_request_takes_many_turns_and_others_are_answered_meanwhile(
             plane.offsets.commit(f"g{at}", {(topic.id, 0): at})
         plane.offsets.commit("g", {(topic.id, at): at for at in range(30)})
         asking, told = harness.connect()
-        other, answered = harness.connect()
+        other, responded = harness.connect()
         asking.data_received(k.encode_request(key, version, 1, "c", body))
         assert not told.written
         answered_meanwhile = 0
         async with asyncio.timeout(30):
             while not told.written:
                 other.data_received(versions(7))
-                answered_meanwhile += len(answered.written)
-                answered.written.clear()
+                answered_meanwhile += len(responded.written)
+                responded.written.clear()
                 await asyncio.sleep(0)
-        assert answered_meanwhile >= 5, "others are answered between portions"
-        _, answer = k.decode_response(key, version, answers(b"".join(told.written))[0])
-        text = str(answer)
+        assert answered_meanwhile >= 5, "others get responses between portions"
+        _, response = k.decode_response(key, version, responses(b"".join(told.written))[0])
+        text = str(response)
         errors = [each.split(",")[0].rstrip("}]") for each in text.split("'error_code': ")[1:]]
         assert set(errors) <= {"0"}, text
-        partitions = [each for topic in answer.get("topics", ()) for each in topic["partitions"]]
+        partitions = [each for topic in response.get("topics", ()) for each in topic["partitions"]]
         shown = {
             k.OFFSET_COMMIT: lambda: len(partitions) == 30,
             k.OFFSET_FETCH: lambda: (
-                [at["committed_offset"] for at in answer["topics"][0]["partitions"]] == [*range(30)]
+                [at["committed_offset"] for at in response["topics"][0]["partitions"]] == [*range(30)]
             ),
-            k.LIST_GROUPS: lambda: len(answer["groups"]) == 21,
-            k.DESCRIBE_GROUPS: lambda: [each["group_state"] for each in answer["groups"]] == ["Empty"] * 20,
-            k.DESCRIBE_CONFIGS: lambda: len(answer["results"]) == 20,
+            k.LIST_GROUPS: lambda: len(response["groups"]) == 21,
+            k.DESCRIBE_GROUPS: lambda: [each["group_state"] for each in response["groups"]] == ["Empty"] * 20,
+            k.DESCRIBE_CONFIGS: lambda: len(response["results"]) == 20,
             k.PRODUCE: lambda: len(partitions) == 30,
             k.FETCH: lambda: len(partitions) == 30,
         }
@@ -288,10 +294,73 @@ def test_a_long_request_takes_many_turns_and_others_are_answered_meanwhile(
 
 
 @pytest.mark.promise("P13")
+@pytest.mark.parametrize(
+    ("config", "is_time_limited"),
+    [
+        (TopicConfig(), False),
+        (TopicConfig(compact=True, index_keys=False), False),
+        (TopicConfig(index_keys=False), True),
+    ],
+    ids=["indexed", "compacted", "timed"],
+)
+@pytest.mark.parametrize("partitions", [1, 20])
+def test_many_records_are_not_decoded_in_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: TopicConfig, is_time_limited: bool, partitions: int
+) -> None:
+    loop_thread = threading.get_ident()
+    decoded_in: set[bool] = set()
+    step = kafka.RecordReader.__next__
+
+    def noting(reader: kafka.RecordReader) -> Any:
+        decoded_in.add(threading.get_ident() == loop_thread)
+        return step(reader)
+
+    monkeypatch.setattr(kafka.RecordReader, "__next__", noting)
+    now_ms = time.time_ns() // 1_000_000
+
+    def sent(count: int) -> list[dict[str, Any]]:
+        batch = encode_plain([Record(key=b"k", value=b"", timestamp_ms=now_ms)] * (count // partitions))
+        return [{"index": at, "records": batch} for at in range(partitions)]
+
+    async def run() -> None:
+        harness = Harness(tmp_path)
+        topics_of_plane = harness.server.context().plane.topics
+        topics_of_plane.create("t", msgspec.structs.replace(config, partitions=partitions))
+        if is_time_limited:
+            topics_of_plane.alter("t", kafka=((BEFORE_MAX, "3600000"),))
+        client, told = harness.connect()
+
+        async def produced(count: int) -> set[int]:
+            body = {"acks": 1, "timeout_ms": 1000, "topics": [{"name": "t", "partitions": sent(count)}]}
+            client.data_received(k.encode_request(k.PRODUCE, 3, 1, "c", body))
+            async with asyncio.timeout(30):
+                while not told.written:
+                    await settle(1)
+            _, response = k.decode_response(k.PRODUCE, 3, responses(b"".join(told.written))[0])
+            told.written.clear()
+            return {each["error_code"] for each in response["topics"][0]["partitions"]}
+
+        limit = produce.LOOP_DECODED_RECORDS_MAX
+        assert await produced(limit) == {0}
+        assert decoded_in == {True}, "a thread costs more than a few records"
+        decoded_in.clear()
+        assert await produced(limit + 2 * partitions) == {0}
+        assert decoded_in == {False}
+        decoded_in.clear()
+        monkeypatch.setattr(kafka, "RECORDS_MAX", 2 * limit)
+        assert await produced(partitions * (2 * limit + 1)) == {e.INVALID_REQUEST}
+        assert not decoded_in, "what is too long is not decoded at all"
+        client.connection_lost(None)
+        await harness.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.promise("P13")
 def test_a_fetch_of_many_partitions_waits_and_finds_a_batch_that_arrives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "PARTITIONS_HERE_MAX", 2)
+    monkeypatch.setattr(fetch, "PARTITIONS_PER_TURN_MAX", 2)
 
     async def run() -> None:
         harness = Harness(tmp_path)

@@ -1,4 +1,4 @@
-"""Requests and answers of the usual shape are the same through their short way and through the tables."""
+"""Requests and responses of the usual shape are the same through their short way and through the tables."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def produce_body(name: str = "orders", records: bytes | None = b"r" * 400, **mor
 
 @pytest.mark.spec("B1")
 @pytest.mark.parametrize("version", FETCHES)
-def test_a_fetch_is_read_as_the_tables_read_it(version: int) -> None:
+def test_fast_fetch_decoding_equals_that_of_the_schemas(version: int) -> None:
     usual = body_of(k.FETCH, version, fetch_body(1))
     assert fast_codecs.read_fetch(usual, 0) == plain_body(k.FETCH, version, usual)
     assert fast_codecs.read_fetch(b"xx" + usual + b"more", 2) == plain_body(k.FETCH, version, usual)
@@ -89,7 +89,7 @@ def test_a_fetch_is_read_as_the_tables_read_it(version: int) -> None:
 
 
 @pytest.mark.spec("B1")
-def test_a_produce_request_is_read_as_the_tables_read_it() -> None:
+def test_fast_produce_decoding_equals_that_of_the_schemas() -> None:
     version = fast_codecs.PRODUCE_VERSION
     for name, records in product(("o", "orders", "o" * 126), (b"", b"r", b"r" * 126, b"r" * 127, b"r" * 70_000)):
         usual = body_of(k.PRODUCE, version, produce_body(name, records))
@@ -119,7 +119,7 @@ def test_a_produce_request_is_read_as_the_tables_read_it() -> None:
     ],
     ids=["produce", *(f"fetch-{version}" for version in FETCHES)],
 )
-def test_what_was_harmed_is_read_or_refused_as_the_tables_do(key: int, version: int, raw: bytes) -> None:
+def test_fast_decoding_of_damaged_requests_equals_that_of_the_schemas(key: int, version: int, raw: bytes) -> None:
     rng = random.Random(SEED)
     read = fast_codecs.read_fetch if key == k.FETCH else fast_codecs.read_produce
     cuts = [raw[:end] for end in range(min(len(raw), 120))]
@@ -139,12 +139,12 @@ def test_what_was_harmed_is_read_or_refused_as_the_tables_do(key: int, version: 
 
 
 def produced(**more: Any) -> Fields:
-    answer = {"index": 3, "base_offset": 1 << 40, "log_append_time_ms": -1, "log_start_offset": 9}
-    return {"topics": [{"name": "orders", "partitions": [{**answer, **more}]}]}
+    response = {"index": 3, "base_offset": 1 << 40, "log_append_time_ms": -1, "log_start_offset": 9}
+    return {"topics": [{"name": "orders", "partitions": [{**response, **more}]}]}
 
 
 @pytest.mark.spec("B1")
-def test_answers_to_produce_requests_are_written_as_the_tables_write_them() -> None:
+def test_fast_produce_encoding_equals_that_of_the_schemas() -> None:
     version = fast_codecs.PRODUCE_VERSION
     assert fast_codecs.write_produced(produced()) == plain_answer(k.PRODUCE, version, produced())
     two = {"topics": produced()["topics"] * 2}
@@ -158,14 +158,14 @@ def test_answers_to_produce_requests_are_written_as_the_tables_write_them() -> N
 
 
 def fetched(**more: Any) -> Fields:
-    answer = {"partition": 2, "records": [b"a" * 300, b"b"], "high_watermark": 9, "last_stable_offset": 8}
-    answer |= {"log_start_offset": 1, **more}
-    return {"topics": [{"topic": "", "topic_id": ONE, "partitions": [answer]}]}
+    response = {"partition": 2, "records": [b"a" * 300, b"b"], "high_watermark": 9, "last_stable_offset": 8}
+    response |= {"log_start_offset": 1, **more}
+    return {"topics": [{"topic": "", "topic_id": ONE, "partitions": [response]}]}
 
 
 @pytest.mark.spec("B1")
 @pytest.mark.parametrize("version", FETCHES)
-def test_answers_to_fetches_are_written_as_the_tables_write_them(version: int) -> None:
+def test_fast_fetch_encoding_equals_that_of_the_schemas(version: int) -> None:
     for body in (
         fetched(),
         fetched(records=[]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from basaltmq.protocols.kafka import fetch_session as module
-from basaltmq.protocols.kafka.fetch_session import FetchSession, Plan, plan
+from basaltmq.protocols.kafka.fetches import fetch_session as module
+from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession, Plan, plan
 from basaltmq.protocols.kafka.wire import errors as e
 
 Fields = dict[str, Any]
@@ -29,7 +29,7 @@ def asking(
 
 
 class Client:
-    """A connection, and the answers it is given."""
+    """A connection, and the responses it is given."""
 
     def __init__(self) -> None:
         self.holder = SimpleNamespace(fetch_session=None)
@@ -48,7 +48,7 @@ class Client:
         return [(topic["topic"], each["partition"]) for topic in found.topics for each in topic["partitions"]]
 
     def reported(self, *partitions: tuple[str, int, int, bytes, int]) -> list[tuple[str, int]]:
-        """Of an answer about these (topic, partition, high watermark, records, error), what is said."""
+        """Of a response about these (topic, partition, high watermark, records, error), what is said."""
         session = self.holder.fetch_session
         assert isinstance(session, FetchSession)
         topics = [
@@ -100,7 +100,7 @@ def test_a_partition_that_returned_records_moves_to_the_end() -> None:
     assert client.wanted((1, 1), {}) == [("b", 0), ("c", 0), ("a", 0)]
 
 
-def test_sessions_are_held_to_their_epochs_and_ends(monkeypatch: Any) -> None:
+def test_fetch_sessions_check_epochs_and_closing(monkeypatch: Any) -> None:
     client = Client()
     assert client.ask((7, 1), {}) == e.FETCH_SESSION_ID_NOT_FOUND
     client.wanted((0, 0), {"a": [0]})

@@ -93,7 +93,7 @@ class Harness:
         return leader["member_id"], other["member_id"]
 
 
-def test_members_that_come_together_begin_one_generation_and_get_their_shares() -> None:
+def test_members_that_join_together_form_one_generation_and_get_their_assignments() -> None:
     async def body() -> None:
         harness = Harness()
         await harness.two()
@@ -102,7 +102,7 @@ def test_members_that_come_together_begin_one_generation_and_get_their_shares() 
     run(body)
 
 
-def test_a_third_member_makes_the_others_join_again() -> None:
+def test_a_third_member_triggers_a_rebalance() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -118,7 +118,7 @@ def test_a_third_member_makes_the_others_join_again() -> None:
     run(body)
 
 
-def test_a_member_that_does_not_join_again_is_out_after_the_rebalance_timeout() -> None:
+def test_a_member_that_does_not_rejoin_is_removed_after_the_rebalance_timeout() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -136,7 +136,7 @@ def test_a_member_that_does_not_join_again_is_out_after_the_rebalance_timeout() 
     run(body)
 
 
-def test_a_silent_member_is_out_after_its_session_and_the_others_go_on() -> None:
+def test_a_silent_member_is_removed_after_its_session_timeout() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -150,7 +150,7 @@ def test_a_silent_member_is_out_after_its_session_and_the_others_go_on() -> None
     run(body)
 
 
-def test_a_group_is_empty_when_the_last_member_left_or_fell_silent() -> None:
+def test_a_group_is_empty_after_its_last_member_left_or_expired() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -165,7 +165,7 @@ def test_a_group_is_empty_when_the_last_member_left_or_fell_silent() -> None:
     run(body)
 
 
-def test_members_that_do_not_ask_for_their_share_go() -> None:
+def test_members_that_do_not_send_sync_group_are_removed() -> None:
     async def body() -> None:
         harness = Harness()
         first, second = await asyncio.gather(harness.join(), harness.join())
@@ -182,7 +182,7 @@ def test_members_that_do_not_ask_for_their_share_go() -> None:
     run(body)
 
 
-def test_an_id_is_asked_for_before_a_member_counts() -> None:
+def test_a_member_must_rejoin_with_its_assigned_id() -> None:
     async def body() -> None:
         harness = Harness()
         reported = await harness.join(version=4)
@@ -195,7 +195,7 @@ def test_an_id_is_asked_for_before_a_member_counts() -> None:
 
 
 @pytest.mark.parametrize("version", [5, 9])
-def test_a_static_member_takes_its_place_again_and_its_former_self_is_fenced(version: int) -> None:
+def test_a_returning_static_member_replaces_and_fences_its_previous_id(version: int) -> None:
     async def body() -> None:
         harness = Harness()
         first = await harness.join(instance="one", version=version)
@@ -215,7 +215,7 @@ def test_a_static_member_takes_its_place_again_and_its_former_self_is_fenced(ver
     run(body)
 
 
-def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> None:
+def test_a_common_protocol_is_chosen_and_members_without_one_are_refused() -> None:
     async def body() -> None:
         harness = Harness()
         joined = await asyncio.gather(
@@ -228,7 +228,7 @@ def test_a_protocol_all_know_is_chosen_and_a_member_without_one_is_refused() -> 
     run(body)
 
 
-def test_who_may_commit_follows_the_state_of_the_group() -> None:
+def test_commits_are_checked_against_the_state_of_the_group() -> None:
     async def body() -> None:
         harness = Harness()
         group = harness.group
@@ -250,7 +250,7 @@ def test_who_may_commit_follows_the_state_of_the_group() -> None:
     run(body)
 
 
-def test_a_static_member_is_waited_for_beyond_a_rebalance_until_its_session_is_over() -> None:
+def test_a_static_member_is_kept_beyond_a_rebalance_until_its_session_timeout() -> None:
     async def body() -> None:
         harness = Harness()
         static = await harness.join(instance="one", version=5)
@@ -291,7 +291,7 @@ def test_a_member_with_a_pending_request_does_not_expire() -> None:
     run(body)
 
 
-def test_an_id_that_was_given_out_is_waited_for_as_long_as_its_session() -> None:
+def test_an_assigned_member_id_is_kept_for_its_session_timeout() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()
@@ -307,7 +307,7 @@ def test_an_id_that_was_given_out_is_waited_for_as_long_as_its_session() -> None
     run(body)
 
 
-def test_a_share_of_another_protocol_or_generation_is_not_asked_for() -> None:
+def test_sync_group_of_another_protocol_or_generation_is_refused() -> None:
     async def body() -> None:
         harness = Harness()
         leader, other = await harness.two()

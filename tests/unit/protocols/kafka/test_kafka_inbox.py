@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from basaltmq.protocols.kafka.wire.inbox import PIECE_BYTES_MIN, SIZE, Inbox
+from basaltmq.protocols.frame_buffer import PART_BYTES_MIN
+from basaltmq.protocols.kafka.wire.inbox import SIZE, Inbox
 
-SIZES = st.lists(st.sampled_from((0, 1, 3, 4, 5, 100, PIECE_BYTES_MIN, PIECE_BYTES_MIN + 1, 3 * PIECE_BYTES_MIN)))
+SIZES = st.lists(st.sampled_from((0, 1, 3, 4, 5, 100, PART_BYTES_MIN, PART_BYTES_MIN + 1, 3 * PART_BYTES_MIN)))
 
 
-@given(SIZES, st.lists(st.sampled_from((1, 2, 3, 4, 5, 97, PIECE_BYTES_MIN - 1, 2 * PIECE_BYTES_MIN)), min_size=1))
-@example([PIECE_BYTES_MIN] * 3, [1])
-@example([0, 0, 5], [PIECE_BYTES_MIN])
-def test_requests_come_out_as_they_went_in_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
+@given(SIZES, st.lists(st.sampled_from((1, 2, 3, 4, 5, 97, PART_BYTES_MIN - 1, 2 * PART_BYTES_MIN)), min_size=1))
+@example([PART_BYTES_MIN] * 3, [1])
+@example([0, 0, 5], [PART_BYTES_MIN])
+def test_requests_are_decoded_unchanged_for_any_fragmentation(sizes: list[int], cuts: list[int]) -> None:
     sent = [bytes([at & 0xFF]) * size for at, size in enumerate(sizes)]
     raw = b"".join(SIZE.pack(len(each)) + each for each in sent)
     inbox = Inbox()
@@ -31,9 +32,9 @@ def test_requests_come_out_as_they_went_in_however_they_are_cut(sizes: list[int]
     assert inbox.request_bytes() is None
 
 
-def test_single_bytes_do_not_cost_an_object_each() -> None:
+def test_single_bytes_are_joined_into_few_objects() -> None:
     inbox = Inbox()
-    for byte in SIZE.pack(1 << 20) + bytes(5 * PIECE_BYTES_MIN):
+    for byte in SIZE.pack(1 << 20) + bytes(5 * PART_BYTES_MIN):
         inbox.add(bytes([byte]))
     assert len(inbox._pieces) <= 11
     assert inbox.request_bytes() == 1 << 20

@@ -14,11 +14,11 @@ from tests.unit.protocols.kafka.test_kafka_context import AnyUser, batch_of
 from tests.unit.protocols.kafka.test_kafka_transactions import Harness
 
 from basaltmq.log.batches.kafka import read_header, records
-from basaltmq.log.batches.kafka_run import take_batches
-from basaltmq.protocols.kafka import read_ahead
+from basaltmq.log.kafka_run import take_batches
 from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.read_ahead import Next
+from basaltmq.protocols.kafka.fetches import read_ahead
+from basaltmq.protocols.kafka.fetches.read_ahead import Next
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.api import APIS, Request
 from basaltmq.streams.engines.segment import kafka as segment_kafka
@@ -48,7 +48,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 def ask(
     harness: Harness, consumer: AnyUser, topics: dict[str, int], bytes_max: int, isolation_level: int = 0
 ) -> list[Any]:
-    """What each partition is answered, in the order asked."""
+    """What each partition is responded, in the order asked."""
     body = {
         "session_id": 0,
         "session_epoch": -1,
@@ -66,9 +66,9 @@ def ask(
         ],
         "forgotten_topics": [],
     }
-    answer = fetch(harness.context, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
-    assert isinstance(answer, dict)
-    return [{name: each["partitions"][0].get(name) for name in FIELDS} for each in answer["topics"]]
+    response = fetch(harness.context, cast(Client, consumer), Request(APIS[k.FETCH], 12, 1, None, body))
+    assert isinstance(response, dict)
+    return [{name: each["partitions"][0].get(name) for name in FIELDS} for each in response["topics"]]
 
 
 async def idle() -> None:
@@ -95,12 +95,12 @@ def filled(harness: Harness, name: str, batches: int, value_bytes: int = 1000) -
     return engine, shard
 
 
-def next_of(answer: dict[str, Any]) -> int:
-    header = read_header(answer["records"][-1])
+def next_of(response: dict[str, Any]) -> int:
+    header = read_header(response["records"][-1])
     return header.base_offset + header.last_offset_delta + 1
 
 
-def test_a_sequential_fetch_is_answered_from_the_read_ahead(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequential_fetch_is_served_from_the_read_ahead(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(harness, "on", 30)
     taken: list[int] = []
 
@@ -115,9 +115,9 @@ def test_a_sequential_fetch_is_answered_from_the_read_ahead(harness: Harness, mo
         offset = 0
         while offset < 40:
             taken.clear()
-            (answer,) = ask(harness, consumer, {"on": offset}, 4096)
+            (response,) = ask(harness, consumer, {"on": offset}, 4096)
             assert taken == ([] if offset else [0])
-            offset = next_of(answer)
+            offset = next_of(response)
             await idle()
             assert offset in taken, "what follows is taken meanwhile"
         taken.clear()
@@ -128,7 +128,7 @@ def test_a_sequential_fetch_is_answered_from_the_read_ahead(harness: Harness, mo
 
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("BASALT_TEST_SEED", "1")), 2])
-def test_answers_are_those_of_who_has_nothing_ready(harness: Harness, seed: int) -> None:
+def test_responses_are_the_same_with_and_without_read_ahead(harness: Harness, seed: int) -> None:
     """Whatever happens to the partition between two fetches."""
     print(f"seed {seed}")
     dice = random.Random(seed)
@@ -167,42 +167,42 @@ def test_answers_are_those_of_who_has_nothing_ready(harness: Harness, seed: int)
     in_loop(harness, run)
 
 
-def test_a_partition_that_was_trimmed_is_not_answered_with_what_was_ready(harness: Harness) -> None:
+def test_read_ahead_of_a_trimmed_partition_is_not_used(harness: Harness) -> None:
     engine, shard = filled(harness, "trimmed", 20)
 
     async def run() -> None:
         consumer = Consumer()
-        (answer,) = ask(harness, consumer, {"trimmed": 0}, 4096)
+        (response,) = ask(harness, consumer, {"trimmed": 0}, 4096)
         await idle()
         assert harness.context.ahead.size_bytes > 0
         engine.delete_records_before(shard, 30)
-        (answer,) = ask(harness, consumer, {"trimmed": next_of(answer)}, 4096)
-        assert answer["error_code"] == 1, "out of range"
+        (response,) = ask(harness, consumer, {"trimmed": next_of(response)}, 4096)
+        assert response["error_code"] == 1, "out of range"
         assert harness.context.ahead.size_bytes == 0
 
     in_loop(harness, run)
 
 
-def test_what_was_deleted_is_not_in_what_was_ready(harness: Harness) -> None:
+def test_read_ahead_does_not_contain_deleted_records(harness: Harness) -> None:
     engine, shard = filled(harness, "deleted", 20)
 
     async def run() -> None:
         consumer = Consumer()
-        (answer,) = ask(harness, consumer, {"deleted": 0}, 4096)
-        following = next_of(answer)
+        (response,) = ask(harness, consumer, {"deleted": 0}, 4096)
+        following = next_of(response)
         await idle()
         engine.delete_by_offset(shard, [following])
-        (answer,) = ask(harness, consumer, {"deleted": following}, 4096)
-        assert b"%d" % (following // 2) not in [each.value for each in records_of(answer)]
+        (response,) = ask(harness, consumer, {"deleted": following}, 4096)
+        assert b"%d" % (following // 2) not in [each.value for each in records_of(response)]
 
     in_loop(harness, run)
 
 
-def records_of(answer: dict[str, Any]) -> list[Any]:
-    return [record for raw in answer["records"] for record in records(raw)]
+def records_of(response: dict[str, Any]) -> list[Any]:
+    return [record for raw in response["records"] for record in records(raw)]
 
 
-def test_what_was_ready_for_one_place_is_not_given_at_another(harness: Harness) -> None:
+def test_read_ahead_is_used_only_at_its_offset(harness: Harness) -> None:
     engine, shard = filled(harness, "place", 20)
     following = engine.read_kafka(shard, 0, 4096).next_offset
     ahead = segment_kafka.take_ahead(engine, shard, following, 4096)
@@ -214,7 +214,7 @@ def test_what_was_ready_for_one_place_is_not_given_at_another(harness: Harness) 
     assert segment_kafka.take_ahead(engine, shard, following, 500) is None, "a batch over the limit is not kept"
 
 
-def test_little_is_kept_for_one_and_for_all_and_nothing_for_who_is_gone(
+def test_read_ahead_is_bounded_per_client_and_in_total_and_freed_on_disconnect(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(read_ahead, "CLIENT_BYTES_MAX", 10_000)

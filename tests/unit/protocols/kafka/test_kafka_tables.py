@@ -1,4 +1,4 @@
-"""The tables of requests and answers, held against the definitions Apache publishes (as kafka-python ships them)."""
+"""The tables of requests and responses, held against the definitions Apache publishes (as kafka-python ships them)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from basaltmq.protocols.kafka.wire.api import APIS, Api
+from basaltmq.protocols.kafka.wire.api import APIS
+from basaltmq.protocols.kafka.wire.notation import Api
 from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
 
 
@@ -93,7 +94,7 @@ def definition(name: str) -> dict[str, Any]:
 
 
 def strip_tagged(shape: list[Any]) -> list[Any]:
-    """Without tagged fields, which an answer may leave out."""
+    """Without tagged fields, which a response may leave out."""
     return [(_strip(each[0]), each[1]) for each in shape if len(each) == 2]
 
 
@@ -113,7 +114,7 @@ def test_every_version_has_the_published_shape(api: Api) -> None:
             expected = strip_tagged(published(known["fields"], structs, version))
             found = strip_tagged(ours(table, version))
             if suffix == "Response":
-                # What may be null in an answer need not be.
+                # What may be null in a response need not be.
                 expected, found = loosened(expected), loosened(found)
             assert found == expected, f"{api.name}{suffix} version {version}"
 

@@ -51,8 +51,8 @@ class Counts:
 
     def of(self, ask: Callable[[], Coroutine[Any, Any, dict[str, Any]]]) -> tuple[dict[str, Any], int, int]:
         before = self.writes, self.syncs
-        answer = asyncio.run(ask())
-        return answer, self.writes - before[0], self.syncs - before[1]
+        response = asyncio.run(ask())
+        return response, self.writes - before[0], self.syncs - before[1]
 
 
 def new(name: str, **changes: Any) -> dict[str, Any]:
@@ -72,24 +72,24 @@ def rows(harness: Harness) -> dict[Family, list[bytes]]:
     return {each: [key for key, _ in harness.store.scan(each) if key != b"N"] for each in FAMILIES}
 
 
-def test_a_request_is_one_batch_and_one_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_for_many_topics_is_one_batch_and_one_sync(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     before = rows(harness)
     counts = Counts(harness, monkeypatch)
     names = [f"t{number}" for number in range(100)]
     wanted = {"topics": [new(name) for name in names], "timeout_ms": 1000}
-    answer, writes, syncs = counts.of(lambda: harness.ask(k.CREATE_TOPICS, 5, wanted))
-    assert codes(answer["topics"]) == dict.fromkeys(names, e.NONE)
+    response, writes, syncs = counts.of(lambda: harness.ask(k.CREATE_TOPICS, 5, wanted))
+    assert codes(response["topics"]) == dict.fromkeys(names, e.NONE)
     assert (writes, syncs) == (1, 1)
-    answer, writes, syncs = counts.of(
+    response, writes, syncs = counts.of(
         lambda: harness.ask(k.DELETE_TOPICS, 5, {"topic_names": names, "timeout_ms": 1000})
     )
-    assert codes(answer["responses"]) == dict.fromkeys(names, e.NONE)
+    assert codes(response["responses"]) == dict.fromkeys(names, e.NONE)
     assert (writes, syncs) == (1, 1)
     assert rows(harness) == before
     asked = {"topics": [{"name": name} for name in [*names, "t0"]], "allow_auto_topic_creation": True}
-    answer, writes, syncs = counts.of(lambda: harness.ask(k.METADATA, 9, asked))
-    assert [each["name"] for each in answer["topics"]] == [*names, "t0"]
-    assert codes(answer["topics"]) == dict.fromkeys(names, e.NONE)
+    response, writes, syncs = counts.of(lambda: harness.ask(k.METADATA, 9, asked))
+    assert [each["name"] for each in response["topics"]] == [*names, "t0"]
+    assert codes(response["topics"]) == dict.fromkeys(names, e.NONE)
     assert (writes, syncs) == (1, 1)
 
 
@@ -144,7 +144,7 @@ def test_a_batch_that_fails_reports_its_error_for_each_topic(harness: Harness, m
         raise TimedOutError("the disk hangs")
 
     monkeypatch.setattr(harness.context.plane.topics, "_made", slow)
-    answer = create(harness, [new("a"), new("bad name"), new("b")])
+    response = create(harness, [new("a"), new("bad name"), new("b")])
     timed_out = e.code_of(TimedOutError(""))
-    assert codes(answer["topics"]) == {"a": timed_out, "bad name": e.INVALID_TOPIC_EXCEPTION, "b": timed_out}
+    assert codes(response["topics"]) == {"a": timed_out, "bad name": e.INVALID_TOPIC_EXCEPTION, "b": timed_out}
     assert timed_out not in {e.NONE, e.code_of(StorageError(""))}

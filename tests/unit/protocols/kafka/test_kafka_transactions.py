@@ -18,9 +18,9 @@ from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError
 from basaltmq.log.batches.kafka import read_header
+from basaltmq.protocols.kafka.admin.topic_settings import topic_config
 from basaltmq.protocols.kafka.context import Client, Context, Settings, awaited
 from basaltmq.protocols.kafka.server import handlers
-from basaltmq.protocols.kafka.topic_settings import topic_config
 from basaltmq.protocols.kafka.transactions.coordinator import IDLE_MS_MAX, TIMEOUT_MS_MAX, Transactions
 from basaltmq.protocols.kafka.transactions.row import EPOCH_MAX, State, Transaction
 from basaltmq.protocols.kafka.wire import api as k
@@ -76,9 +76,9 @@ class Harness:
     async def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
         """As over the wire: what is missing has its default."""
         raw = k.encode_request(key, version, 1, "test", body)
-        answer: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
-        answer = await awaited(answer)
-        encoded = b"".join(k.encode_response(APIS[key], version, 1, answer))
+        response: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
+        response = await awaited(response)
+        encoded = b"".join(k.encode_response(APIS[key], version, 1, response))
         return k.decode_response(key, version, encoded[4:])[1]
 
     async def produce(self, topic: str, transactional_id: str | None, raw: bytes) -> int:
@@ -88,8 +88,8 @@ class Harness:
             "timeout_ms": 1000,
             "topics": [{"name": topic, "partitions": [{"index": 0, "records": raw}]}],
         }
-        answer = await self.ask(k.PRODUCE, 9, body)
-        code: int = answer["topics"][0]["partitions"][0]["error_code"]
+        response = await self.ask(k.PRODUCE, 9, body)
+        code: int = response["topics"][0]["partitions"][0]["error_code"]
         return code
 
     async def fetch(self, topic: str, isolation_level: int = 1, offset: int = 0) -> dict[str, Any]:
@@ -102,8 +102,8 @@ class Harness:
             "isolation_level": isolation_level,
             "topics": [{"topic": topic, "partitions": [partition]}],
         }
-        answer = await self.ask(k.FETCH, 12, body)
-        found: dict[str, Any] = answer["topics"][0]["partitions"][0]
+        response = await self.ask(k.FETCH, 12, body)
+        found: dict[str, Any] = response["topics"][0]["partitions"][0]
         return found
 
     def seen(self, topic: str) -> list[bytes]:
@@ -124,7 +124,7 @@ async def refused(step: Coroutine[Any, Any, Any]) -> int:
     return found.value.code
 
 
-def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(harness: Harness) -> None:
+def test_a_new_epoch_fences_older_ones_and_aborts_their_transactions(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -159,7 +159,7 @@ def test_an_epoch_fences_those_before_it_and_aborts_what_they_had_open(harness: 
     asyncio.run(run())
 
 
-def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(harness: Harness) -> None:
+def test_a_producer_increases_its_epoch_and_may_repeat_the_request(harness: Harness) -> None:
     async def run() -> None:
         transactions = harness.transactions
         pid, epoch = await transactions.initialize("id", TIMEOUT_MS)
@@ -178,7 +178,7 @@ def test_a_producer_asks_for_another_epoch_and_asks_again_when_it_heard_nothing(
     asyncio.run(run())
 
 
-def test_states_answer_as_kafka_does(harness: Harness) -> None:
+def test_requests_in_every_transaction_state_return_the_errors_of_kafka(harness: Harness) -> None:
     shard = harness.topic("t")
     harness.topic("u")
 
@@ -202,11 +202,11 @@ def test_states_answer_as_kafka_does(harness: Harness) -> None:
             assert await refused(transactions.end("id", pid, epoch, not is_commit)) == e.INVALID_TXN_STATE
         body = {"transactional_id": "id", "producer_id": pid, "producer_epoch": epoch}
         topics = [{"name": "t", "partitions": [0]}, {"name": "none", "partitions": [0]}]
-        answer = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics})
-        codes = [each["results"][0]["error_code"] for each in answer["results"]]
+        response = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics})
+        codes = [each["results"][0]["error_code"] for each in response["results"]]
         assert codes == [e.OPERATION_NOT_ATTEMPTED, e.UNKNOWN_TOPIC_OR_PARTITION]
-        answer = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
-        assert answer["results"][0]["results"][0]["error_code"] == 0
+        response = await harness.ask(k.ADD_PARTITIONS_TO_TXN, 3, {**body, "topics": topics[:1]})
+        assert response["results"][0]["results"][0]["error_code"] == 0
         assert await harness.produce("u", "id", raw) == e.INVALID_TXN_STATE, "it was not added"
         assert await harness.produce("t", "id", raw) == 0
         assert await harness.produce("t", "id", raw) == 0, "sent again"
@@ -218,8 +218,8 @@ def test_states_answer_as_kafka_does(harness: Harness) -> None:
         listed = await harness.ask(k.LIST_TRANSACTIONS, 0, asked)
         assert [each["transactional_id"] for each in listed["transaction_states"]] == ["id"]
         assert listed["unknown_state_filters"] == ["Nonsense"]
-        answer = await harness.ask(k.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]})
-        (active,) = answer["topics"][0]["partitions"][0]["active_producers"]
+        response = await harness.ask(k.DESCRIBE_PRODUCERS, 0, {"topics": [{"name": "t", "partition_indexes": [0]}]})
+        (active,) = response["topics"][0]["partitions"][0]["active_producers"]
         assert (active["producer_id"], active["current_txn_start_offset"]) == (pid, 0)
         await transactions.end("id", pid, epoch, True)
         assert harness.seen("t") == [b"early"]
@@ -227,7 +227,7 @@ def test_states_answer_as_kafka_does(harness: Harness) -> None:
     asyncio.run(run())
 
 
-def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(harness: Harness) -> None:
+def test_partitions_are_added_in_order_and_a_pending_decision_is_reported(harness: Harness) -> None:
     shard, other = harness.topic("t"), harness.topic("u")
     source = harness.context.topic("t")
 
@@ -262,7 +262,7 @@ def test_additions_wait_for_each_other_and_a_decision_is_not_waited_for(harness:
     asyncio.run(run())
 
 
-def test_offsets_of_members_need_their_generation(harness: Harness) -> None:
+def test_transactional_offsets_require_the_generation_of_the_member(harness: Harness) -> None:
     harness.topic("t")
 
     async def run() -> None:
@@ -273,8 +273,8 @@ def test_offsets_of_members_need_their_generation(harness: Harness) -> None:
 
         async def code(member: str, generation: int) -> int:
             given = {"member_id": member, "generation_id": generation, "topics": topics}
-            answer = await harness.ask(k.TXN_OFFSET_COMMIT, 3, {**asked, **given})
-            found: int = answer["topics"][0]["partitions"][0]["error_code"]
+            response = await harness.ask(k.TXN_OFFSET_COMMIT, 3, {**asked, **given})
+            found: int = response["topics"][0]["partitions"][0]["error_code"]
             return found
 
         assert await code("m", 4) == e.ILLEGAL_GENERATION, "a group of before a restart"
@@ -297,7 +297,7 @@ def test_offsets_of_members_need_their_generation(harness: Harness) -> None:
     asyncio.run(run())
 
 
-def test_a_transaction_taken_up_after_a_crash_ends_when_its_time_is_over(harness: Harness) -> None:
+def test_a_transaction_recovered_after_a_crash_times_out(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -336,8 +336,8 @@ def test_read_committed_fetches_get_last_stable_offset_and_aborted_transactions(
         latest = {"partition_index": 0, "timestamp": -1}
         for isolation_level, wanted in ((0, 4), (1, 2)):
             asked = {"isolation_level": isolation_level, "topics": [{"name": "t", "partitions": [latest]}]}
-            answer = await harness.ask(k.LIST_OFFSETS, 6, {"replica_id": -1, **asked})
-            assert answer["topics"][0]["partitions"][0]["offset"] == wanted
+            response = await harness.ask(k.LIST_OFFSETS, 6, {"replica_id": -1, **asked})
+            assert response["topics"][0]["partitions"][0]["offset"] == wanted
         await transactions.add("a", a, epoch_a, shards=frozenset((shard,)))
         assert await harness.produce("t", "a", transactional(a, 2, b"a2", epoch=epoch_a)) == 0
         await transactions.end("a", a, epoch_a, True)
@@ -353,7 +353,7 @@ def test_read_committed_fetches_get_last_stable_offset_and_aborted_transactions(
     asyncio.run(run())
 
 
-def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(harness: Harness) -> None:
+def test_a_transaction_past_its_timeout_is_aborted_and_its_producer_fenced(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -379,7 +379,7 @@ def test_a_transaction_over_its_time_is_aborted_and_its_producer_fenced(harness:
 
 
 @pytest.mark.promise("P1", "P2")
-def test_what_is_added_and_what_is_decided_is_durable_before_anything_follows_from_it(
+def test_partitions_and_decisions_are_durable_before_they_take_effect(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shard = harness.topic("t")
@@ -428,7 +428,7 @@ STEPS = ("decided", "marked", "completed")
 @pytest.mark.promise("P1", "P2")
 @pytest.mark.parametrize("is_commit", [True, False])
 @pytest.mark.parametrize("step", STEPS)
-def test_a_decision_is_finished_after_a_crash_at_any_step(
+def test_a_decided_transaction_completes_after_a_crash_at_any_step(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str, is_commit: bool
 ) -> None:
     topics = {name: harness.topic(name) for name in ("t", "u")}
@@ -486,7 +486,7 @@ def test_a_decision_is_finished_after_a_crash_at_any_step(
     asyncio.run(run())
 
 
-def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stops_nothing(harness: Harness) -> None:
+def test_an_open_transaction_continues_after_a_crash_or_a_disconnect(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -512,7 +512,7 @@ def test_an_open_transaction_goes_on_after_a_crash_and_a_client_that_leaves_stop
     asyncio.run(run())
 
 
-def test_records_no_row_knows_of_are_aborted_at_open(harness: Harness) -> None:
+def test_transactional_records_without_a_row_are_aborted_at_open(harness: Harness) -> None:
     shard = harness.topic("t")
     engine, _ = harness.context.engine(harness.context.topic("t"), 0)
     engine.wait(engine.append_kafka(shard, transactional(900, 0, b"stranger", epoch=4)))
@@ -525,7 +525,7 @@ def test_records_no_row_knows_of_are_aborted_at_open(harness: Harness) -> None:
 
 
 @pytest.mark.promise("P10")
-def test_what_is_known_of_producers_goes_with_the_topic(harness: Harness) -> None:
+def test_deleting_a_topic_deletes_its_producer_state(harness: Harness) -> None:
     shard = harness.topic("t")
 
     async def run() -> None:
@@ -558,8 +558,10 @@ def test_unused_transactional_ids_expire(harness: Harness) -> None:
     asyncio.run(run())
 
 
-def test_rows_round_trip_and_a_damaged_row_is_reported() -> None:
-    row = Transaction("id", 7, 3, 2, State.PREPARE_ABORT, 1000, 5, 6, frozenset((1, 1 << 40)), frozenset(("g", "ü")))
+@pytest.mark.parametrize("committed", [(), ((1, 0), (1 << 40, 77))])
+def test_rows_round_trip_and_a_damaged_row_is_reported(committed: tuple[tuple[int, int], ...]) -> None:
+    shards, groups = frozenset((1, 1 << 40)), frozenset(("g", "ü"))
+    row = Transaction("id", 7, 3, 2, State.PREPARE_ABORT, 1000, 5, 6, shards, groups, committed)
     raw = row.encode()
     assert Transaction.decode("id", raw) == row
     for size in range(len(raw)):
@@ -568,4 +570,4 @@ def test_rows_round_trip_and_a_damaged_row_is_reported() -> None:
     with pytest.raises(CorruptionError):
         Transaction.decode("id", raw + b"\0")
     with pytest.raises(CorruptionError):
-        Transaction.decode("id", b"\x02" + raw[1:])
+        Transaction.decode("id", bytes([raw[0] ^ 3]) + raw[1:])

@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 from tests.fuzz.kafka import Harness as Served
-from tests.fuzz.kafka import answers
+from tests.fuzz.kafka import responses
 from tests.unit.protocols.kafka.test_kafka_context import AnyUser, Harness, batch_of
 
 from basaltmq.protocols.kafka import connection as connection_module
-from basaltmq.protocols.kafka.context import BlockingAnswer, Client, PipelinedAnswer, Respond
-from basaltmq.protocols.kafka.deadline import Deadline
+from basaltmq.protocols.kafka.context import BlockingResponse, Client, PipelinedResponse, Respond
 from basaltmq.protocols.kafka.fetch import fetch
+from basaltmq.protocols.kafka.fetches.deadline import Deadline
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.api import APIS, Request
 from basaltmq.protocols.kafka.wire.schema import Fields
@@ -33,7 +33,7 @@ def harness(tmp_path: Path) -> Iterator[Harness]:
 
 def asked(
     harness: Harness, client: AnyUser, offset: int, *, min_bytes: int = 1, max_wait_ms: int = 60_000
-) -> BlockingAnswer:
+) -> BlockingResponse:
     partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 1 << 20}
     body = {
         "session_id": 0,
@@ -45,9 +45,9 @@ def asked(
         "topics": [{"topic": "t", "topic_id": None, "partitions": [partition]}],
         "forgotten_topics": [],
     }
-    answer: Any = fetch(harness.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
-    assert not isinstance(answer, dict), "there is something to wait for"
-    return cast(BlockingAnswer, answer)
+    response: Any = fetch(harness.context, cast(Client, client), Request(APIS[k.FETCH], 12, 1, None, body))
+    assert not isinstance(response, dict), "there is something to wait for"
+    return cast(BlockingResponse, response)
 
 
 def records_of(body: Fields | None) -> list[bytes]:
@@ -58,22 +58,22 @@ def records_of(body: Fields | None) -> list[bytes]:
 
 class Responses:
     def __init__(self) -> None:
-        self.answers: list[tuple[Fields | None, Exception | None]] = []
+        self.responses: list[tuple[Fields | None, Exception | None]] = []
         self.came = asyncio.Event()
 
     def __call__(self, body: Fields | None, error: Exception | None) -> None:
-        self.answers.append((body, error))
+        self.responses.append((body, error))
         self.came.set()
 
     async def one(self) -> Fields | None:
         await asyncio.wait_for(self.came.wait(), WAIT_S)
-        ((body, error),) = self.answers
+        ((body, error),) = self.responses
         assert error is None
         return body
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_turn(harness: Harness) -> None:
+def test_a_fetch_waits_for_min_bytes_and_returns_all_records_of_a_turn(harness: Harness) -> None:
     engine, shard = harness.topic("t")
     one = batch_of(b"one")
 
@@ -81,10 +81,10 @@ def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_tu
         client, reported = AnyUser(), Responses()
         asked(harness, client, 0, min_bytes=len(one) + 1).start(reported)
         for _ in range(2):
-            assert not reported.answers
+            assert not reported.responses
             engine.append_kafka(shard, one)
             harness.context.arrivals.notify_appended(shard, len(one))
-        assert not reported.answers, "who appends is not held up"
+        assert not reported.responses, "who appends is not held up"
         found = records_of(await reported.one())
         assert len(found) == 2
         assert len(harness.context.arrivals) == 0
@@ -94,7 +94,7 @@ def test_a_fetch_waits_for_as_much_as_it_asked_for_and_finds_what_came_in_one_tu
 
 
 @pytest.mark.spec("B2")
-def test_a_fetch_that_found_nothing_is_answered_when_its_time_is_over(harness: Harness) -> None:
+def test_an_empty_fetch_returns_after_its_wait_time(harness: Harness) -> None:
     harness.topic("t")
 
     async def run() -> None:
@@ -124,7 +124,7 @@ def test_a_cancelled_fetch_leaves_no_state(harness: Harness) -> None:
             assert len(harness.context.arrivals) == 0
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not reported.answers
+        assert not reported.responses
         client.deadline.close()
 
     asyncio.run(run())
@@ -145,14 +145,14 @@ def test_an_error_in_a_waiting_fetch_is_returned(harness: Harness, monkeypatch: 
         monkeypatch.setattr("basaltmq.protocols.kafka.fetch._look", fails)
         harness.context.arrivals.notify_appended(harness.context.topic("t").shards[0], 1)
         await asyncio.wait_for(reported.came.wait(), WAIT_S)
-        assert reported.answers == [(None, failure)]
+        assert reported.responses == [(None, failure)]
         client.deadline.close()
 
     asyncio.run(run())
 
 
 @pytest.mark.spec("B2")
-def test_a_timer_serves_many_waits_one_after_the_other_and_none_is_called_early() -> None:
+def test_one_timer_serves_many_waits_and_none_ends_early() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         made: list[float] = []
@@ -186,15 +186,15 @@ def test_a_timer_serves_many_waits_one_after_the_other_and_none_is_called_early(
 
 
 @pytest.mark.promise("P9")
-def test_answers_behind_a_write_that_waits_are_bounded_and_come_in_order(
+def test_responses_that_wait_for_a_write_are_bounded_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
         served = Served(tmp_path / "served")
         connection, transport = served.connect()
         starts: list[Respond] = []
-        monkeypatch.setitem(served.server.handlers, k.PRODUCE, lambda *_: PipelinedAnswer(starts.append))
-        monkeypatch.setattr(connection_module, "UNDER_WAY_BYTES_MAX", 1000)
+        monkeypatch.setitem(served.server.handlers, k.PRODUCE, lambda *_: PipelinedResponse(starts.append))
+        monkeypatch.setattr(connection_module, "IN_FLIGHT_BYTES_MAX", 1000)
         others = 50
         asked = [k.encode_request(k.PRODUCE, 9, 0, "good", {"acks": -1, "timeout_ms": 1, "topics": []})]
         asked += [k.encode_request(k.API_VERSIONS, 0, 1 + number, "good", {}) for number in range(others)]
@@ -203,7 +203,7 @@ def test_answers_behind_a_write_that_waits_are_bounded_and_come_in_order(
         assert 1 < connection.requests < others, "what waits behind it is bounded"
         (tell,) = starts
         tell({"topics": []}, None)
-        reported = answers(b"".join(transport.written))
+        reported = responses(b"".join(transport.written))
         assert [struct.unpack_from(">i", each)[0] for each in reported] == [*range(1 + others)]
         connection.connection_lost(None)
         await served.close()

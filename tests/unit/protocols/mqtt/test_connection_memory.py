@@ -35,13 +35,13 @@ def quiet_collector() -> Iterator[None]:
 @pytest.mark.promise("P8")
 @pytest.mark.usefixtures("quiet_collector")
 @pytest.mark.parametrize("has_goodbye", [True, False], ids=["disconnect", "lost"])
-def test_a_connection_that_has_ended_is_freed_without_the_collector(tmp_path: Path, has_goodbye: bool) -> None:
+def test_a_closed_connection_is_freed_without_garbage_collection(tmp_path: Path, has_goodbye: bool) -> None:
     """The collector freezes long-lived objects (cli/server/collector.py) and would not find a cycle of them."""
 
     async def whole() -> None:
         node = await Node.open(Config(data_dir=tmp_path))
         server = Server(node, Settings())
-        server.start()
+        server.open_hosts()
         try:
             sock = socket.create_server(("127.0.0.1", 0))
             await server.listen_on(sock)

@@ -8,13 +8,13 @@ import pytest
 from tests.unit.broker.rig import START_NS, BrokenStore, run, until
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost import VHost
 from basaltmq.protocols.mqtt.host import MqttHost
-from basaltmq.protocols.mqtt.inbound import Inbound
-from basaltmq.protocols.mqtt.outbound import Outbound
-from basaltmq.protocols.mqtt.rows import Subscription
-from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.sessions.inbound import Inbound
+from basaltmq.protocols.mqtt.sessions.outbound import Outbound
+from basaltmq.protocols.mqtt.sessions.rows import Subscription
+from basaltmq.protocols.mqtt.sessions.session import Session
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.store.batch import Batch
@@ -69,7 +69,7 @@ class FakeClient:
         assert self.checks.get(kind, lambda: True)(), f"packet type {kind} is sent before the sync"
         self.sent.append((kind, b"".join(parts)))
 
-    def answer(self, packet: p.Packet, text: str = "") -> None:
+    def send_packet(self, packet: p.Packet, text: str = "") -> None:
         self.send(encode(packet, self.version))
 
     def end(self, reason_code: int, text: str) -> None:
@@ -139,7 +139,7 @@ def test_puback_follows_the_sync_of_the_message_and_its_retained_row(retain: boo
 
 @pytest.mark.spec("G1")
 @pytest.mark.promise("P1")
-def test_every_step_of_qos_2_follows_the_sync_of_its_row() -> None:
+def test_every_qos_2_acknowledgement_follows_the_sync_of_its_row() -> None:
     async def test(vhost: VHost, store: SyncedStore, client: FakeClient) -> None:
         inbound, outbound = await opened(vhost, client)
         before = len(store.batches)

@@ -27,7 +27,7 @@ from wsproto.events import (
 from wsproto.frame_protocol import CloseReason
 
 from basaltmq.broker.auth.web_hosts import WebHosts
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.protocols.mqtt.websocket import REQUEST_BYTES_MAX, WebSocketProtocol
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire.decoder import Decoder, Limits
@@ -186,7 +186,7 @@ def test_the_subprotocol_of_3_1_is_accepted() -> None:
 
 
 @pytest.mark.mqtt("MQTT-6.0.0-2")
-def test_packets_need_not_match_frames_nor_frames_the_reads() -> None:
+def test_packets_frames_and_reads_need_not_align() -> None:
     async def test(listener: Served) -> None:
         client, echo = await listener.opened()
         raw = b"".join(
@@ -232,7 +232,7 @@ def test_frames_that_arrive_with_the_request_are_not_lost() -> None:
         ({"origin": "http://app.example", "host": "broker.example"}, 421),
     ],
 )
-def test_a_handshake_is_refused_with_a_status_that_says_why(given: dict[str, str], status: int) -> None:
+def test_invalid_handshakes_are_refused_with_a_fitting_status(given: dict[str, str], status: int) -> None:
     async def test(listener: Served) -> None:
         client = await listener.connect()
         event = await client.handshake(**given)
@@ -273,7 +273,7 @@ def test_a_handshake_is_refused_with_a_status_that_says_why(given: dict[str, str
         ),
     ],
 )
-def test_a_request_that_is_no_handshake_is_answered_and_closed(request_bytes: bytes, status: int) -> None:
+def test_requests_without_an_upgrade_get_an_error_and_are_closed(request_bytes: bytes, status: int) -> None:
     async def test(listener: Served) -> None:
         client = await listener.connect()
         client.writer.write(request_bytes)
@@ -284,7 +284,7 @@ def test_a_request_that_is_no_handshake_is_answered_and_closed(request_bytes: by
     run(test)
 
 
-def test_a_client_that_does_not_finish_its_handshake_is_dropped() -> None:
+def test_an_incomplete_handshake_times_out() -> None:
     async def test(listener: Served) -> None:
         client = await listener.connect()
         client.writer.write(b"GET /mqtt HTTP/1.1\r\n")
@@ -347,7 +347,7 @@ def test_a_message_over_the_limit_ends_the_connection_although_each_frame_is_sma
     run(test)
 
 
-def test_a_large_frame_is_passed_on_while_it_arrives() -> None:
+def test_a_large_frame_is_forwarded_while_it_arrives() -> None:
     async def test(listener: Served) -> None:
         client, echo = await listener.opened()
         raw = client.ws.send(BytesMessage(data=bytes(90_000)))
@@ -359,7 +359,7 @@ def test_a_large_frame_is_passed_on_while_it_arrives() -> None:
     run(test)
 
 
-def test_pings_are_answered_and_of_several_at_once_at_least_the_last() -> None:
+def test_pings_get_pongs_and_several_at_once_at_least_the_last_one() -> None:
     async def test(listener: Served) -> None:
         client, _ = await listener.opened()
         client.send(*(Ping(payload=b"%d" % number) for number in range(50)))
@@ -384,7 +384,7 @@ def test_a_client_that_closes_gets_its_close_frame_back() -> None:
     run(test)
 
 
-def test_the_server_closes_cleanly_and_also_without_an_answer() -> None:
+def test_the_server_closes_also_without_a_close_frame_of_the_client() -> None:
     async def test(listener: Served) -> None:
         for answers in (True, False):
             client, echo = await listener.opened()
@@ -412,7 +412,7 @@ def test_a_socket_that_ends_without_a_close_frame_ends_the_inner_connection() ->
     run(test)
 
 
-def test_a_paused_inner_protocol_gets_nothing_until_it_resumes() -> None:
+def test_a_paused_inner_protocol_gets_no_data_until_it_resumes() -> None:
     async def test(listener: Served) -> None:
         client, echo = await listener.opened()
         echo.is_echo = False

@@ -6,6 +6,7 @@ from basaltmq.protocols.amqp091.wire.errors import FRAME_ERROR, UNEXPECTED_FRAME
 from basaltmq.protocols.amqp091.wire.frames import BASIC_CLASS, CONTENT_FIXED_BYTES, CONTENT_HEAD, HEAD_BYTES
 from basaltmq.protocols.amqp091.wire.methods import BasicPublish
 from basaltmq.protocols.amqp091.wire.states import OPEN, ChannelPhase
+from basaltmq.protocols.frame_buffer import add_part
 
 
 class ChannelState:
@@ -49,7 +50,7 @@ class ChannelState:
                 FRAME_ERROR,
                 f"the body frames on channel {self.number} exceed the announced {self.body_bytes} bytes",
             )
-        self.pieces.append(piece)
+        add_part(self.pieces, piece)
         return self.got_bytes == self.body_bytes
 
     def take(self) -> tuple[BasicPublish, bytes, bytes]:

@@ -119,7 +119,7 @@ _CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
     (errors.LimitExceededError, PRECONDITION_FAILED),
     (errors.InvalidArgumentError, PRECONDITION_FAILED),
     (errors.InvalidConfigError, PRECONDITION_FAILED),
-    (errors.PublishersHeldError, RESOURCE_ERROR),
+    (errors.PublishersBlockedError, RESOURCE_ERROR),
     (errors.StoreClosedError, CONNECTION_FORCED),
     (BasaltError, INTERNAL_ERROR),
 )

@@ -27,13 +27,13 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.schema import Fields
 
 FIRST_WAIT_S: Final = 0.1
-"""Seconds that an empty group waits for more members before its first generation, to catch a common start."""
+"""Seconds that an empty group waits for more members before its first generation. Members often start together."""
 
 MEMBERS_MAX: Final = 10_000
 SESSION_MS_MIN: Final = 1_000
 SESSION_MS_MAX: Final = 1_800_000
 SKIPS_SINCE: Final = 9
-"""First JoinGroup version that can tell the leader to skip the assignment."""
+"""First JoinGroup version whose response has skip_assignment for the leader."""
 
 ID_REQUIRED_SINCE: Final = 4
 

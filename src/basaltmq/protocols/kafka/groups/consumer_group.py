@@ -6,6 +6,8 @@
                      else:               the member moves to the target epoch with the partitions of its target that
                                          are free, and gets the others as soon as their owners release them
 
+A large target is computed in a thread. Until it is there, members keep what they have and heartbeat more often.
+
 A target changes when members join or leave, and when subscriptions, assignors or topics change. Only these inputs are
 compared. So a returning static member or a heartbeat without changes moves no partition.
 
@@ -24,6 +26,7 @@ import enum
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -45,6 +48,9 @@ that start together would compute 1000 of them."""
 
 PARTITIONS_PER_MS: Final = 50
 """Rate limit: minimum time between targets is 1 ms per this many partitions."""
+
+ASSIGNED_HERE_MAX: Final = 2_000
+"""Partition count up to which a target is computed at once, which takes up to 5 ms."""
 
 LONG_AGO_MS: Final = -(1 << 62)
 
@@ -76,7 +82,15 @@ class TargetInputs(NamedTuple):
 class ConsumerGroup:
     """A KIP-848 consumer group."""
 
-    def __init__(self, name: str, lookup: Lookup, epoch: int = 0, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        lookup: Lookup,
+        epoch: int = 0,
+        timing: Timing | None = None,
+        compute: Callable[[ConsumerGroup], object] | None = None,
+    ) -> None:
+        """`compute` computes a large target elsewhere: it calls `assignment` there, and then `assigned` here."""
         self.name = name
         self.timing = timing or Timing()
         self.epoch = epoch
@@ -86,6 +100,9 @@ class ConsumerGroup:
         self.patterns: dict[str, TopicPattern] = {}
         self.inputs = TargetInputs(UNIFORM, {}, {})
         self._lookup = lookup
+        self._compute = compute
+        self.is_computing = False
+        """Whether `compute` is to call `assigned`."""
         self._static: dict[str, str] = {}
         self._owners = Ownership()
         self._subscribed_names: frozenset[str] = frozenset()
@@ -321,10 +338,30 @@ class ConsumerGroup:
         wait_ms = partitions // PARTITIONS_PER_MS if partitions > RATE_LIMITED_PARTITIONS else 0
         if self.target_epoch and now_ms < self._assigned_at_ms + wait_ms:
             return
-        assignor = ASSIGNORS[self.inputs.assignor]
-        self.target = assignor(self.inputs.subscriptions, self.inputs.topics, self.target)
+        if partitions > ASSIGNED_HERE_MAX and self._compute is not None:
+            if not self.is_computing:
+                self.is_computing = True
+                self._compute(self)
+            return
+        self._set_target(self.assignment()(), now_ms)
+
+    def _set_target(self, target: dict[str, Assignment], now_ms: int) -> None:
+        self.target = target
         self.target_epoch = self.epoch
         self._assigned_at_ms = now_ms
+
+    def assignment(self) -> Callable[[], dict[str, Assignment]]:
+        """Return a function that computes the target of this epoch. It may run in another thread."""
+        inputs = self.inputs
+        return partial(ASSIGNORS[inputs.assignor], inputs.subscriptions, inputs.topics, dict(self.target))
+
+    def assigned(self, inputs: TargetInputs, target: dict[str, Assignment], now_ms: int) -> None:
+        """Take a target that was computed elsewhere for `inputs`. If they have changed since, compute another one."""
+        self.is_computing = False
+        if inputs is self.inputs:
+            self._set_target(target, now_ms)
+        elif self.members:
+            self._update_target(now_ms)
 
     def _reconcile(self, member: ConsumerMember, now_ms: int) -> None:
         """Move a member as close to its target as its own and other members' revocations allow."""

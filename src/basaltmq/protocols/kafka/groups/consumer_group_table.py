@@ -40,7 +40,7 @@ MEMBERS_MAX: Final = 100_000
 
 PAGE: Final = 500
 SLICE_S: Final = 0.002
-"""Time per loop turn for telling groups about changed topics."""
+"""Time per loop turn to notify groups of changed topics."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -55,21 +55,24 @@ class ConsumerGroups:
         self._store = vhost.store
         self._members = 0
         self._timers: dict[str, tuple[int, asyncio.TimerHandle]] = {}
-        self._searches: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Searches for topics, and computations of targets."""
+        self._computing = asyncio.Semaphore(1)
+        """One target at a time, because Python code in threads slows the event loop down."""
         self._lock = threading.Lock()
         self._changed: set[str] = set()
         """Names of changed topics that are not handled yet."""
         self._applying: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """Event loop of the members, set at the first heartbeat."""
-        self._stop_listening = plane.catalog.on_change(self._heard)
+        self._stop_listening = plane.catalog.on_change(self._on_catalog_event)
 
     def close(self) -> None:
         self._stop_listening()
         self._loop = None
         for _, timer in self._timers.values():
             timer.cancel()
-        for search in self._searches:
+        for search in self._tasks:
             search.cancel()
         if self._applying is not None:
             self._applying.cancel()
@@ -92,7 +95,7 @@ class ConsumerGroups:
                 # Also the case after a restart. The error makes the member revoke everything and rejoin.
                 raise Refused(e.UNKNOWN_MEMBER_ID, f"group {name!r} has no members; rejoin with epoch 0")
             row = self.row(name) or GroupRow()
-            group = ConsumerGroup(name, self._size_of, row.epoch, timing(row))
+            group = ConsumerGroup(name, self._size_of, row.epoch, timing(row), self._compute)
         if body["member_epoch"] == JOINING and self._members >= MEMBERS_MAX:
             raise Refused(
                 e.GROUP_MAX_SIZE_REACHED, f"all groups together have reached {MEMBERS_MAX} members, the limit"
@@ -187,7 +190,7 @@ class ConsumerGroups:
                 self._settle(group, before)
         self._wake_by(group, group.deadline_ms())
 
-    def _heard(self, event: Event) -> None:
+    def _on_catalog_event(self, event: Event) -> None:
         """Handle a catalog event. Runs in any thread."""
         if event.kind is not Kind.TOPIC or event.parent != self._plane.topics.parent:
             return
@@ -207,7 +210,7 @@ class ConsumerGroups:
             self._applying = self._loop.create_task(self._apply_changes())
 
     async def _apply_changes(self) -> None:
-        """Tell all groups about changed topics. Yield to other clients, because there may be many slow patterns."""
+        """Notify all groups of changed topics. Yield to other clients, because there may be many slow patterns."""
         until_s = time.perf_counter() + SLICE_S
         while names := self._take_changed():
             with QuietGuard(self._vhost):
@@ -238,8 +241,8 @@ class ConsumerGroups:
         for pattern in group.unsearched():
             pattern.is_searching = True
             search = asyncio.ensure_future(self._searched(group, pattern))
-            self._searches.add(search)
-            search.add_done_callback(self._searches.discard)
+            self._tasks.add(search)
+            search.add_done_callback(self._tasks.discard)
 
     async def _searched(self, group: ConsumerGroup, pattern: TopicPattern) -> None:
         try:
@@ -251,10 +254,30 @@ class ConsumerGroups:
                     self._settle(group, before)
         except BasaltError as error:
             _log.warning(
-                "group %r: topic search for pattern %r failed, will retry: %s", group.name, pattern.text, error
+                "group %r: cannot search topics for pattern %r, will retry: %s", group.name, pattern.text, error
             )
         finally:
             pattern.is_searching = False
+
+    def _compute(self, group: ConsumerGroup) -> None:
+        """Compute the target of a group in a thread."""
+        task = asyncio.ensure_future(self._computed(group))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _computed(self, group: ConsumerGroup) -> None:
+        async with self._computing:
+            inputs = group.inputs
+            try:
+                target = await asyncio.to_thread(group.assignment())
+            except Exception:
+                # The next heartbeat of a member tries again. Until then members keep what they have.
+                group.is_computing = False
+                _log.exception("group %r: the assignment failed", group.name)
+                return
+        if self.by_name.get(group.name) is group:
+            with QuietGuard(self._vhost):
+                group.assigned(inputs, target, self._now_ms())
 
     def _names(self) -> Iterator[str]:
         after: str | None = None

@@ -7,8 +7,10 @@
     complete  One store batch: the groups' offsets, if it committed, and the row. Then clients get their responses.
 
 After a crash, `recover` runs before any request. It marks and completes decided transactions. Open ones stay open until
-their timeout, so that their producers can continue. Records of a transaction without a row (a backup whose log is newer
-than its rows) are aborted. The markers in the log alone determine which records are visible (`Outcomes`).
+their timeout, so that their producers can continue. The markers in the log alone determine which records are visible
+(`Outcomes`). If the log lost a marker, the row shows whether the records belong to the last transaction of its id and
+were committed: then the marker is written again. Other records without a transaction are aborted: those of earlier
+transactions, and those of a backup whose log is newer than its rows.
 
 A producer is fenced by its producer epoch: each `initialize` raises it and aborts the open transaction. So does the
 transaction timeout. Steps on one transaction do not overlap: additions wait for each other, and any other request gets
@@ -23,6 +25,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -114,7 +117,11 @@ class Transactions:
     def recover(self) -> None:
         """Finish decided transactions, load open ones, and abort those without a row. Durable on return."""
         for key, _ in list(self._store.scan(_FAMILY, *key_parts.prefix_range(stream_keys.busy_transaction_key("")))):
-            row = self._row(stream_keys.decode_busy_transaction_key(key))
+            try:
+                row = self._row(stream_keys.decode_busy_transaction_key(key))
+            except CorruptionError as error:
+                _log.error("a transaction is lost, and its records without markers are aborted: %s", error)
+                continue
             if row is None:
                 continue
             live = _Live(row)
@@ -129,31 +136,37 @@ class Transactions:
                 self._complete(live)
             else:
                 self._start_timeout(live)
-        self._wait(self._abort_unknown())
+        self._wait(self._end_unknown())
         self.sweep()
 
-    def _abort_unknown(self) -> list[Append]:
+    def _end_unknown(self) -> list[Append]:
+        """Append markers for records of transactions that are neither open nor being finished."""
         engine = self._engine()
         if engine is None:
             return []
         appends = []
         known = {(live.row.producer_id, shard) for live in self._live.values() for shard in live.row.shards}
+        committed: set[tuple[int, int, int]] | None = None
         for shard in list(engine.index.outcomes.shards()):
             for producer_id, offset in self._undecided(engine, shard).items():
                 if (producer_id, shard) not in known:
+                    if committed is None:
+                        committed = {(row.producer_id, *first) for row in self.all() for first in row.committed}
+                    is_commit = (producer_id, shard, offset) in committed
                     _log.warning(
-                        "shard %d: aborting records of producer %d from offset %d: no transaction row",
+                        "shard %d: %s records of producer %d from offset %d, whose marker is missing",
                         shard,
+                        "committing" if is_commit else "aborting",
                         producer_id,
                         offset,
                     )
                     epoch = max(0, read_header(engine.read_kafka(shard, offset).batches[0]).producer_epoch)
-                    marker = marker_batch(producer_id, epoch, False, self._clock_ms())
+                    marker = marker_batch(producer_id, epoch, is_commit, self._clock_ms())
                     appends.append(engine.append_kafka(shard, marker, Durability.SYNCED))
         return appends
 
     def close(self) -> None:
-        """Stop. `recover` finishes running steps when the store is opened again."""
+        """Stop. `recover` finishes interrupted steps when the store is opened again."""
         if self._sweeper is not None:
             self._sweeper.cancel()
         for live in self._live.values():
@@ -199,6 +212,7 @@ class Transactions:
             State.EMPTY,
             timeout_ms,
             changed_ms=self._clock_ms(),
+            committed=() if is_exhausted else row.committed,
         )
         self._write(changed)
         await self._durable()
@@ -269,7 +283,8 @@ class Transactions:
         await self._run_exclusive(live, lambda: self._decide(live, decision))
 
     async def _decide(self, live: _Live, decision: State, *, is_fenced: bool = False) -> None:
-        row = msgspec.structs.replace(live.row, state=decision, changed_ms=self._clock_ms())
+        committed = self._firsts(live.row) if decision is State.PREPARE_COMMIT else ()
+        row = msgspec.structs.replace(live.row, state=decision, changed_ms=self._clock_ms(), committed=committed)
         if is_fenced:
             row = msgspec.structs.replace(row, epoch=min(row.epoch + 1, EPOCH_MAX), previous_epoch=NO_EPOCH)
         self._write(row)
@@ -308,6 +323,14 @@ class Transactions:
                     # The shard was deleted in the meantime.
                     continue
         return appends
+
+    def _firsts(self, row: Transaction) -> tuple[tuple[int, int], ...]:
+        """Return the first offset of the open transaction in each shard with records of it."""
+        engine = self._engine()
+        if engine is None:
+            return ()
+        firsts = ((shard, self._undecided(engine, shard).get(row.producer_id)) for shard in sorted(row.shards))
+        return tuple((shard, first) for shard, first in firsts if first is not None)
 
     def _complete(self, live: _Live) -> None:
         row = live.row
@@ -365,9 +388,10 @@ class Transactions:
         return None if live is None else live.row
 
     def all(self) -> Iterator[Transaction]:
-        """Yield every known transactional id."""
+        """Yield every known transactional id, except those whose row is damaged."""
         for key, raw in self._store.scan(_FAMILY, *key_parts.prefix_range(stream_keys.transaction_key(""))):
-            yield Transaction.decode(stream_keys.decode_transaction_key(key), raw)
+            with suppress(CorruptionError):
+                yield Transaction.decode(stream_keys.decode_transaction_key(key), raw)
 
     async def expire(self, transactional_id: str) -> None:
         """Abort a transaction after its timeout, and fence its producer."""

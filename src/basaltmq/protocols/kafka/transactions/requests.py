@@ -6,18 +6,20 @@ INVALID_PRODUCER_EPOCH in earlier ones. A transactional id needs write permissio
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from basaltmq.broker.auth.permissions import READ, WRITE
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.kafka.context import Answer, Client, Context
-from basaltmq.protocols.kafka.groups.classic_requests import commit_error, group_error, topic_error
+from basaltmq.protocols.kafka.groups.classic_requests import group_error
+from basaltmq.protocols.kafka.groups.offset_requests import check_commits
 from basaltmq.protocols.kafka.transactions.row import State, Transaction
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
-from basaltmq.streams.offsets import Commit, TopicPartition
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.kafka.context import Client, Context, Response
 
 FENCED_SINCE: Final = 2
 FENCED_SINCE_INIT: Final = 4
@@ -119,33 +121,15 @@ async def commit_offsets(context: Context, client: Client, request: Request) -> 
             code = e.ILLEGAL_GENERATION if wrong == e.STALE_MEMBER_EPOCH else wrong
         elif group is not None:
             code = group.commit_error(body["member_id"], body["group_instance_id"], body["generation_id"])
-    commits: dict[TopicPartition, Commit] = {}
-    topics = []
-    for topic in body["topics"]:
-        denied = topic_error(client, topic["name"])
-        found = None if denied else context.plane.topics.find(topic["name"])
-        partitions = []
-        for each in topic["partitions"]:
-            wrong = code or denied or commit_error(each, 0 if found is None else found.config.partitions)
-            if found is not None and not wrong:
-                commits[found.id, each["partition_index"]] = Commit(
-                    each["committed_offset"],
-                    context.now_ms(),
-                    each["committed_leader_epoch"],
-                    each["committed_metadata"] or "",
-                )
-            partitions.append({"partition_index": each["partition_index"], "error_code": wrong})
-        topics.append({"name": topic["name"], "partitions": partitions})
-    if commits:
+    commits = await check_commits(context, client, body["topics"], code, context.now_ms())
+    if commits.valid:
         try:
             await context.transactions.commit_offsets(
-                body["transactional_id"], body["producer_id"], body["producer_epoch"], body["group_id"], commits
+                body["transactional_id"], body["producer_id"], body["producer_epoch"], body["group_id"], commits.valid
             )
         except (BasaltError, Refused) as error:
-            failed = _code(error, False)
-            for each in (each for topic in topics for each in topic["partitions"]):
-                each["error_code"] = each["error_code"] or failed
-    return {"topics": topics}
+            commits.refuse(_code(error, False))
+    return {"topics": commits.topics}
 
 
 async def end(context: Context, client: Client, request: Request) -> Fields:
@@ -161,7 +145,7 @@ async def end(context: Context, client: Client, request: Request) -> Fields:
     return {}
 
 
-def describe(context: Context, client: Client, request: Request) -> Answer:
+def describe(context: Context, client: Client, request: Request) -> Response:
     """DescribeTransactions."""
     with context.guard():
         return {"transaction_states": [_described(context, client, each) for each in request.body["transactional_ids"]]}
@@ -198,7 +182,7 @@ def _topics(context: Context, row: Transaction) -> list[Fields]:
     return [{"topic": name, "partitions": partitions} for name, partitions in by_topic.items()]
 
 
-def listed(context: Context, client: Client, request: Request) -> Answer:
+def listed(context: Context, client: Client, request: Request) -> Response:
     """ListTransactions."""
     labels = {state.label for state in State}
     wanted, producers = set(request.body["state_filters"]), set(request.body["producer_id_filters"])
@@ -219,7 +203,7 @@ def listed(context: Context, client: Client, request: Request) -> Answer:
     return {"unknown_state_filters": sorted(wanted - labels), "transaction_states": found}
 
 
-def describe_producers(context: Context, client: Client, request: Request) -> Answer:
+def describe_producers(context: Context, client: Client, request: Request) -> Response:
     """DescribeProducers: recent producers of a partition, with the start offsets of open transactions."""
     return {
         "topics": [

@@ -2,8 +2,10 @@
 
     | version u8 | state u8 | producer id i64 | epoch i16 | previous epoch i16 | timeout ms u32 | began ms i64 |
     | changed ms i64 | shards u32 | groups u32 | shard u64 * | (length u16, name) * |
+    | firsts u32 | (shard u64, offset u64) * |
 
-States and their numbers are Kafka's:
+Version 2 ends with the first offsets of the last committed transaction, by shard; version 1 has none. They allow lost
+commit markers to be written again. States and their numbers are Kafka's:
 
     EMPTY ──> ONGOING ──> PREPARE_COMMIT ──> COMPLETE_COMMIT ──> ONGOING ...
                      └──> PREPARE_ABORT ───> COMPLETE_ABORT ───> ONGOING ...
@@ -24,11 +26,15 @@ import msgspec
 from basaltmq.errors import CorruptionError
 
 ROW_VERSION: Final = 1
+ROW_VERSION_COMMITTED: Final = 2
+"""The version of a row with first offsets of a committed transaction."""
 NO_EPOCH: Final = -1
 EPOCH_MAX: Final = (1 << 15) - 1
 
 _HEAD: Final = Layout(">BBqhhIqqII")
 _NAME: Final = Layout(">H")
+_COUNT: Final = Layout(">I")
+_FIRST: Final = Layout(">QQ")
 
 
 class State(enum.IntEnum):
@@ -66,11 +72,13 @@ class Transaction(msgspec.Struct, frozen=True):
     changed_ms: int = 0
     shards: frozenset[int] = frozenset()
     groups: frozenset[str] = frozenset()
+    committed: tuple[tuple[int, int], ...] = ()
+    """Shards with the first offsets of the last transaction, if it was decided to commit."""
 
     def encode(self) -> bytes:
         shards = sorted(self.shards)
         head = _HEAD.pack(
-            ROW_VERSION,
+            ROW_VERSION_COMMITTED if self.committed else ROW_VERSION,
             self.state,
             self.producer_id,
             self.epoch,
@@ -82,14 +90,19 @@ class Transaction(msgspec.Struct, frozen=True):
             len(self.groups),
         )
         names = (name.encode() for name in sorted(self.groups))
-        return head + pack(f">{len(shards)}Q", *shards) + b"".join(_NAME.pack(len(name)) + name for name in names)
+        firsts = b"".join(_FIRST.pack(*each) for each in self.committed)
+        if firsts:
+            firsts = _COUNT.pack(len(self.committed)) + firsts
+        listed = b"".join(_NAME.pack(len(name)) + name for name in names)
+        return head + pack(f">{len(shards)}Q", *shards) + listed + firsts
 
     @classmethod
     def decode(cls, transactional_id: str, raw: bytes) -> Transaction:
         try:
             version, state, pid, epoch, before, timeout_ms, began, changed, shards, groups = _HEAD.unpack_from(raw)
-            if version != ROW_VERSION:
-                raise CorruptionError(f"a transaction row has version {version}; this release reads {ROW_VERSION}")
+            if version not in (ROW_VERSION, ROW_VERSION_COMMITTED):
+                known = f"{ROW_VERSION} and {ROW_VERSION_COMMITTED}"
+                raise CorruptionError(f"a transaction row has version {version}; this release reads {known}")
             at = _HEAD.size
             numbers = unpack_from(f">{shards}Q", raw, at)
             at += 8 * shards
@@ -98,6 +111,12 @@ class Transaction(msgspec.Struct, frozen=True):
                 begin = at + _NAME.size
                 at = begin + _NAME.unpack_from(raw, at)[0]
                 names.append(raw[begin:at].decode())
+            committed: tuple[tuple[int, int], ...] = ()
+            if version == ROW_VERSION_COMMITTED:
+                (count,) = _COUNT.unpack_from(raw, at)
+                begin = at + _COUNT.size
+                at = begin + _FIRST.size * max(1, count)
+                committed = tuple(_FIRST.iter_unpack(raw[begin:at]))
             if at != len(raw):
                 raise CorruptionError(f"the row of transaction {transactional_id!r} has {len(raw)} bytes, not {at}")
             return cls(
@@ -111,6 +130,7 @@ class Transaction(msgspec.Struct, frozen=True):
                 changed,
                 frozenset(numbers),
                 frozenset(names),
+                committed,
             )
         except (ValueError, struct_error) as error:
             raise CorruptionError(f"the row of transaction {transactional_id!r} cannot be read: {error}") from error

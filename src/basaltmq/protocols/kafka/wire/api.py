@@ -15,15 +15,18 @@ from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
 
 from basaltmq.errors import MalformedRequestError
-from basaltmq.protocols.kafka.wire import cluster as cluster
-from basaltmq.protocols.kafka.wire import consumer_groups as consumers
-from basaltmq.protocols.kafka.wire import data as data
-from basaltmq.protocols.kafka.wire import fast_codecs
-from basaltmq.protocols.kafka.wire import groups as groups
-from basaltmq.protocols.kafka.wire import session as session
-from basaltmq.protocols.kafka.wire import topics as topics
-from basaltmq.protocols.kafka.wire import transactions as transactions
-from basaltmq.protocols.kafka.wire.schema import EVER, Field, Fields, Struct
+from basaltmq.protocols.kafka.wire import (
+    cluster,
+    consumer_groups,
+    data,
+    fast_codecs,
+    groups,
+    session,
+    topics,
+    transactions,
+)
+from basaltmq.protocols.kafka.wire.notation import Api, read_apis
+from basaltmq.protocols.kafka.wire.schema import Field, Fields, Struct
 
 PRODUCE: Final = 0
 FETCH: Final = 1
@@ -83,160 +86,14 @@ _CLIENT: Final = Struct(Field("client_id", "string", null_since=0)).codec(0, Fal
 _TAGS: Final = Struct().codec(0, True)
 
 
-class Api(NamedTuple):
-    """An API: versions and schemas."""
-
-    key: int
-    name: str
-    version_min: int
-    version_max: int
-    flexible_since: int
-    request: Struct
-    response: Struct
-
-
 APIS: Final[dict[int, Api]] = {
     api.key: api
-    for api in (
-        Api(PRODUCE, "Produce", 0, 9, 9, data.PRODUCE_REQUEST, data.PRODUCE_RESPONSE),
-        Api(FETCH, "Fetch", 4, 17, 12, data.FETCH_REQUEST, data.FETCH_RESPONSE),
-        Api(LIST_OFFSETS, "ListOffsets", 1, 10, 6, data.LIST_OFFSETS_REQUEST, data.LIST_OFFSETS_RESPONSE),
-        Api(METADATA, "Metadata", 0, 12, 9, topics.METADATA_REQUEST, topics.METADATA_RESPONSE),
-        Api(OFFSET_COMMIT, "OffsetCommit", 2, 9, 8, groups.OFFSET_COMMIT_REQUEST, groups.OFFSET_COMMIT_RESPONSE),
-        Api(OFFSET_FETCH, "OffsetFetch", 1, 9, 6, groups.OFFSET_FETCH_REQUEST, groups.OFFSET_FETCH_RESPONSE),
-        Api(
-            FIND_COORDINATOR,
-            "FindCoordinator",
-            0,
-            4,
-            3,
-            session.FIND_COORDINATOR_REQUEST,
-            session.FIND_COORDINATOR_RESPONSE,
-        ),
-        Api(JOIN_GROUP, "JoinGroup", 0, 9, 6, groups.JOIN_GROUP_REQUEST, groups.JOIN_GROUP_RESPONSE),
-        Api(HEARTBEAT, "Heartbeat", 0, 4, 4, groups.HEARTBEAT_REQUEST, groups.HEARTBEAT_RESPONSE),
-        Api(LEAVE_GROUP, "LeaveGroup", 0, 5, 4, groups.LEAVE_GROUP_REQUEST, groups.LEAVE_GROUP_RESPONSE),
-        Api(SYNC_GROUP, "SyncGroup", 0, 5, 4, groups.SYNC_GROUP_REQUEST, groups.SYNC_GROUP_RESPONSE),
-        Api(
-            DESCRIBE_GROUPS, "DescribeGroups", 0, 6, 5, groups.DESCRIBE_GROUPS_REQUEST, groups.DESCRIBE_GROUPS_RESPONSE
-        ),
-        Api(LIST_GROUPS, "ListGroups", 0, 5, 3, groups.LIST_GROUPS_REQUEST, groups.LIST_GROUPS_RESPONSE),
-        Api(
-            SASL_HANDSHAKE, "SaslHandshake", 0, 1, EVER, session.SASL_HANDSHAKE_REQUEST, session.SASL_HANDSHAKE_RESPONSE
-        ),
-        Api(API_VERSIONS, "ApiVersions", 0, 4, 3, session.API_VERSIONS_REQUEST, session.API_VERSIONS_RESPONSE),
-        Api(CREATE_TOPICS, "CreateTopics", 0, 7, 5, topics.CREATE_TOPICS_REQUEST, topics.CREATE_TOPICS_RESPONSE),
-        Api(DELETE_TOPICS, "DeleteTopics", 0, 6, 4, topics.DELETE_TOPICS_REQUEST, topics.DELETE_TOPICS_RESPONSE),
-        Api(DELETE_RECORDS, "DeleteRecords", 0, 2, 2, data.DELETE_RECORDS_REQUEST, data.DELETE_RECORDS_RESPONSE),
-        Api(
-            INIT_PRODUCER_ID,
-            "InitProducerId",
-            0,
-            4,
-            2,
-            session.INIT_PRODUCER_ID_REQUEST,
-            session.INIT_PRODUCER_ID_RESPONSE,
-        ),
-        Api(
-            OFFSET_FOR_LEADER_EPOCH,
-            "OffsetForLeaderEpoch",
-            0,
-            4,
-            4,
-            data.OFFSET_FOR_LEADER_EPOCH_REQUEST,
-            data.OFFSET_FOR_LEADER_EPOCH_RESPONSE,
-        ),
-        Api(ALTER_CONFIGS, "AlterConfigs", 0, 2, 2, topics.ALTER_CONFIGS_REQUEST, topics.ALTER_CONFIGS_RESPONSE),
-        Api(
-            DESCRIBE_USER_SCRAM_CREDENTIALS,
-            "DescribeUserScramCredentials",
-            0,
-            0,
-            0,
-            session.DESCRIBE_SCRAM_REQUEST,
-            session.DESCRIBE_SCRAM_RESPONSE,
-        ),
-        Api(
-            ALTER_USER_SCRAM_CREDENTIALS,
-            "AlterUserScramCredentials",
-            0,
-            0,
-            0,
-            session.ALTER_SCRAM_REQUEST,
-            session.ALTER_SCRAM_RESPONSE,
-        ),
-        Api(
-            DESCRIBE_CLUSTER,
-            "DescribeCluster",
-            0,
-            2,
-            0,
-            topics.DESCRIBE_CLUSTER_REQUEST,
-            topics.DESCRIBE_CLUSTER_RESPONSE,
-        ),
-        Api(
-            DESCRIBE_CONFIGS,
-            "DescribeConfigs",
-            0,
-            4,
-            4,
-            topics.DESCRIBE_CONFIGS_REQUEST,
-            topics.DESCRIBE_CONFIGS_RESPONSE,
-        ),
-        Api(
-            SASL_AUTHENTICATE,
-            "SaslAuthenticate",
-            0,
-            2,
-            2,
-            session.SASL_AUTHENTICATE_REQUEST,
-            session.SASL_AUTHENTICATE_RESPONSE,
-        ),
-        Api(
-            CREATE_PARTITIONS,
-            "CreatePartitions",
-            0,
-            3,
-            2,
-            topics.CREATE_PARTITIONS_REQUEST,
-            topics.CREATE_PARTITIONS_RESPONSE,
-        ),
-        Api(DELETE_GROUPS, "DeleteGroups", 0, 2, 2, groups.DELETE_GROUPS_REQUEST, groups.DELETE_GROUPS_RESPONSE),
-        Api(
-            INCREMENTAL_ALTER_CONFIGS,
-            "IncrementalAlterConfigs",
-            0,
-            1,
-            1,
-            topics.INCREMENTAL_ALTER_CONFIGS_REQUEST,
-            topics.INCREMENTAL_ALTER_CONFIGS_RESPONSE,
-        ),
-        Api(OFFSET_DELETE, "OffsetDelete", 0, 0, EVER, groups.OFFSET_DELETE_REQUEST, groups.OFFSET_DELETE_RESPONSE),
-        Api(
-            CONSUMER_GROUP_HEARTBEAT,
-            "ConsumerGroupHeartbeat",
-            0,
-            1,
-            0,
-            consumers.CONSUMER_GROUP_HEARTBEAT_REQUEST,
-            consumers.CONSUMER_GROUP_HEARTBEAT_RESPONSE,
-        ),
-        Api(
-            CONSUMER_GROUP_DESCRIBE,
-            "ConsumerGroupDescribe",
-            0,
-            1,
-            0,
-            consumers.CONSUMER_GROUP_DESCRIBE_REQUEST,
-            consumers.CONSUMER_GROUP_DESCRIBE_RESPONSE,
-        ),
-        *(
-            Api(key, name, 0, version_max, version_max, request, response)
-            for key, name, version_max, request, response in transactions.APIS
-        ),
-        *(Api(*each) for each in cluster.APIS),
-    )
+    for module in (data, topics, session, cluster, groups, consumer_groups, transactions)
+    for api in read_apis(module.APIS)
 }
+METADATA_PARTITION: Final = APIS[METADATA].response.array("topics", "partitions")
+CREATED_CONFIG: Final = APIS[CREATE_TOPICS].response.array("topics", "configs")
+API_VERSIONS_KEY: Final = APIS[API_VERSIONS].response.array("api_keys")
 
 
 class Request(NamedTuple):

@@ -1,260 +1,132 @@
-"""Schemas of the APIs for records and offsets: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch."""
-
-from __future__ import annotations
+"""APIs for records and offsets, in the notation of notation.py."""
 
 from typing import Final
 
-from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
+APIS: Final = """
+0 Produce 0-9 flexible 9+
+  request
+    transactional_id string 3+ ?3
+    acks int16
+    timeout_ms int32
+    topics []
+        name string
+        partitions []
+            index int32
+            records records ?
+  response
+    topics []
+        name string
+        partitions []
+            index int32
+            error_code int16
+            base_offset int64 =-1
+            log_append_time_ms int64 2+ =-1
+            log_start_offset int64 5+ =-1
+            record_errors [] 8+
+                batch_index int32
+                message string ?
+            error_message string 8+ ?
+    throttle_time_ms int32 1+
 
-PRODUCE_REQUEST: Final = Struct(
-    Field("transactional_id", "string", since=3, null_since=3),
-    Field("acks", "int16"),
-    Field("timeout_ms", "int32"),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("partitions", Array(Struct(Field("index", "int32"), Field("records", "records", null_since=0)))),
-            )
-        ),
-    ),
-)
-PRODUCE_RESPONSE: Final = Struct(
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("index", "int32"),
-                            Field("error_code", "int16"),
-                            Field("base_offset", "int64", default=-1),
-                            Field("log_append_time_ms", "int64", since=2, default=-1),
-                            Field("log_start_offset", "int64", since=5, default=-1),
-                            Field(
-                                "record_errors",
-                                Array(
-                                    Struct(
-                                        Field("batch_index", "int32"),
-                                        Field("message", "string", null_since=0),
-                                    )
-                                ),
-                                since=8,
-                            ),
-                            Field("error_message", "string", since=8, null_since=0),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-    Field("throttle_time_ms", "int32", since=1),
-)
+1 Fetch 4-17 flexible 12+
+  request
+    replica_id int32 0-14 =-1
+    max_wait_ms int32
+    min_bytes int32
+    max_bytes int32 3+ =2147483647
+    isolation_level int8 4+
+    session_id int32 7+
+    session_epoch int32 7+ =-1
+    topics []
+        topic string 0-12
+        topic_id uuid 13+
+        partitions []
+            partition int32
+            current_leader_epoch int32 9+ =-1
+            fetch_offset int64
+            last_fetched_epoch int32 12+ =-1
+            log_start_offset int64 5+ =-1
+            partition_max_bytes int32
+    forgotten_topics [] 7+
+        topic string 0-12
+        topic_id uuid 13+
+        partitions []int32
+    rack_id string 11+
+    cluster_id string 12+ ?12 tag:0
+  response
+    throttle_time_ms int32 1+
+    error_code int16 7+
+    session_id int32 7+
+    topics []
+        topic string 0-12
+        topic_id uuid 13+
+        partitions []
+            partition int32
+            error_code int16
+            high_watermark int64 =-1
+            last_stable_offset int64 4+ =-1
+            log_start_offset int64 5+ =-1
+            aborted_transactions [] 4+ ?
+                producer_id int64
+                first_offset int64
+            preferred_read_replica int32 11+ =-1
+            records records ?
 
-FETCH_REQUEST: Final = Struct(
-    Field("replica_id", "int32", until=14, default=-1),
-    Field("max_wait_ms", "int32"),
-    Field("min_bytes", "int32"),
-    Field("max_bytes", "int32", since=3, default=0x7FFFFFFF),
-    Field("isolation_level", "int8", since=4),
-    Field("session_id", "int32", since=7),
-    Field("session_epoch", "int32", since=7, default=-1),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("topic", "string", until=12),
-                Field("topic_id", "uuid", since=13),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition", "int32"),
-                            Field("current_leader_epoch", "int32", since=9, default=-1),
-                            Field("fetch_offset", "int64"),
-                            Field("last_fetched_epoch", "int32", since=12, default=-1),
-                            Field("log_start_offset", "int64", since=5, default=-1),
-                            Field("partition_max_bytes", "int32"),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-    Field(
-        "forgotten_topics",
-        Array(
-            Struct(
-                Field("topic", "string", until=12),
-                Field("topic_id", "uuid", since=13),
-                Field("partitions", Array("int32")),
-            )
-        ),
-        since=7,
-    ),
-    Field("rack_id", "string", since=11),
-    Field("cluster_id", "string", since=12, null_since=12, tag=0),
-)
-FETCH_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field("error_code", "int16", since=7),
-    Field("session_id", "int32", since=7),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("topic", "string", until=12),
-                Field("topic_id", "uuid", since=13),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition", "int32"),
-                            Field("error_code", "int16"),
-                            Field("high_watermark", "int64", default=-1),
-                            Field("last_stable_offset", "int64", since=4, default=-1),
-                            Field("log_start_offset", "int64", since=5, default=-1),
-                            Field(
-                                "aborted_transactions",
-                                Array(Struct(Field("producer_id", "int64"), Field("first_offset", "int64"))),
-                                since=4,
-                                null_since=0,
-                            ),
-                            Field("preferred_read_replica", "int32", since=11, default=-1),
-                            Field("records", "records", null_since=0),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
+2 ListOffsets 1-10 flexible 6+
+  request
+    replica_id int32
+    isolation_level int8 2+
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            current_leader_epoch int32 4+ =-1
+            timestamp int64
+    timeout_ms int32 10+
+  response
+    throttle_time_ms int32 2+
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            error_code int16
+            timestamp int64 =-1
+            offset int64 =-1
+            leader_epoch int32 4+ =-1
 
-LIST_OFFSETS_REQUEST: Final = Struct(
-    Field("replica_id", "int32"),
-    Field("isolation_level", "int8", since=2),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition_index", "int32"),
-                            Field("current_leader_epoch", "int32", since=4, default=-1),
-                            Field("timestamp", "int64"),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-    Field("timeout_ms", "int32", since=10),
-)
-LIST_OFFSETS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=2),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition_index", "int32"),
-                            Field("error_code", "int16"),
-                            Field("timestamp", "int64", default=-1),
-                            Field("offset", "int64", default=-1),
-                            Field("leader_epoch", "int32", since=4, default=-1),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
+21 DeleteRecords 0-2 flexible 2+
+  request
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            offset int64
+    timeout_ms int32
+  response
+    throttle_time_ms int32
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            low_watermark int64 =-1
+            error_code int16
 
-DELETE_RECORDS_REQUEST: Final = Struct(
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("partitions", Array(Struct(Field("partition_index", "int32"), Field("offset", "int64")))),
-            )
-        ),
-    ),
-    Field("timeout_ms", "int32"),
-)
-DELETE_RECORDS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition_index", "int32"),
-                            Field("low_watermark", "int64", default=-1),
-                            Field("error_code", "int16"),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
-
-OFFSET_FOR_LEADER_EPOCH_REQUEST: Final = Struct(
-    Field("replica_id", "int32", since=3, default=-2),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("topic", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition", "int32"),
-                            Field("current_leader_epoch", "int32", since=2, default=-1),
-                            Field("leader_epoch", "int32"),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
-OFFSET_FOR_LEADER_EPOCH_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=2),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("topic", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("error_code", "int16"),
-                            Field("partition", "int32"),
-                            Field("leader_epoch", "int32", since=1, default=-1),
-                            Field("end_offset", "int64", default=-1),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
+23 OffsetForLeaderEpoch 0-4 flexible 4+
+  request
+    replica_id int32 3+ =-2
+    topics []
+        topic string
+        partitions []
+            partition int32
+            current_leader_epoch int32 2+ =-1
+            leader_epoch int32
+  response
+    throttle_time_ms int32 2+
+    topics []
+        topic string
+        partitions []
+            error_code int16
+            partition int32
+            leader_epoch int32 1+ =-1
+            end_offset int64 =-1
+"""

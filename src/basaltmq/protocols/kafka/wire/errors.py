@@ -96,7 +96,7 @@ _CODES: Final[tuple[tuple[type[BaseException], int], ...]] = (
     (errors.UnsupportedCodecError, UNSUPPORTED_COMPRESSION_TYPE),
     (errors.LimitExceededError, MESSAGE_TOO_LARGE),
     (errors.TimedOutError, REQUEST_TIMED_OUT),
-    (errors.PublishersHeldError, REQUEST_TIMED_OUT),
+    (errors.PublishersBlockedError, REQUEST_TIMED_OUT),
     (errors.StoreStalledError, REQUEST_TIMED_OUT),
     (errors.VHostDownError, COORDINATOR_NOT_AVAILABLE),
     (errors.InvalidConfigError, INVALID_CONFIG),

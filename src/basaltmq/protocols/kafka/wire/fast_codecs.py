@@ -15,7 +15,8 @@ from struct import Struct as Layout
 from typing import Final
 from uuid import UUID
 
-from basaltmq.protocols.kafka.wire.schema import NIL, Fields, read_varint, varint
+from basaltmq.protocols.kafka.wire.schema import NIL, Fields, read_varint
+from basaltmq.varints import varint
 
 PRODUCE_VERSION: Final = 9
 FETCH_VERSION_MIN: Final = 15
@@ -128,17 +129,17 @@ def write_produced(body: Fields) -> bytes | None:
     if len(topics) != 1 or len(body) != 1 or len(topics[0]["partitions"]) != 1:
         return None
     name: bytes = topics[0]["name"].encode()
-    answer = topics[0]["partitions"][0]
-    if answer.keys() != _PLAIN or len(name) > _NAME_BYTES_MAX:
+    response = topics[0]["partitions"][0]
+    if response.keys() != _PLAIN or len(name) > _NAME_BYTES_MAX:
         # An error, or a repeated batch.
         return None
     rest = _PRODUCED.pack(
         _ONE,
-        answer["index"],
+        response["index"],
         0,
-        answer["base_offset"],
-        answer["log_append_time_ms"],
-        answer["log_start_offset"],
+        response["base_offset"],
+        response["log_append_time_ms"],
+        response["log_start_offset"],
         1,
         0,
         0,
@@ -155,10 +156,10 @@ def write_fetched(body: Fields, out: list[bytes]) -> bool:
     if len(topics) != 1 or len(topics[0]["partitions"]) != 1 or "error_code" in body:
         return False
     topic = topics[0]
-    answer = topic["partitions"][0]
-    batches = answer.get("records")
-    aborted = answer.get("aborted_transactions")
-    if "error_code" in answer or aborted or not isinstance(batches, list):
+    response = topic["partitions"][0]
+    batches = response.get("records")
+    aborted = response.get("aborted_transactions")
+    if "error_code" in response or aborted or not isinstance(batches, list):
         return False
     out.append(
         _FETCHED.pack(
@@ -168,11 +169,11 @@ def write_fetched(body: Fields, out: list[bytes]) -> bool:
             _ONE,
             topic.get("topic_id", NIL).bytes,
             _ONE,
-            answer["partition"],
+            response["partition"],
             0,
-            answer.get("high_watermark", -1),
-            answer.get("last_stable_offset", -1),
-            answer.get("log_start_offset", -1),
+            response.get("high_watermark", -1),
+            response.get("last_stable_offset", -1),
+            response.get("log_start_offset", -1),
             0 if aborted is None else 1,
             -1,
         )

@@ -1,246 +1,194 @@
-"""Schemas of the classic consumer group APIs and of committed offsets."""
-
-from __future__ import annotations
+"""The classic consumer group APIs and committed offsets, in the notation of notation.py."""
 
 from typing import Final
 
-from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
+APIS: Final = """
+8 OffsetCommit 2-9 flexible 8+
+  request
+    group_id string
+    generation_id int32 =-1
+    member_id string
+    group_instance_id string 7+ ?
+    retention_time_ms int64 0-4 =-1
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            committed_offset int64
+            committed_leader_epoch int32 6+ =-1
+            committed_metadata string ?
+  response
+    throttle_time_ms int32 3+
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            error_code int16
 
-_NO_OPERATIONS: Final = -(1 << 31)
+9 OffsetFetch 1-9 flexible 6+
+  request
+    group_id string 0-7
+    topics [] 0-7 ?2
+        name string
+        partition_indexes []int32
+    groups [] 8+
+        group_id string
+        member_id string 9+ ?
+        member_epoch int32 9+ =-1
+        topics [] ?
+            name string
+            partition_indexes []int32
+    require_stable bool 7+
+  response
+    throttle_time_ms int32 3+
+    topics [] 0-7
+        name string
+        partitions []
+            partition_index int32
+            committed_offset int64 =-1
+            committed_leader_epoch int32 5+ =-1
+            metadata string ? =""
+            error_code int16
+    error_code int16 2-7
+    groups [] 8+
+        group_id string
+        topics []
+            name string
+            partitions []
+                partition_index int32
+                committed_offset int64 =-1
+                committed_leader_epoch int32 5+ =-1
+                metadata string ? =""
+                error_code int16
+        error_code int16
 
-JOIN_GROUP_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field("session_timeout_ms", "int32"),
-    Field("rebalance_timeout_ms", "int32", since=1, default=-1),
-    Field("member_id", "string"),
-    Field("group_instance_id", "string", since=5, null_since=0),
-    Field("protocol_type", "string"),
-    Field("protocols", Array(Struct(Field("name", "string"), Field("metadata", "bytes")))),
-    Field("reason", "string", since=8, null_since=0),
-)
-JOIN_GROUP_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=2),
-    Field("error_code", "int16"),
-    Field("generation_id", "int32", default=-1),
-    Field("protocol_type", "string", since=7, null_since=0),
-    Field("protocol_name", "string", null_since=7, default=""),
-    Field("leader", "string"),
-    Field("skip_assignment", "bool", since=9),
-    Field("member_id", "string"),
-    Field(
-        "members",
-        Array(
-            Struct(
-                Field("member_id", "string"),
-                Field("group_instance_id", "string", since=5, null_since=0),
-                Field("metadata", "bytes"),
-            )
-        ),
-    ),
-)
+11 JoinGroup 0-9 flexible 6+
+  request
+    group_id string
+    session_timeout_ms int32
+    rebalance_timeout_ms int32 1+ =-1
+    member_id string
+    group_instance_id string 5+ ?
+    protocol_type string
+    protocols []
+        name string
+        metadata bytes
+    reason string 8+ ?
+  response
+    throttle_time_ms int32 2+
+    error_code int16
+    generation_id int32 =-1
+    protocol_type string 7+ ?
+    protocol_name string ?7 =""
+    leader string
+    skip_assignment bool 9+
+    member_id string
+    members []
+        member_id string
+        group_instance_id string 5+ ?
+        metadata bytes
 
-SYNC_GROUP_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field("generation_id", "int32"),
-    Field("member_id", "string"),
-    Field("group_instance_id", "string", since=3, null_since=0),
-    Field("protocol_type", "string", since=5, null_since=0),
-    Field("protocol_name", "string", since=5, null_since=0),
-    Field("assignments", Array(Struct(Field("member_id", "string"), Field("assignment", "bytes")))),
-)
-SYNC_GROUP_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field("error_code", "int16"),
-    Field("protocol_type", "string", since=5, null_since=0),
-    Field("protocol_name", "string", since=5, null_since=0),
-    Field("assignment", "bytes"),
-)
+12 Heartbeat 0-4 flexible 4+
+  request
+    group_id string
+    generation_id int32
+    member_id string
+    group_instance_id string 3+ ?
+  response
+    throttle_time_ms int32 1+
+    error_code int16
 
-HEARTBEAT_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field("generation_id", "int32"),
-    Field("member_id", "string"),
-    Field("group_instance_id", "string", since=3, null_since=0),
-)
-HEARTBEAT_RESPONSE: Final = Struct(Field("throttle_time_ms", "int32", since=1), Field("error_code", "int16"))
+13 LeaveGroup 0-5 flexible 4+
+  request
+    group_id string
+    member_id string 0-2
+    members [] 3+
+        member_id string
+        group_instance_id string ?
+        reason string 5+ ?
+  response
+    throttle_time_ms int32 1+
+    error_code int16
+    members [] 3+
+        member_id string
+        group_instance_id string ?
+        error_code int16
 
-LEAVE_GROUP_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field("member_id", "string", until=2),
-    Field(
-        "members",
-        Array(
-            Struct(
-                Field("member_id", "string"),
-                Field("group_instance_id", "string", null_since=0),
-                Field("reason", "string", since=5, null_since=0),
-            )
-        ),
-        since=3,
-    ),
-)
-LEAVE_GROUP_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field("error_code", "int16"),
-    Field(
-        "members",
-        Array(
-            Struct(
-                Field("member_id", "string"),
-                Field("group_instance_id", "string", null_since=0),
-                Field("error_code", "int16"),
-            )
-        ),
-        since=3,
-    ),
-)
+14 SyncGroup 0-5 flexible 4+
+  request
+    group_id string
+    generation_id int32
+    member_id string
+    group_instance_id string 3+ ?
+    protocol_type string 5+ ?
+    protocol_name string 5+ ?
+    assignments []
+        member_id string
+        assignment bytes
+  response
+    throttle_time_ms int32 1+
+    error_code int16
+    protocol_type string 5+ ?
+    protocol_name string 5+ ?
+    assignment bytes
 
-OFFSET_COMMIT_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field("generation_id", "int32", default=-1),
-    Field("member_id", "string"),
-    Field("group_instance_id", "string", since=7, null_since=0),
-    Field("retention_time_ms", "int64", until=4, default=-1),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field(
-                    "partitions",
-                    Array(
-                        Struct(
-                            Field("partition_index", "int32"),
-                            Field("committed_offset", "int64"),
-                            Field("committed_leader_epoch", "int32", since=6, default=-1),
-                            Field("committed_metadata", "string", null_since=0),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
-_PARTITION_ERRORS: Final = Array(Struct(Field("partition_index", "int32"), Field("error_code", "int16")))
-OFFSET_COMMIT_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=3),
-    Field("topics", Array(Struct(Field("name", "string"), Field("partitions", _PARTITION_ERRORS)))),
-)
+15 DescribeGroups 0-6 flexible 5+
+  request
+    groups []string
+    include_authorized_operations bool 3+
+  response
+    throttle_time_ms int32 1+
+    groups []
+        error_code int16
+        error_message string 6+ ?
+        group_id string
+        group_state string
+        protocol_type string
+        protocol_data string
+        members []
+            member_id string
+            group_instance_id string 4+ ?
+            client_id string
+            client_host string
+            member_metadata bytes
+            member_assignment bytes
+        authorized_operations int32 3+ =-2147483648
 
-_WANTED: Final = Array(Struct(Field("name", "string"), Field("partition_indexes", Array("int32"))))
-_COMMITTED: Final = Array(
-    Struct(
-        Field("name", "string"),
-        Field(
-            "partitions",
-            Array(
-                Struct(
-                    Field("partition_index", "int32"),
-                    Field("committed_offset", "int64", default=-1),
-                    Field("committed_leader_epoch", "int32", since=5, default=-1),
-                    Field("metadata", "string", null_since=0, default=""),
-                    Field("error_code", "int16"),
-                )
-            ),
-        ),
-    )
-)
-OFFSET_FETCH_REQUEST: Final = Struct(
-    Field("group_id", "string", until=7),
-    Field("topics", _WANTED, until=7, null_since=2),
-    Field(
-        "groups",
-        Array(
-            Struct(
-                Field("group_id", "string"),
-                Field("member_id", "string", since=9, null_since=0),
-                Field("member_epoch", "int32", since=9, default=-1),
-                Field("topics", _WANTED, null_since=0),
-            )
-        ),
-        since=8,
-    ),
-    Field("require_stable", "bool", since=7),
-)
-OFFSET_FETCH_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=3),
-    Field("topics", _COMMITTED, until=7),
-    Field("error_code", "int16", since=2, until=7),
-    Field(
-        "groups",
-        Array(Struct(Field("group_id", "string"), Field("topics", _COMMITTED), Field("error_code", "int16"))),
-        since=8,
-    ),
-)
+16 ListGroups 0-5 flexible 3+
+  request
+    states_filter []string 4+
+    types_filter []string 5+
+  response
+    throttle_time_ms int32 1+
+    error_code int16
+    groups []
+        group_id string
+        protocol_type string
+        group_state string 4+
+        group_type string 5+
 
-DESCRIBE_GROUPS_REQUEST: Final = Struct(
-    Field("groups", Array("string")), Field("include_authorized_operations", "bool", since=3)
-)
-DESCRIBE_GROUPS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field(
-        "groups",
-        Array(
-            Struct(
-                Field("error_code", "int16"),
-                Field("error_message", "string", since=6, null_since=0),
-                Field("group_id", "string"),
-                Field("group_state", "string"),
-                Field("protocol_type", "string"),
-                Field("protocol_data", "string"),
-                Field(
-                    "members",
-                    Array(
-                        Struct(
-                            Field("member_id", "string"),
-                            Field("group_instance_id", "string", since=4, null_since=0),
-                            Field("client_id", "string"),
-                            Field("client_host", "string"),
-                            Field("member_metadata", "bytes"),
-                            Field("member_assignment", "bytes"),
-                        )
-                    ),
-                ),
-                Field("authorized_operations", "int32", since=3, default=_NO_OPERATIONS),
-            )
-        ),
-    ),
-)
+42 DeleteGroups 0-2 flexible 2+
+  request
+    groups_names []string
+  response
+    throttle_time_ms int32
+    results []
+        group_id string
+        error_code int16
 
-LIST_GROUPS_REQUEST: Final = Struct(
-    Field("states_filter", Array("string"), since=4), Field("types_filter", Array("string"), since=5)
-)
-LIST_GROUPS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field("error_code", "int16"),
-    Field(
-        "groups",
-        Array(
-            Struct(
-                Field("group_id", "string"),
-                Field("protocol_type", "string"),
-                Field("group_state", "string", since=4),
-                Field("group_type", "string", since=5),
-            )
-        ),
-    ),
-)
-
-DELETE_GROUPS_REQUEST: Final = Struct(Field("groups_names", Array("string")))
-DELETE_GROUPS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field("results", Array(Struct(Field("group_id", "string"), Field("error_code", "int16")))),
-)
-
-OFFSET_DELETE_REQUEST: Final = Struct(
-    Field("group_id", "string"),
-    Field(
-        "topics",
-        Array(Struct(Field("name", "string"), Field("partitions", Array(Struct(Field("partition_index", "int32")))))),
-    ),
-)
-OFFSET_DELETE_RESPONSE: Final = Struct(
-    Field("error_code", "int16"),
-    Field("throttle_time_ms", "int32"),
-    Field("topics", Array(Struct(Field("name", "string"), Field("partitions", _PARTITION_ERRORS)))),
-)
+47 OffsetDelete 0-0
+  request
+    group_id string
+    topics []
+        name string
+        partitions []
+            partition_index int32
+  response
+    error_code int16
+    throttle_time_ms int32
+    topics []
+        name string
+        partitions []
+            partition_index int32
+            error_code int16
+"""

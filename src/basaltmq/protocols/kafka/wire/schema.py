@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from basaltmq.errors import MalformedRequestError
+from basaltmq.varints import varint
 
 Fields = dict[str, Any]
 Reader = Callable[[bytes, int], tuple[Any, int]]
@@ -105,6 +106,16 @@ class Struct:
     def __init__(self, *fields: Field) -> None:
         self.fields = fields
         self._codecs: dict[tuple[int, bool], Codec] = {}
+
+    def array(self, *path: str) -> Struct:
+        """Return the struct of a nested array."""
+        found = self
+        for name in path:
+            (kind,) = (field.type for field in found.fields if field.name == name)
+            assert isinstance(kind, Array)
+            assert isinstance(kind.of, Struct)
+            found = kind.of
+        return found
 
     def codec(self, version: int, is_flexible: bool) -> Codec:
         made = self._codecs.get((version, is_flexible))
@@ -391,17 +402,6 @@ def read_varint(raw: bytes, at: int) -> tuple[int, int]:
             return number, at
         shift += 7
     raise MalformedRequestError("the request ends inside a varint, or the varint has more than 32 bits")
-
-
-def varint(number: int) -> bytes:
-    if number < 0x80:
-        return bytes((number,))
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
 
 
 _ZEROS: Final[dict[str, Any]] = {"string": "", "bytes": b"", "records": b"", "bool": False, "uuid": NIL}

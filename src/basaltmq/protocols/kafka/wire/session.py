@@ -1,135 +1,108 @@
-"""Schemas of the APIs for versions, authentication, SCRAM credentials, coordinators and producer ids."""
-
-from __future__ import annotations
+"""Versions, authentication, SCRAM credentials, coordinators and producer ids, in the notation of notation.py."""
 
 from typing import Final
 
-from basaltmq.protocols.kafka.wire.schema import EVER, Array, Field, Struct
+APIS: Final = """
+10 FindCoordinator 0-4 flexible 3+
+  request
+    key string 0-3
+    key_type int8 1+
+    coordinator_keys []string 4+
+  response
+    throttle_time_ms int32 1+
+    error_code int16 0-3
+    error_message string 1-3 ?1
+    node_id int32 0-3
+    host string 0-3
+    port int32 0-3
+    coordinators [] 4+
+        key string
+        node_id int32
+        host string
+        port int32
+        error_code int16
+        error_message string ?
 
-API_VERSIONS_REQUEST: Final = Struct(
-    Field("client_software_name", "string", since=3),
-    Field("client_software_version", "string", since=3),
-)
-API_VERSIONS_KEY: Final = Struct(
-    Field("api_key", "int16"), Field("min_version", "int16"), Field("max_version", "int16")
-)
-API_VERSIONS_RESPONSE: Final = Struct(
-    Field("error_code", "int16"),
-    Field("api_keys", Array(API_VERSIONS_KEY)),
-    Field("throttle_time_ms", "int32", since=1),
-    Field(
-        "supported_features",
-        Array(Struct(Field("name", "string"), Field("min_version", "int16"), Field("max_version", "int16"))),
-        since=3,
-        tag=0,
-    ),
-    Field("finalized_features_epoch", "int64", since=3, tag=1, default=-1),
-    Field(
-        "finalized_features",
-        Array(
-            Struct(Field("name", "string"), Field("max_version_level", "int16"), Field("min_version_level", "int16"))
-        ),
-        since=3,
-        tag=2,
-    ),
-)
+17 SaslHandshake 0-1
+  request
+    mechanism string
+  response
+    error_code int16
+    mechanisms []string
 
-SASL_HANDSHAKE_REQUEST: Final = Struct(Field("mechanism", "string"))
-SASL_HANDSHAKE_RESPONSE: Final = Struct(Field("error_code", "int16"), Field("mechanisms", Array("string")))
+18 ApiVersions 0-4 flexible 3+
+  request
+    client_software_name string 3+
+    client_software_version string 3+
+  response
+    error_code int16
+    api_keys []
+        api_key int16
+        min_version int16
+        max_version int16
+    throttle_time_ms int32 1+
+    supported_features [] 3+ tag:0
+        name string
+        min_version int16
+        max_version int16
+    finalized_features_epoch int64 3+ =-1 tag:1
+    finalized_features [] 3+ tag:2
+        name string
+        max_version_level int16
+        min_version_level int16
 
-SASL_AUTHENTICATE_REQUEST: Final = Struct(Field("auth_bytes", "bytes"))
-SASL_AUTHENTICATE_RESPONSE: Final = Struct(
-    Field("error_code", "int16"),
-    Field("error_message", "string", null_since=0),
-    Field("auth_bytes", "bytes"),
-    Field("session_lifetime_ms", "int64", since=1),
-)
+22 InitProducerId 0-4 flexible 2+
+  request
+    transactional_id string ?
+    transaction_timeout_ms int32
+    producer_id int64 3+ =-1
+    producer_epoch int16 3+ =-1
+  response
+    throttle_time_ms int32
+    error_code int16
+    producer_id int64 =-1
+    producer_epoch int16
 
-INIT_PRODUCER_ID_REQUEST: Final = Struct(
-    Field("transactional_id", "string", null_since=0),
-    Field("transaction_timeout_ms", "int32"),
-    Field("producer_id", "int64", since=3, default=-1),
-    Field("producer_epoch", "int16", since=3, default=-1),
-)
-INIT_PRODUCER_ID_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field("error_code", "int16"),
-    Field("producer_id", "int64", default=-1),
-    Field("producer_epoch", "int16"),
-)
+50 DescribeUserScramCredentials 0-0 flexible 0+
+  request
+    users [] ?
+        name string
+  response
+    throttle_time_ms int32
+    error_code int16
+    error_message string ?
+    results []
+        user string
+        error_code int16
+        error_message string ?
+        credential_infos []
+            mechanism int8
+            iterations int32
 
-FIND_COORDINATOR_REQUEST: Final = Struct(
-    Field("key", "string", until=3),
-    Field("key_type", "int8", since=1),
-    Field("coordinator_keys", Array("string"), since=4),
-)
-FIND_COORDINATOR_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field("error_code", "int16", until=3),
-    Field("error_message", "string", since=1, until=3, null_since=1),
-    Field("node_id", "int32", until=3),
-    Field("host", "string", until=3),
-    Field("port", "int32", until=3),
-    Field(
-        "coordinators",
-        Array(
-            Struct(
-                Field("key", "string"),
-                Field("node_id", "int32"),
-                Field("host", "string"),
-                Field("port", "int32"),
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-            )
-        ),
-        since=4,
-        until=EVER,
-    ),
-)
+51 AlterUserScramCredentials 0-0 flexible 0+
+  request
+    deletions []
+        name string
+        mechanism int8
+    upsertions []
+        name string
+        mechanism int8
+        iterations int32
+        salt bytes
+        salted_password bytes
+  response
+    throttle_time_ms int32
+    results []
+        user string
+        error_code int16
+        error_message string ?
 
-DESCRIBE_SCRAM_REQUEST: Final = Struct(Field("users", Array(Struct(Field("name", "string"))), null_since=0))
-DESCRIBE_SCRAM_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field("error_code", "int16"),
-    Field("error_message", "string", null_since=0),
-    Field(
-        "results",
-        Array(
-            Struct(
-                Field("user", "string"),
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-                Field("credential_infos", Array(Struct(Field("mechanism", "int8"), Field("iterations", "int32")))),
-            )
-        ),
-    ),
-)
-
-ALTER_SCRAM_REQUEST: Final = Struct(
-    Field("deletions", Array(Struct(Field("name", "string"), Field("mechanism", "int8")))),
-    Field(
-        "upsertions",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("mechanism", "int8"),
-                Field("iterations", "int32"),
-                Field("salt", "bytes"),
-                Field("salted_password", "bytes"),
-            )
-        ),
-    ),
-)
-ALTER_SCRAM_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field(
-        "results",
-        Array(
-            Struct(
-                Field("user", "string"),
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-            )
-        ),
-    ),
-)
+36 SaslAuthenticate 0-2 flexible 2+
+  request
+    auth_bytes bytes
+  response
+    error_code int16
+    error_message string ?
+    auth_bytes bytes
+    session_lifetime_ms int64 1+
+"""

@@ -1,306 +1,182 @@
-"""Schemas of the APIs for topics, configs and the cluster."""
-
-from __future__ import annotations
+"""APIs for topics, configs and the cluster, in the notation of notation.py."""
 
 from typing import Final
 
-from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
+APIS: Final = """
+3 Metadata 0-12 flexible 9+
+  request
+    topics [] ?1
+        topic_id uuid 10+
+        name string ?10
+    allow_auto_topic_creation bool 4+ =true
+    include_cluster_authorized_operations bool 8-10
+    include_topic_authorized_operations bool 8+
+  response
+    throttle_time_ms int32 3+
+    brokers []
+        node_id int32
+        host string
+        port int32
+        rack string 1+ ?
+    cluster_id string 2+ ?
+    controller_id int32 1+ =-1
+    topics []
+        error_code int16
+        name string ?12
+        topic_id uuid 10+
+        is_internal bool 1+
+        partitions []
+            error_code int16
+            partition_index int32
+            leader_id int32
+            leader_epoch int32 7+ =-1
+            replica_nodes []int32
+            isr_nodes []int32
+            offline_replicas []int32 5+
+        topic_authorized_operations int32 8+ =-2147483648
+    cluster_authorized_operations int32 8-10 =-2147483648
 
-_NO_OPERATIONS: Final = -(1 << 31)
-"""Authorized operations were not requested, or are not returned."""
+19 CreateTopics 0-7 flexible 5+
+  request
+    topics []
+        name string
+        num_partitions int32
+        replication_factor int16
+        assignments []
+            partition_index int32
+            broker_ids []int32
+        configs []
+            name string
+            value string ?
+    timeout_ms int32
+    validate_only bool 1+
+  response
+    throttle_time_ms int32 2+
+    topics []
+        name string
+        topic_id uuid 7+
+        error_code int16
+        error_message string 1+ ?
+        num_partitions int32 5+ =-1
+        replication_factor int16 5+ =-1
+        configs [] 5+ ?5
+            name string
+            value string ?
+            read_only bool
+            config_source int8 =-1
+            is_sensitive bool
 
-METADATA_REQUEST: Final = Struct(
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("topic_id", "uuid", since=10),
-                Field("name", "string", null_since=10),
-            )
-        ),
-        null_since=1,
-    ),
-    Field("allow_auto_topic_creation", "bool", since=4, default=True),
-    Field("include_cluster_authorized_operations", "bool", since=8, until=10),
-    Field("include_topic_authorized_operations", "bool", since=8),
-)
-METADATA_PARTITION: Final = Struct(
-    Field("error_code", "int16"),
-    Field("partition_index", "int32"),
-    Field("leader_id", "int32"),
-    Field("leader_epoch", "int32", since=7, default=-1),
-    Field("replica_nodes", Array("int32")),
-    Field("isr_nodes", Array("int32")),
-    Field("offline_replicas", Array("int32"), since=5),
-)
+20 DeleteTopics 0-6 flexible 4+
+  request
+    topics [] 6+
+        name string ?6
+        topic_id uuid 6+
+    topic_names []string 0-5
+    timeout_ms int32
+  response
+    throttle_time_ms int32 1+
+    responses []
+        name string ?6
+        topic_id uuid 6+
+        error_code int16
+        error_message string 5+ ?
 
-METADATA_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=3),
-    Field(
-        "brokers",
-        Array(
-            Struct(
-                Field("node_id", "int32"),
-                Field("host", "string"),
-                Field("port", "int32"),
-                Field("rack", "string", since=1, null_since=0),
-            )
-        ),
-    ),
-    Field("cluster_id", "string", since=2, null_since=0),
-    Field("controller_id", "int32", since=1, default=-1),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("error_code", "int16"),
-                Field("name", "string", null_since=12),
-                Field("topic_id", "uuid", since=10),
-                Field("is_internal", "bool", since=1),
-                Field(
-                    "partitions",
-                    Array(METADATA_PARTITION),
-                ),
-                Field("topic_authorized_operations", "int32", since=8, default=_NO_OPERATIONS),
-            )
-        ),
-    ),
-    Field("cluster_authorized_operations", "int32", since=8, until=10, default=_NO_OPERATIONS),
-)
+33 AlterConfigs 0-2 flexible 2+
+  request
+    resources []
+        resource_type int8
+        resource_name string
+        configs []
+            name string
+            value string ?
+    validate_only bool
+  response
+    throttle_time_ms int32
+    responses []
+        error_code int16
+        error_message string ?
+        resource_type int8
+        resource_name string
 
-CREATE_TOPICS_REQUEST: Final = Struct(
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("num_partitions", "int32"),
-                Field("replication_factor", "int16"),
-                Field(
-                    "assignments",
-                    Array(Struct(Field("partition_index", "int32"), Field("broker_ids", Array("int32")))),
-                ),
-                Field(
-                    "configs",
-                    Array(Struct(Field("name", "string"), Field("value", "string", null_since=0))),
-                ),
-            )
-        ),
-    ),
-    Field("timeout_ms", "int32"),
-    Field("validate_only", "bool", since=1),
-)
-CREATED_CONFIG: Final = Struct(
-    Field("name", "string"),
-    Field("value", "string", null_since=0),
-    Field("read_only", "bool"),
-    Field("config_source", "int8", default=-1),
-    Field("is_sensitive", "bool"),
-)
-CREATE_TOPICS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=2),
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("topic_id", "uuid", since=7),
-                Field("error_code", "int16"),
-                Field("error_message", "string", since=1, null_since=0),
-                Field("num_partitions", "int32", since=5, default=-1),
-                Field("replication_factor", "int16", since=5, default=-1),
-                Field(
-                    "configs",
-                    Array(CREATED_CONFIG),
-                    since=5,
-                    null_since=5,
-                ),
-            )
-        ),
-    ),
-)
+60 DescribeCluster 0-2 flexible 0+
+  request
+    include_cluster_authorized_operations bool
+    endpoint_type int8 1+ =1
+    include_fenced_brokers bool 2+
+  response
+    throttle_time_ms int32
+    error_code int16
+    error_message string ?
+    endpoint_type int8 1+ =1
+    cluster_id string
+    controller_id int32 =-1
+    brokers []
+        broker_id int32
+        host string
+        port int32
+        rack string ?
+        is_fenced bool 2+
+    cluster_authorized_operations int32 =-2147483648
 
-DELETE_TOPICS_REQUEST: Final = Struct(
-    Field(
-        "topics",
-        Array(Struct(Field("name", "string", null_since=6), Field("topic_id", "uuid", since=6))),
-        since=6,
-    ),
-    Field("topic_names", Array("string"), until=5),
-    Field("timeout_ms", "int32"),
-)
-DELETE_TOPICS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32", since=1),
-    Field(
-        "responses",
-        Array(
-            Struct(
-                Field("name", "string", null_since=6),
-                Field("topic_id", "uuid", since=6),
-                Field("error_code", "int16"),
-                Field("error_message", "string", since=5, null_since=0),
-            )
-        ),
-    ),
-)
+32 DescribeConfigs 0-4 flexible 4+
+  request
+    resources []
+        resource_type int8
+        resource_name string
+        configuration_keys []string ?
+    include_synonyms bool 1+
+    include_documentation bool 3+
+  response
+    throttle_time_ms int32
+    results []
+        error_code int16
+        error_message string ?
+        resource_type int8
+        resource_name string
+        configs []
+            name string
+            value string ?
+            read_only bool
+            config_source int8 1+ =-1
+            is_sensitive bool
+            synonyms [] 1+
+                name string
+                value string ?
+                source int8
+            config_type int8 3+
+            documentation string 3+ ?
 
-CREATE_PARTITIONS_REQUEST: Final = Struct(
-    Field(
-        "topics",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("count", "int32"),
-                Field("assignments", Array(Struct(Field("broker_ids", Array("int32")))), null_since=0),
-            )
-        ),
-    ),
-    Field("timeout_ms", "int32"),
-    Field("validate_only", "bool"),
-)
-CREATE_PARTITIONS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field(
-        "results",
-        Array(
-            Struct(
-                Field("name", "string"),
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-            )
-        ),
-    ),
-)
+37 CreatePartitions 0-3 flexible 2+
+  request
+    topics []
+        name string
+        count int32
+        assignments [] ?
+            broker_ids []int32
+    timeout_ms int32
+    validate_only bool
+  response
+    throttle_time_ms int32
+    results []
+        name string
+        error_code int16
+        error_message string ?
 
-DESCRIBE_CONFIGS_REQUEST: Final = Struct(
-    Field(
-        "resources",
-        Array(
-            Struct(
-                Field("resource_type", "int8"),
-                Field("resource_name", "string"),
-                Field("configuration_keys", Array("string"), null_since=0),
-            )
-        ),
-    ),
-    Field("include_synonyms", "bool", since=1),
-    Field("include_documentation", "bool", since=3),
-)
-DESCRIBE_CONFIGS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field(
-        "results",
-        Array(
-            Struct(
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-                Field("resource_type", "int8"),
-                Field("resource_name", "string"),
-                Field(
-                    "configs",
-                    Array(
-                        Struct(
-                            Field("name", "string"),
-                            Field("value", "string", null_since=0),
-                            Field("read_only", "bool"),
-                            Field("config_source", "int8", since=1, default=-1),
-                            Field("is_sensitive", "bool"),
-                            Field(
-                                "synonyms",
-                                Array(
-                                    Struct(
-                                        Field("name", "string"),
-                                        Field("value", "string", null_since=0),
-                                        Field("source", "int8"),
-                                    )
-                                ),
-                                since=1,
-                            ),
-                            Field("config_type", "int8", since=3),
-                            Field("documentation", "string", since=3, null_since=0),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-)
-
-INCREMENTAL_ALTER_CONFIGS_REQUEST: Final = Struct(
-    Field(
-        "resources",
-        Array(
-            Struct(
-                Field("resource_type", "int8"),
-                Field("resource_name", "string"),
-                Field(
-                    "configs",
-                    Array(
-                        Struct(
-                            Field("name", "string"),
-                            Field("config_operation", "int8"),
-                            Field("value", "string", null_since=0),
-                        )
-                    ),
-                ),
-            )
-        ),
-    ),
-    Field("validate_only", "bool"),
-)
-INCREMENTAL_ALTER_CONFIGS_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field(
-        "responses",
-        Array(
-            Struct(
-                Field("error_code", "int16"),
-                Field("error_message", "string", null_since=0),
-                Field("resource_type", "int8"),
-                Field("resource_name", "string"),
-            )
-        ),
-    ),
-)
-
-ALTER_CONFIGS_REQUEST: Final = Struct(
-    Field(
-        "resources",
-        Array(
-            Struct(
-                Field("resource_type", "int8"),
-                Field("resource_name", "string"),
-                Field("configs", Array(Struct(Field("name", "string"), Field("value", "string", null_since=0)))),
-            )
-        ),
-    ),
-    Field("validate_only", "bool"),
-)
-ALTER_CONFIGS_RESPONSE: Final = INCREMENTAL_ALTER_CONFIGS_RESPONSE
-
-DESCRIBE_CLUSTER_REQUEST: Final = Struct(
-    Field("include_cluster_authorized_operations", "bool"),
-    Field("endpoint_type", "int8", since=1, default=1),
-    Field("include_fenced_brokers", "bool", since=2),
-)
-DESCRIBE_CLUSTER_RESPONSE: Final = Struct(
-    Field("throttle_time_ms", "int32"),
-    Field("error_code", "int16"),
-    Field("error_message", "string", null_since=0),
-    Field("endpoint_type", "int8", since=1, default=1),
-    Field("cluster_id", "string"),
-    Field("controller_id", "int32", default=-1),
-    Field(
-        "brokers",
-        Array(
-            Struct(
-                Field("broker_id", "int32"),
-                Field("host", "string"),
-                Field("port", "int32"),
-                Field("rack", "string", null_since=0),
-                Field("is_fenced", "bool", since=2),
-            )
-        ),
-    ),
-    Field("cluster_authorized_operations", "int32", default=-(1 << 31)),
-)
+44 IncrementalAlterConfigs 0-1 flexible 1+
+  request
+    resources []
+        resource_type int8
+        resource_name string
+        configs []
+            name string
+            config_operation int8
+            value string ?
+    validate_only bool
+  response
+    throttle_time_ms int32
+    responses []
+        error_code int16
+        error_message string ?
+        resource_type int8
+        resource_name string
+"""

@@ -45,7 +45,7 @@ _USERNAME: Final = 0x80
 def read_version(data: bytes, at: int, end: int) -> tuple[int, int, int]:
     """Read name and level. Return (level without the bridge bit, bridge bit, next position).
 
-    The caller answers an unsupported version in the form of the version that it is closest to: `answer_version`.
+    The response to an unsupported version has the format of the closest supported one: `response_version`.
     """
     name, at = read_binary(data, at, end)
     if name not in _NAMES.values():
@@ -67,7 +67,7 @@ class UnsupportedLevel(ProtocolViolation):
             rc.UNSUPPORTED_PROTOCOL_VERSION,
             f"protocol level {level} is not supported; use MQTT 3.1 (3), 3.1.1 (4) or 5.0 (5)",
         )
-        self.answer_version: Final = p.V5 if level & ~BRIDGE > p.V5 else p.V311
+        self.response_version: Final = p.V5 if level & ~BRIDGE > p.V5 else p.V311
         """Version of the CONNACK: clients of later versions understand 5.0, earlier ones 3.1.1."""
 
 

@@ -64,7 +64,7 @@ class Decoder:
 
     def __init__(self, limits: Limits) -> None:
         self.version = 0
-        """Protocol version 3, 4 or 5. 0 before CONNECT. After a CONNECT that cannot be read: the one to answer with."""
+        """Protocol version 3, 4 or 5; 0 before CONNECT. After an invalid CONNECT: the version of the response."""
         self._packet_bytes_max = limits.packet_bytes_max
         self._bytes_max = min(limits.connect_bytes_max, limits.packet_bytes_max)
         self._data = b""
@@ -225,7 +225,7 @@ class Decoder:
         try:
             version, bridge, body = read_version(data, begin, end)
         except UnsupportedLevel as error:
-            self.version = error.answer_version
+            self.version = error.response_version
             raise
         self.version = version
         if version == p.V5:

@@ -17,8 +17,9 @@ from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.connect import write_connect
 from basaltmq.protocols.mqtt.wire.errors import MqttError
-from basaltmq.protocols.mqtt.wire.fields import U16, write_text, write_varint
+from basaltmq.protocols.mqtt.wire.fields import U16, write_text
 from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, property_block, write_properties
+from basaltmq.varints import varint
 
 PINGREQ: Final = bytes((p.PINGREQ << 4, 0))
 PINGRESP: Final = bytes((p.PINGRESP << 4, 0))
@@ -73,8 +74,8 @@ def publish_head(flags: int, topic_field: bytes, packet_id: int, properties: byt
     if properties is None:
         body = topic_field + identifier
     else:
-        body = topic_field + identifier + write_varint(len(properties)) + properties
-    return bytes((0x30 | flags,)) + write_varint(len(body) + payload_bytes) + body
+        body = topic_field + identifier + varint(len(properties)) + properties
+    return bytes((0x30 | flags,)) + varint(len(body) + payload_bytes) + body
 
 
 def encode_publish(flags: int, topic_field: bytes, packet_id: int, properties: bytes | None, payload: bytes) -> bytes:
@@ -116,7 +117,7 @@ def _encode(packet: p.Packet, version: int) -> bytes:
 
 
 def _framed(first: int, body: bytes) -> bytes:
-    return bytes((first,)) + write_varint(len(body)) + body
+    return bytes((first,)) + varint(len(body)) + body
 
 
 def _publish(packet: p.Publish, version: int) -> bytes:
@@ -138,7 +139,7 @@ def _reason(packet: p.Puback | p.Pubrec | p.Pubrel | p.Pubcomp | p.Disconnect | 
     """Encode reason code and properties in their shortest form."""
     block = property_block(packet.properties)
     if block:
-        return bytes((packet.reason_code,)) + write_varint(len(block)) + block
+        return bytes((packet.reason_code,)) + varint(len(block)) + block
     return bytes((packet.reason_code,)) if packet.reason_code else b""
 
 

@@ -24,7 +24,6 @@ U32: Final = Layout(">I")
 FIELD_BYTES_MAX: Final = 65_535
 """Largest string or binary field."""
 
-VARINT_MAX: Final = 268_435_455
 VARINT_BYTES_MAX: Final = 4
 
 
@@ -92,17 +91,6 @@ def text_of(raw: bytes) -> str:
     if "\0" in text:
         raise malformed("a string contains U+0000")
     return text
-
-
-def write_varint(value: int) -> bytes:
-    if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    assert value <= VARINT_MAX, f"{value} does not fit a variable byte integer"
-    if value < 0x20_0000:
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
 
 
 def write_binary(raw: bytes) -> bytes:

@@ -64,7 +64,7 @@ class Connect(Struct, frozen=True, gc=False):
 
 
 class Connack(Struct, frozen=True, gc=False):
-    """Answer to CONNECT. `reason_code` is one of MQTT 5.0; the encoder maps it for older versions."""
+    """Response to CONNECT. `reason_code` is one of MQTT 5.0; the encoder maps it for older versions."""
 
     session_present: bool = False
     reason_code: int = 0
@@ -85,36 +85,28 @@ class Publish(Struct, frozen=True, gc=False):
     properties: Properties = NO_PROPERTIES
 
 
-class Puback(Struct, frozen=True, gc=False):
+class Acknowledgement(Struct, frozen=True, gc=False):
+    """The fields of PUBACK, PUBREC, PUBREL and PUBCOMP."""
+
+    packet_id: int
+    reason_code: int = 0
+    properties: Properties = NO_PROPERTIES
+
+
+class Puback(Acknowledgement, frozen=True, gc=False):
     """Acknowledges a PUBLISH of QoS 1."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
-
-class Pubrec(Struct, frozen=True, gc=False):
+class Pubrec(Acknowledgement, frozen=True, gc=False):
     """Acknowledges a PUBLISH of QoS 2."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
-
-class Pubrel(Struct, frozen=True, gc=False):
+class Pubrel(Acknowledgement, frozen=True, gc=False):
     """Releases the packet identifier after PUBREC."""
 
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
-
-class Pubcomp(Struct, frozen=True, gc=False):
+class Pubcomp(Acknowledgement, frozen=True, gc=False):
     """Acknowledges PUBREL. QoS 2 is complete."""
-
-    packet_id: int
-    reason_code: int = 0
-    properties: Properties = NO_PROPERTIES
 
 
 class Subscription(Struct, frozen=True, gc=False):
@@ -137,7 +129,7 @@ class Subscribe(Struct, frozen=True, gc=False):
 
 
 class Suback(Struct, frozen=True, gc=False):
-    """Answer to SUBSCRIBE, one reason code per topic filter in the same order."""
+    """Response to SUBSCRIBE: one reason code per topic filter in the same order."""
 
     packet_id: int
     reason_codes: tuple[int, ...]
@@ -153,7 +145,7 @@ class Unsubscribe(Struct, frozen=True, gc=False):
 
 
 class Unsuback(Struct, frozen=True, gc=False):
-    """Answer to UNSUBSCRIBE. Versions before 5.0 have no reason codes."""
+    """Response to UNSUBSCRIBE. Versions before 5.0 have no reason codes."""
 
     packet_id: int
     reason_codes: tuple[int, ...] = ()
@@ -165,7 +157,7 @@ class Pingreq(Struct, frozen=True, gc=False):
 
 
 class Pingresp(Struct, frozen=True, gc=False):
-    """Keep alive answer."""
+    """Response to PINGREQ."""
 
 
 class Disconnect(Struct, frozen=True, gc=False):

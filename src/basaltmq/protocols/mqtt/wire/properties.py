@@ -30,8 +30,8 @@ from basaltmq.protocols.mqtt.wire.fields import (
     read_varint,
     write_binary,
     write_text,
-    write_varint,
 )
+from basaltmq.varints import varint
 
 USER_PROPERTIES_MAX: Final = 1000
 """User properties per packet. Each costs about 2 us and 120 bytes, whatever its size on the wire."""
@@ -147,7 +147,7 @@ TABLE: Final = (
     _kind(0x03, "content_type", read_text, write_text, _PUBLISH, WILL),
     _kind(0x08, "response_topic", read_text, write_text, _PUBLISH, WILL, check=_response_topic),
     _kind(0x09, "correlation_data", read_binary, write_binary, _PUBLISH, WILL),
-    _kind(SUBSCRIPTION_ID, "subscription_ids", read_varint, write_varint, _PUBLISH, _SUBSCRIBE, check=_not_zero),
+    _kind(SUBSCRIPTION_ID, "subscription_ids", read_varint, varint, _PUBLISH, _SUBSCRIBE, check=_not_zero),
     _kind(0x11, "session_expiry_s", read_u32, U32.pack, _CONNECT, _CONNACK, _DISCONNECT),
     _kind(0x12, "assigned_client_id", read_text, write_text, _CONNACK),
     _kind(0x13, "server_keep_alive_s", read_u16, U16.pack, _CONNACK),
@@ -236,7 +236,7 @@ def property_block(properties: Properties) -> bytes:
         if value is not None:
             parts += (identifier, write(value))
     for subscription_id in properties.subscription_ids:
-        parts += (_SUBSCRIPTION_ID_BYTE, write_varint(subscription_id))
+        parts += (_SUBSCRIPTION_ID_BYTE, varint(subscription_id))
     for name, value in properties.user:
         parts += (_USER_BYTE, write_text(name), write_text(value))
     return b"".join(parts)
@@ -245,4 +245,4 @@ def property_block(properties: Properties) -> bytes:
 def write_properties(properties: Properties) -> bytes:
     """Encode properties with their length."""
     block = property_block(properties)
-    return write_varint(len(block)) + block
+    return varint(len(block)) + block

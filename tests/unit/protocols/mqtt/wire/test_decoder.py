@@ -12,15 +12,16 @@ from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.decoder import Decoder, Limits
 from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.protocols.mqtt.wire.errors import MalformedPacket, MqttError, ProtocolViolation
-from basaltmq.protocols.mqtt.wire.fields import write_binary, write_text, write_varint
+from basaltmq.protocols.mqtt.wire.fields import write_binary, write_text
 from basaltmq.protocols.mqtt.wire.properties import USER_PROPERTIES_MAX, Properties
+from basaltmq.varints import varint
 
 MALFORMED, VIOLATION = rc.MALFORMED_PACKET, rc.PROTOCOL_ERROR
 
 
 def framed(first: int, *parts: bytes) -> bytes:
     body = b"".join(parts)
-    return bytes((first,)) + write_varint(len(body)) + body
+    return bytes((first,)) + varint(len(body)) + body
 
 
 def connected(version: int = p.V5, limits: Limits | None = None) -> Decoder:
@@ -50,7 +51,7 @@ def connect(version: int, flags: int, *payload: bytes, name: bytes = b"MQTT", le
 
 @pytest.mark.mqtt("MQTT-3.1.0-1")
 @pytest.mark.parametrize("first", [0x00, 0x20, 0x30, 0x82, 0xC0, 0xE0, 0xF0, 0x16, 0x47])
-def test_the_first_packet_must_be_connect_and_one_byte_more_is_enough_to_see_that(first: int) -> None:
+def test_the_first_packet_must_be_connect_by_its_first_byte(first: int) -> None:
     expected = MALFORMED if first >> 4 == p.CONNECT else VIOLATION
     assert error_of(Decoder(Limits()), bytes((first, 0xFF))).reason_code == expected
 
@@ -86,7 +87,7 @@ def test_type_0_is_malformed_and_type_15_too_before_5_0() -> None:
 
 
 @pytest.mark.mqtt("MQTT-1.5.5-1")
-def test_a_remaining_length_has_at_most_four_bytes_and_in_5_0_its_shortest_form() -> None:
+def test_the_remaining_length_has_at_most_four_bytes_and_its_shortest_form_in_5_0() -> None:
     assert refusal(b"\xc0\x80\x80\x80\x80") == MALFORMED
     assert refusal(b"\xc0\x80\x00") == MALFORMED
     assert list(connected(p.V311).feed(b"\xc0\x80\x80\x00")) == [p.Pingreq()]
@@ -103,7 +104,7 @@ def test_variable_integers_of_properties_have_their_shortest_form() -> None:
 
 
 @pytest.mark.mqtt("MQTT-3.2.2-15")
-def test_a_packet_over_the_limit_is_refused_when_its_header_arrives() -> None:
+def test_a_packet_over_the_limit_is_refused_at_its_header() -> None:
     decoder = connected(limits=Limits(packet_bytes_max=100))
     assert list(decoder.feed(framed(0x30, write_text("a"), b"\0", bytes(94)))) != []
     assert error_of(decoder, b"\x30\x63").reason_code == rc.PACKET_TOO_LARGE
@@ -116,7 +117,7 @@ def test_connect_has_its_own_limit_because_its_sender_is_not_authenticated() -> 
     assert len(list(decoder.feed(framed(0x30, write_text("a"), b"\0", bytes(1000))))) == 1
 
 
-def test_an_incomplete_packet_is_buffered_up_to_its_size_only() -> None:
+def test_only_the_size_of_an_incomplete_packet_is_buffered() -> None:
     decoder = connected()
     raw = framed(0x30, write_text("a"), b"\0", bytes(100_000))
     for at in range(0, len(raw) - 1, 1000):
@@ -126,7 +127,7 @@ def test_an_incomplete_packet_is_buffered_up_to_its_size_only() -> None:
     assert decoder.buffered_bytes == 0
 
 
-def test_after_an_error_the_decoder_stays_at_it() -> None:
+def test_a_failed_decoder_repeats_its_error() -> None:
     decoder = connected()
     iterator = decoder.feed(encode(p.Pingreq(), p.V5) + b"\x36\x00" + encode(p.Pingreq(), p.V5))
     assert next(iterator) == p.Pingreq()
@@ -189,7 +190,7 @@ def test_other_names_and_levels_are_an_unsupported_version(name: bytes, level: i
 
 
 @pytest.mark.parametrize(("name", "level", "version"), [(b"MQIsdp", 0x83, 3), (b"MQTT", 0x84, 4), (b"MQTT", 4, 4)])
-def test_bridges_set_a_bit_of_the_level(name: bytes, level: int, version: int) -> None:
+def test_a_bridge_is_marked_by_a_bit_of_the_protocol_level(name: bytes, level: int, version: int) -> None:
     (packet,) = Decoder(Limits()).feed(connect(version, 2, name=name, level=level))
     assert packet == p.Connect("c", version, keep_alive_s=60, is_bridge=level >= 0x80)
 
@@ -225,7 +226,7 @@ def test_the_payload_of_connect_has_exactly_the_fields_of_its_flags(version: int
     assert error_of(Decoder(Limits()), connect(version, 0x02, b"\0")).reason_code == MALFORMED
 
 
-def test_mqtt_3_1_clients_may_omit_what_their_flags_announce() -> None:
+def test_mqtt_3_1_clients_may_omit_announced_fields() -> None:
     for flags, fields, username in ((0xC2, [], None), (0xC2, [write_text("u")], "u")):
         raw = connect(p.V31, flags, write_text("c"), *fields, name=b"MQIsdp")
         (packet,) = Decoder(Limits()).feed(raw)
@@ -283,7 +284,7 @@ def test_topic_names_have_no_wildcards_and_are_not_empty() -> None:
 
 
 @pytest.mark.mqtt("MQTT-4.7.3-3")
-def test_topics_may_be_long_but_not_deep() -> None:
+def test_the_levels_of_topics_are_limited() -> None:
     (packet,) = connected().feed(framed(0x30, write_text("a" * 65_535), b"\0"))
     assert isinstance(packet, p.Publish)
     assert len(packet.topic) == 65_535
@@ -409,7 +410,7 @@ def test_the_number_of_filters_and_user_properties_has_a_limit() -> None:
     assert refusal(framed(0x82, b"\0\1\0", (one + b"\0") * (bodies.FILTERS_MAX + 1))) == rc.QUOTA_EXCEEDED
     assert refusal(framed(0xA2, b"\0\1\0", one * (bodies.FILTERS_MAX + 1))) == rc.QUOTA_EXCEEDED
     block = (b"\x26" + one + one) * (USER_PROPERTIES_MAX + 1)
-    assert refusal(framed(0x30, one, write_varint(len(block)), block)) == rc.QUOTA_EXCEEDED
+    assert refusal(framed(0x30, one, varint(len(block)), block)) == rc.QUOTA_EXCEEDED
 
 
 def test_ping_disconnect_and_acknowledgements_have_no_body_before_5_0() -> None:
@@ -442,9 +443,7 @@ VALID = [
 
 @pytest.mark.mqtt("MQTT-4.13.1-1")
 @given(st.sampled_from(VALID), st.data())
-def test_a_packet_cut_anywhere_is_refused_or_has_another_meaning_but_raises_nothing_else(
-    raw: bytes, data: st.DataObject
-) -> None:
+def test_truncated_packets_raise_only_mqtt_errors(raw: bytes, data: st.DataObject) -> None:
     body = raw[2:]
     cut = body[: data.draw(st.integers(0, len(body) - 1))]
     try:
@@ -456,7 +455,7 @@ def test_a_packet_cut_anywhere_is_refused_or_has_another_meaning_but_raises_noth
 
 
 @given(st.binary(max_size=60), st.sampled_from([p.V31, p.V311, p.V5]))
-def test_noise_raises_nothing_but_mqtt_errors(noise: bytes, version: int) -> None:
+def test_random_bytes_raise_only_mqtt_errors(noise: bytes, version: int) -> None:
     for decoder in (Decoder(Limits()), connected(version)):
         try:
             list(decoder.feed(noise))

@@ -114,7 +114,7 @@ def paho_properties(packet: int, **given: Any) -> PahoProperties:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_session_of_paho_is_read_and_answered(peer: Peer, version: int) -> None:
+def test_a_session_of_paho_is_decoded_and_its_responses_accepted(peer: Peer, version: int) -> None:
     is_5 = version == p.V5
     client, seen = client_of(version)
     client.username_pw_set("user", "secret")

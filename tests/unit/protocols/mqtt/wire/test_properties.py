@@ -13,8 +13,8 @@ from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import properties as pr
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.errors import MqttError
-from basaltmq.protocols.mqtt.wire.fields import write_varint
 from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties
+from basaltmq.varints import varint
 
 TABLE_OF_THE_STANDARD = {
     0x01: "publish will",
@@ -75,13 +75,13 @@ def block_of(field: str) -> bytes:
 
 
 def refusal(block: bytes, packet: int) -> int:
-    raw = write_varint(len(block)) + block
+    raw = varint(len(block)) + block
     with pytest.raises(MqttError) as caught:
         pr.read_properties(raw, 0, len(raw), packet)
     return caught.value.reason_code
 
 
-def test_a_property_is_allowed_where_the_standard_says_and_nowhere_else() -> None:
+def test_properties_are_allowed_only_in_the_packets_of_the_standard() -> None:
     assert {kind.identifier for kind in pr.TABLE} == set(TABLE_OF_THE_STANDARD)
     assert {kind.field for kind in pr.TABLE} == set(Properties.__struct_fields__)
     for kind in pr.TABLE:
@@ -90,7 +90,7 @@ def test_a_property_is_allowed_where_the_standard_says_and_nowhere_else() -> Non
         assert block[0] == kind.identifier
         if kind.field == "authentication_data":
             block += block_of("authentication_method")
-        raw = write_varint(len(block)) + block
+        raw = varint(len(block)) + block
         for packet in range(16):
             if packet in allowed:
                 found, at = pr.read_properties(raw, 0, len(raw), packet)
@@ -148,7 +148,7 @@ def test_values_must_be_in_their_range_and_complete(block: bytes, packet: int, c
     assert refusal(block, packet) == code
 
 
-def test_a_property_does_not_reach_into_the_payload() -> None:
+def test_properties_end_at_their_length() -> None:
     raw = b"\x03\x03\x00\x05" + b"payload"
     with pytest.raises(MqttError, match="crosses the end"):
         pr.read_properties(raw, 0, len(raw), p.PUBLISH)
@@ -158,7 +158,7 @@ def test_a_property_does_not_reach_into_the_payload() -> None:
 
 @pytest.mark.mqtt("MQTT-3.3.2-18", "MQTT-2.2.2-1")
 @given(st.data(), st.sampled_from(sorted(NUMBERS.values())))
-def test_properties_come_back_in_order(data: st.DataObject, packet: int) -> None:
+def test_properties_keep_their_order(data: st.DataObject, packet: int) -> None:
     given_properties = data.draw(strategies.properties(packet))
     raw = pr.write_properties(given_properties)
     assert pr.read_properties(raw + b"rest", 0, len(raw) + 4, packet) == (given_properties, len(raw))

@@ -17,7 +17,7 @@ from basaltmq.protocols.mqtt.wire.encoder import encode
 
 @pytest.mark.mqtt("MQTT-2.2.2-1", "MQTT-3.1.3-1", "MQTT-3.1.3-3", "MQTT-3.1.2-9", "MQTT-3.1.2-17", "MQTT-3.1.2-19")
 @given(st.data(), strategies.VERSIONS)
-def test_packets_of_a_client_come_back_unchanged_in_pieces_of_any_size(data: st.DataObject, version: int) -> None:
+def test_packets_of_a_client_round_trip_for_any_fragmentation(data: st.DataObject, version: int) -> None:
     sent: list[p.Packet] = [data.draw(strategies.connects(version))]
     sent += data.draw(st.lists(strategies.from_client(version), max_size=5))
     raw = b"".join(encode(packet, version) for packet in sent)
@@ -35,14 +35,14 @@ def test_packets_of_a_client_come_back_unchanged_in_pieces_of_any_size(data: st.
 
 @pytest.mark.mqtt("MQTT-2.1.3-1")
 @given(st.data(), strategies.VERSIONS)
-def test_packets_of_a_server_come_back_unchanged(data: st.DataObject, version: int) -> None:
+def test_packets_of_a_server_round_trip(data: st.DataObject, version: int) -> None:
     sent = data.draw(st.lists(strategies.from_server(version), min_size=1, max_size=5))
     raw = b"".join(encode(packet, version) for packet in sent)
     assert list(ClientDecoder(version).feed(raw)) == sent
 
 
 @given(st.data(), strategies.VERSIONS)
-def test_packets_may_be_taken_later_and_bytes_added_in_between(data: st.DataObject, version: int) -> None:
+def test_bytes_may_be_added_between_packets(data: st.DataObject, version: int) -> None:
     sent = data.draw(st.lists(strategies.from_client(version), min_size=2, max_size=6))
     decoder = Decoder(Limits())
     list(decoder.feed(encode(p.Connect("c", version), version)))
@@ -53,7 +53,7 @@ def test_packets_may_be_taken_later_and_bytes_added_in_between(data: st.DataObje
     assert received == sent
 
 
-def test_an_iterator_goes_on_with_bytes_that_were_fed_while_it_waited() -> None:
+def test_an_iterator_continues_with_bytes_fed_in_between() -> None:
     sent = [p.Publish("a", b"%d" % number) for number in range(6)]
     raws = [encode(packet, p.V5) for packet in sent]
     decoder = Decoder(Limits())

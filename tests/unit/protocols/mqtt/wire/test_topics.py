@@ -50,7 +50,7 @@ def test_distinct_names_have_distinct_keys(one: str, other: str) -> None:
 @example("%%2E")
 @example("%2.")
 @example("/")
-def test_a_key_gives_its_name_back_and_has_no_wildcard(topic: str) -> None:
+def test_keys_are_reversible_and_contain_no_wildcard(topic: str) -> None:
     key = topics.routing_key(topic)
     assert topics.topic_of(key) == topic
     assert "*" not in key
@@ -76,7 +76,7 @@ def test_keys_are_as_documented(topic: str, key: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=12))
 @example("")
 @example("a/b+#\0")
-def test_every_key_of_an_amqp_publisher_has_a_topic_name_with_as_many_levels(key: str) -> None:
+def test_routing_keys_of_amqp_publishers_map_to_topics_with_as_many_levels(key: str) -> None:
     topic = topics.topic_of(key)
     topics.check_name(topic)
     assert topic.count("/") == key.count(".")
@@ -84,7 +84,7 @@ def test_every_key_of_an_amqp_publisher_has_a_topic_name_with_as_many_levels(key
 
 @pytest.mark.mqtt("MQTT-4.7.2-1", "MQTT-4.7.3-4")
 @given(st.lists(SMALL_FILTERS, min_size=1, max_size=6, unique=True), SMALL_NAMES)
-def test_the_exchange_matches_exactly_what_mqtt_matches_except_hidden_names(found: list[str], topic: str) -> None:
+def test_the_exchange_matches_as_mqtt_except_for_hidden_topics(found: list[str], topic: str) -> None:
     trie: TopicTrie[str] = TopicTrie()
     for topic_filter in found:
         topics.check_filter(topic_filter)
@@ -94,7 +94,7 @@ def test_the_exchange_matches_exactly_what_mqtt_matches_except_hidden_names(foun
 
 
 @given(filters(), NAMES)
-def test_the_exchange_matches_what_mqtt_matches_with_any_characters(topic_filter: str, topic: str) -> None:
+def test_the_exchange_matches_as_mqtt_for_any_characters(topic_filter: str, topic: str) -> None:
     trie: TopicTrie[str] = TopicTrie()
     trie.add(topics.binding_key(topic_filter), topic_filter)
     routed = bool(trie.match(topics.routing_key(topic))) and not topics.hides(topic_filter, topic)

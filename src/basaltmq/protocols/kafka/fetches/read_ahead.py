@@ -1,8 +1,8 @@
 """Read-ahead: prepares the next fetch response while the consumer processes the last one.
 
-A consumer that scans a partition fetches 1 MB, processes it for milliseconds, and fetches what follows. Reading and
-checking takes 0.2 ms, during which the consumer would wait. So after a full response is sent, the following batches are
-read from the log (`take_ahead`) and kept for the connection's next fetch.
+A consumer that scans a partition fetches 1 MB, processes it for milliseconds, and fetches the next 1 MB. Reading and
+checking takes 0.2 ms, during which the consumer would wait. So after a full response is sent, the next batches are read
+from the log (`take_ahead`) and kept for the connection's next fetch.
 
 The work is wasted only if the consumer continues elsewhere. Memory is bounded per connection and in total; the oldest
 entry is evicted first, and entries expire after KEPT_S. Each loop turn reads one partition, so that other connections

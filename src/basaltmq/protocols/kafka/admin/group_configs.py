@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
+from basaltmq.protocols.kafka.admin.topic_settings import INT
 from basaltmq.protocols.kafka.context import Client, Context
 from basaltmq.protocols.kafka.groups.classic_requests import NAME_BYTES_MAX
 from basaltmq.protocols.kafka.groups.consumer_group_table import timing
@@ -28,7 +29,6 @@ DYNAMIC_GROUP: Final = 8
 DEFAULT: Final = 5
 SET: Final = 0
 DELETE: Final = 1
-_INT: Final = 3
 
 
 class Setting(NamedTuple):
@@ -55,7 +55,7 @@ def described(context: Context, client: Client, name: str) -> list[Fields]:
             "value": str(getattr(timing(row), setting.field)),
             "read_only": False,
             "config_source": DEFAULT if getattr(row, setting.field) == NOT_SET else DYNAMIC_GROUP,
-            "config_type": _INT,
+            "config_type": INT,
         }
         for label, setting in SETTINGS.items()
     ]

@@ -27,9 +27,9 @@ from basaltmq.broker.consumers.direct import DirectRun
 from basaltmq.broker.message.operations import ACK, REQUEUE, Row, RowChange, Settlement
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.broker.vhost import VHost
-from basaltmq.protocols.mqtt.message import Decoded, Message
-from basaltmq.protocols.mqtt.rows import RELEASED, SENT
-from basaltmq.protocols.mqtt.session import Flight, Match, Session
+from basaltmq.protocols.mqtt.sessions.message import Decoded, Message
+from basaltmq.protocols.mqtt.sessions.rows import RELEASED, SENT
+from basaltmq.protocols.mqtt.sessions.session import Flight, Match, Session
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.encoder import DUP, RETAIN, encode, publish_head
@@ -57,7 +57,7 @@ class Client(Protocol):
         """Add bytes to the output of this turn."""
         ...
 
-    def answer(self, packet: p.Packet, text: str = "") -> None:
+    def send_packet(self, packet: p.Packet, text: str = "") -> None:
         """Send a packet with a reason string, if it is not empty and the client wants it."""
         ...
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from basaltmq.broker.message.operations import Row
 from basaltmq.broker.vhost import VHost
-from basaltmq.protocols.mqtt import rows
+from basaltmq.protocols.mqtt.sessions import rows
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
@@ -29,7 +29,7 @@ NAME_BYTES_MAX: Final = 200
 """Longer group names are shortened by a hash. The name of a queue has at most 255 bytes."""
 
 
-class Shares:
+class SharedSubscriptions:
     """The groups of shared subscriptions of a virtual host."""
 
     def __init__(self, vhost: VHost, exchange: str) -> None:

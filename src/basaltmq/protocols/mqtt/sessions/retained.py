@@ -16,10 +16,11 @@ from typing import Final
 from basaltmq.broker.message import properties as amqp
 from basaltmq.broker.message.operations import Enqueue, Row
 from basaltmq.broker.vhost import VHost
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.mqtt import message, rows
-from basaltmq.protocols.mqtt.rows import RetainedRow
-from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.sessions import message, rows
+from basaltmq.protocols.mqtt.sessions.rows import RetainedRow
+from basaltmq.protocols.mqtt.sessions.session import Session
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.queues.draft import Draft
 from basaltmq.store.families import Family
@@ -36,8 +37,6 @@ WAITING_MAX: Final = 1000
 """Ready messages in the queue of a session above which its walk waits."""
 
 WAIT_S: Final = 0.01
-
-_MS: Final = 1_000_000
 
 
 class Ignored:
@@ -69,7 +68,7 @@ class Retained:
             return Family.MQTT_RETAINED, key, None
         now_ns = self._clock_ns()
         expiration_ms = amqp.peek(properties).expiration_ms
-        expires_ns = 0 if expiration_ms is None else now_ns + expiration_ms * _MS
+        expires_ns = 0 if expiration_ms is None else now_ns + expiration_ms * NS_PER_MS
         return Family.MQTT_RETAINED, key, rows.encode(RetainedRow(payload, properties, now_ns, expires_ns))
 
     def get(self, topic: str) -> RetainedRow | None:
@@ -141,7 +140,7 @@ class Retained:
                 payload=row.payload,
                 properties=message.retained_envelope(topic, row.properties),
                 transient=not session.is_durable,
-                ttl_ms=max(1, (row.expires_ns - now_ns) // _MS) if row.expires_ns else None,
+                ttl_ms=max(1, (row.expires_ns - now_ns) // NS_PER_MS) if row.expires_ns else None,
             )
             for topic, row in found
         ]

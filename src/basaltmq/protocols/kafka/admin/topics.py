@@ -14,14 +14,14 @@ from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.catalog.kinds import Kind
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
-from basaltmq.protocols.kafka.configs import topic_rows
-from basaltmq.protocols.kafka.context import NODE_ID, Answer, Client, Context
-from basaltmq.protocols.kafka.topic_settings import topic_config
+from basaltmq.protocols.kafka.admin.configs import topic_rows
+from basaltmq.protocols.kafka.admin.topic_settings import topic_config
+from basaltmq.protocols.kafka.context import NODE_ID, Client, Context, Response
 from basaltmq.protocols.kafka.wire import errors as e
-from basaltmq.protocols.kafka.wire.api import Request
-from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array, varint
-from basaltmq.protocols.kafka.wire.topics import CREATED_CONFIG, METADATA_PARTITION
+from basaltmq.protocols.kafka.wire.api import CREATED_CONFIG, METADATA_PARTITION, Request
+from basaltmq.protocols.kafka.wire.schema import NIL, Encoded, Fields, encode_array
 from basaltmq.streams.topics import PARTITIONS_MAX, NewTopic, Topic, TopicConfig, TopicSummary, in_batches
+from basaltmq.varints import varint
 
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 """Valid topic names, as in Apache Kafka."""
@@ -33,7 +33,7 @@ PORTION_PARTITIONS: Final = 10_000
 PARTITION_BYTES: Final = 26
 """Partitions described in one turn, or those of one topic: 5 ms unless their encoding is cached."""
 
-CHECKED_AT_ONCE: Final = 100
+CHECKED_PER_TURN: Final = 100
 """Topics of a request that are checked in one turn of the loop: about 2 ms."""
 
 DELETED_BY_ID_SINCE: Final = 6
@@ -45,10 +45,10 @@ LATEST: Final = -1
 _INT32: Final = Struct(">i")
 _ERROR_CODE_BYTES: Final = 2
 
-PARTITIONS_KEPT: Final = 16
+CACHED_PARTITION_LISTS_MAX: Final = 16
 """Encoded partition lists that are cached by partition count and version, 26 bytes per partition."""
 
-CONFIGS_KEPT: Final = 16
+CACHED_CONFIGS_MAX: Final = 16
 """Encoded settings of topics that are cached, about 1 KiB each."""
 
 _ONE_NODE: Final = (NODE_ID,)
@@ -58,7 +58,7 @@ def is_name(name: str) -> bool:
     return NAME.fullmatch(name) is not None and name not in {".", ".."}
 
 
-def metadata(context: Context, client: Client, request: Request) -> Answer:
+def metadata(context: Context, client: Client, request: Request) -> Response:
     """Return the response at once, unless topics must be created first or are many. Most clients start with it."""
     requested = request.body["topics"]
     if requested is None or (request.version == 0 and not requested):
@@ -175,7 +175,7 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
 
 async def _made(context: Context, names: list[str], request: Request) -> list[Fields]:
     """Create topics with the default settings and describe them."""
-    config = topic_config((), context.settings.partitions, context.settings.durability)
+    config = topic_config((), context.settings.partitions, context.settings.topic_durability)
     made = await _create(context, [NewTopic(name, config) for name in names])
     portion = _Portion()
     described: list[Fields] = []
@@ -212,7 +212,7 @@ def _described(topic: TopicSummary, request: Request) -> Fields:
     return {"name": topic.name, "topic_id": topic.id, "partitions": partitions}
 
 
-@lru_cache(maxsize=PARTITIONS_KEPT)
+@lru_cache(maxsize=CACHED_PARTITION_LISTS_MAX)
 def _partitions(count: int, version: int, is_flexible: bool) -> Encoded:
     """Return the encoded partitions of a topic. They depend only on the count, because one broker leads them all.
 
@@ -233,7 +233,7 @@ async def create_topics(context: Context, client: Client, request: Request) -> F
     checked: list[NewTopic | Fields] = []
     for each in items:
         checked.append(_checked(context, client, each, counts[each["name"]] > 1))
-        if len(checked) % CHECKED_AT_ONCE == 0:
+        if len(checked) % CHECKED_PER_TURN == 0:
             await asyncio.sleep(0)
     wanted = [each for each in checked if isinstance(each, NewTopic)]
     if request.body["validate_only"]:
@@ -241,13 +241,13 @@ async def create_topics(context: Context, client: Client, request: Request) -> F
     else:
         made = iter(await _create(context, wanted))
     is_flexible = request.version >= request.api.flexible_since
-    described = partial(_configs, context.settings.durability, request.version, is_flexible)
+    described = partial(_configs, context.settings.topic_durability, request.version, is_flexible)
     return {
         "topics": [_created(each, next(made), described) if isinstance(each, NewTopic) else each for each in checked]
     }
 
 
-@lru_cache(maxsize=CONFIGS_KEPT)
+@lru_cache(maxsize=CACHED_CONFIGS_MAX)
 def _configs(durability: Durability, version: int, is_flexible: bool, config: TopicConfig) -> Encoded:
     """Return the encoded settings of a topic. Encoding them takes 0.3 ms, and most topics have equal ones."""
     return encode_array(CREATED_CONFIG, topic_rows(config, durability), version, is_flexible)
@@ -273,7 +273,7 @@ def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) 
         return _refused(name, e.INVALID_REPLICATION_FACTOR, "the replication factor must be 1: there is one broker")
     try:
         config = topic_config(
-            [(each["name"], each["value"]) for each in item["configs"]], partitions, context.settings.durability
+            [(each["name"], each["value"]) for each in item["configs"]], partitions, context.settings.topic_durability
         )
         config.check()
     except BasaltError as error:
@@ -315,7 +315,7 @@ async def delete_topics(context: Context, client: Client, request: Request) -> F
     checked: list[Fields] = []
     for each in items:
         checked.append(_deletable(context, client, each))
-        if len(checked) % CHECKED_AT_ONCE == 0:
+        if len(checked) % CHECKED_PER_TURN == 0:
             await asyncio.sleep(0)
     going = [each for each in checked if "error_code" not in each]
     for each, failure in zip(going, await _delete(context, [each["name"] for each in going]), strict=True):
@@ -405,7 +405,7 @@ async def _trimmed(context: Context, client: Client, name: str, item: Fields) ->
     return {"partition_index": partition, "low_watermark": start}
 
 
-def describe_cluster(context: Context, client: Client, request: Request) -> Answer:
+def describe_cluster(context: Context, client: Client, request: Request) -> Response:
     host, port = client.address()
     return {
         "endpoint_type": request.body["endpoint_type"],

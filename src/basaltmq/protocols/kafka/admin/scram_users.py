@@ -11,7 +11,7 @@ from typing import Final
 
 from basaltmq.broker.auth.scram import SHA_256, SHA_512, of_salted
 from basaltmq.errors import BasaltError, InvalidArgumentError, UserNotFoundError
-from basaltmq.protocols.kafka.context import Answer, Client, Context
+from basaltmq.protocols.kafka.context import Client, Context, Response
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields
@@ -20,7 +20,7 @@ MECHANISMS: Final = {1: SHA_256, 2: SHA_512}
 _NOT_ALLOWED: Final = "only administrators may describe and alter SCRAM credentials"
 
 
-def describe(context: Context, client: Client, request: Request) -> Answer:
+def describe(context: Context, client: Client, request: Request) -> Response:
     if not client.is_administrator():
         return {"error_code": e.CLUSTER_AUTHORIZATION_FAILED, "error_message": _NOT_ALLOWED}
     users = context.node.users

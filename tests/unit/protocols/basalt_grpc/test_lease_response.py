@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from basaltmq.durability import Durability
-from basaltmq.protocols.grpc.services.basalt.lease_answer import lease_answer
-from basaltmq.protocols.grpc.varints import varint
+from basaltmq.protocols.grpc.services.basalt.lease_response import lease_response
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Deliveries
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.memory import MemoryStore
 from basaltmq.store.sync.group_commit import GroupCommit
+from basaltmq.varints import varint
 from basaltmq.wire import basalt_pb2 as wire
 
 WORDS = st.text("abcé ", max_size=6)
@@ -33,7 +33,9 @@ DRAFTS = st.builds(
 @pytest.mark.spec("C4")
 @settings(max_examples=60)
 @given(st.lists(st.one_of(st.binary(max_size=300), DRAFTS), min_size=1, max_size=8), st.booleans(), st.booleans())
-def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_priorities: bool, has_failed: bool) -> None:
+def test_the_response_contains_the_enqueued_messages(
+    drafts: list[Draft | bytes], has_priorities: bool, has_failed: bool
+) -> None:
     store = MemoryStore()
     commit = GroupCommit(store)
     with QueuePlane(store, commit) as plane:
@@ -42,8 +44,8 @@ def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_prio
         if has_failed:
             plane.nack("q", plane.lease("q", 100)[0].token)
         found = plane.lease_ready("q", 100)
-        answer = wire.LeaseResponse.FromString(lease_answer(found, 30_000))
-        one_by_one = wire.LeaseResponse.FromString(lease_answer(list(found), 30_000))
+        answer = wire.LeaseResponse.FromString(lease_response(found, 30_000))
+        one_by_one = wire.LeaseResponse.FromString(lease_response(list(found), 30_000))
         messages = [each.message() for each in found]
     commit.close()
     assert answer == one_by_one
@@ -61,7 +63,7 @@ def test_the_answer_says_what_was_enqueued(drafts: list[Draft | bytes], has_prio
 
 
 @pytest.mark.parametrize("sizes", [(10, 10, 10), (10, 300, 10), (0, 0), (5,)])
-def test_the_answer_to_columns_makes_no_delivery(sizes: tuple[int, ...]) -> None:
+def test_encoding_columns_creates_no_delivery_objects(sizes: tuple[int, ...]) -> None:
     store = MemoryStore()
     commit = GroupCommit(store)
     with QueuePlane(store, commit) as plane:
@@ -70,7 +72,7 @@ def test_the_answer_to_columns_makes_no_delivery(sizes: tuple[int, ...]) -> None
         plane.enqueue("q", payloads, durability=Durability.WRITTEN)
         found = plane.lease_ready("q", 100)
         assert type(found) is Deliveries
-        answer = wire.LeaseResponse.FromString(lease_answer(found, 1))
+        answer = wire.LeaseResponse.FromString(lease_response(found, 1))
         assert found._made is None
         last = found[-1]
         assert [each.payload for each in answer.messages] == payloads
@@ -90,7 +92,7 @@ def test_messages_that_differ_only_in_key_or_time_are_distinguished() -> None:
         for key in ("a", "b", "a"):
             plane.enqueue("q", [Draft(payload=b"same", fairness_key=key)], durability=Durability.WRITTEN)
         found = plane.lease("q", 10)
-        answer = wire.LeaseResponse.FromString(lease_answer(found, 1))
+        answer = wire.LeaseResponse.FromString(lease_response(found, 1))
         messages = [each.message() for each in found]
     commit.close()
     assert sorted(each.fairness_key for each in answer.messages) == ["a", "a", "b"]
@@ -99,5 +101,5 @@ def test_messages_that_differ_only_in_key_or_time_are_distinguished() -> None:
 
 
 @given(st.integers(0, (1 << 64) - 1))
-def test_numbers_are_written_as_protobuf_writes_them(value: int) -> None:
+def test_numbers_are_encoded_as_by_protobuf(value: int) -> None:
     assert b"\x08" + varint(value) == (wire.LeaseResponse(token=value).SerializeToString() or b"\x08\x00")

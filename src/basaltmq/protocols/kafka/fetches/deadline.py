@@ -1,8 +1,8 @@
 """Deadline of the request that a connection waits for.
 
-A consumer at the end of a partition waits after every batch, each time for at most 500 ms, and usually for less. A
-timer per wait costs more than the read itself. So each connection keeps one timer running. When it fires early, it is
-rescheduled for the current deadline, or dropped if there is none.
+A consumer at the end of a partition waits after every batch, for at most 500 ms and usually for less. A timer per wait
+costs more than the read itself. So each connection keeps one timer running. A timer that fires before the current
+deadline is rescheduled for it. Without a deadline it is dropped.
 """
 
 from __future__ import annotations

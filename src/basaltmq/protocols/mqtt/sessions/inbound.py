@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import LoopShares
 from basaltmq.broker.message.operations import Row, RowChange
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, BasaltError
-from basaltmq.protocols.mqtt import message, rows
-from basaltmq.protocols.mqtt.outbound import Client, RowsWritten
-from basaltmq.protocols.mqtt.session import Session
+from basaltmq.protocols.mqtt.sessions import message, rows
+from basaltmq.protocols.mqtt.sessions.outbound import Client, RowsWritten
+from basaltmq.protocols.mqtt.sessions.session import Session
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
 from basaltmq.protocols.mqtt.wire.encoder import encode
@@ -134,7 +134,7 @@ class Inbound:
             return self._vhost.tick.wait_for_credit
         if len(packet.payload) >= LARGE_BYTES_MIN and self._vhost.delays_large():
             return _after_pause
-        if route.fan_out > 1:
+        if route.is_costly:
             fan_out_s = route.fan_out_s(is_transient=not qos)
             if not self._shares.has_room(fan_out_s):
                 return self._shares.call_without_debt
@@ -190,7 +190,7 @@ class Inbound:
             raise ProtocolViolation(reason_code, text)
         kind: _Acknowledgement = p.Puback if packet.qos == 1 else p.Pubrec
         self._order[kind].append(packet.packet_id)
-        self._answer(kind, packet.packet_id, reason_code, text)
+        self._send_acknowledgement(kind, packet.packet_id, reason_code, text)
 
     def _publish(self, packet: p.Publish, topic: str, key: str, reason_code: int) -> None:
         session = self._session
@@ -225,9 +225,9 @@ class Inbound:
         return rows.mark(keys.packet_key(keys.INBOUND, self._session.client_id, packet_id))
 
     def _repeat(self, packet_id: int) -> None:
-        """Answer a repeated QoS 2 message. If the first one is not durable yet, its PUBREC follows anyway."""
+        """Acknowledge a repeated QoS 2 message. If the first one is not durable yet, its PUBREC follows anyway."""
         if packet_id not in self._unreceived:
-            self._client.answer(p.Pubrec(packet_id))
+            self._client.send_packet(p.Pubrec(packet_id))
 
     def released(self, packet_id: int) -> None:
         """Handle PUBREL."""
@@ -280,7 +280,7 @@ class Inbound:
             self._unacknowledged_1 -= 1
         else:
             self._unreceived.discard(packet_id)
-        self._answer(kind, packet_id, reason_code)
+        self._send_acknowledgement(kind, packet_id, reason_code)
 
     def _reject(self, kind: _Acknowledgement, packet_id: int) -> None:
         """A queue is full. Versions before 5.0 cannot say so; the client sends the message again when it reconnects."""
@@ -293,20 +293,22 @@ class Inbound:
                 key = keys.packet_key(keys.INBOUND, self._session.client_id, packet_id)
                 self._vhost.write_rows(RowChange([rows.delete(key)]))
         if self._client.version == p.V5:
-            self._answer(kind, packet_id, rc.QUOTA_EXCEEDED, "a queue is full")
+            self._send_acknowledgement(kind, packet_id, rc.QUOTA_EXCEEDED, "a queue is full")
         else:
             self._client.end(rc.QUOTA_EXCEEDED, "a queue is full")
 
-    def _answer(self, kind: _Acknowledgement, packet_id: int, reason_code: int = 0, text: str = "") -> None:
+    def _send_acknowledgement(
+        self, kind: _Acknowledgement, packet_id: int, reason_code: int = 0, text: str = ""
+    ) -> None:
         """Send an acknowledgement, and those that waited for it. It waits itself if an earlier one is not sent."""
         order, confirmed = self._order[kind], self._confirmed[kind]
         if not order or order[0] != packet_id:
             confirmed[packet_id] = (reason_code, text)
             return
         order.popleft()
-        self._client.answer(kind(packet_id, reason_code), text)
+        self._client.send_packet(kind(packet_id, reason_code), text)
         while order and order[0] in confirmed:
-            self._client.answer(kind(order[0], confirmed[order[0]][0]), confirmed.pop(order[0])[1])
+            self._client.send_packet(kind(order[0], confirmed[order[0]][0]), confirmed.pop(order[0])[1])
             order.popleft()
 
 

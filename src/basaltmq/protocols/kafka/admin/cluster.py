@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.errors import BasaltError
-from basaltmq.protocols.kafka.configs import BROKER, TOPIC
+from basaltmq.protocols.kafka.admin.configs import BROKER, TOPIC
+from basaltmq.protocols.kafka.admin.topics import PAGE, is_visible
 from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
-from basaltmq.protocols.kafka.topics import PAGE, is_visible
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields

@@ -1,6 +1,6 @@
 """Configs of topics, groups and the broker: describe and alter.
 
-`topic_settings.py` has the table of topic settings, `groups/configs.py` that of groups. Configs of the broker are
+`topic_settings.py` has the table of topic settings, `group_configs.py` that of groups. Configs of the broker are
 read-only; the settings file of the broker changes them.
 """
 
@@ -11,12 +11,12 @@ from functools import partial
 from typing import Final
 
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
-from basaltmq.broker.turns import in_turns
+from basaltmq.broker.scheduling.turns import in_turns
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, InvalidConfigError
-from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
-from basaltmq.protocols.kafka.groups import configs as group_configs
-from basaltmq.protocols.kafka.topic_settings import (
+from basaltmq.protocols.kafka.admin import group_configs
+from basaltmq.protocols.kafka.admin.group_configs import DEFAULT, DELETE, SET
+from basaltmq.protocols.kafka.admin.topic_settings import (
     BOOLEAN,
     INT,
     LIST,
@@ -28,6 +28,7 @@ from basaltmq.protocols.kafka.topic_settings import (
     items_of,
     value_of,
 )
+from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
@@ -39,14 +40,11 @@ BROKER: Final = 4
 
 DYNAMIC_TOPIC: Final = 1
 STATIC_BROKER: Final = 4
-DEFAULT: Final = 5
-"""Sources of a value."""
+"""Sources of a value, besides DEFAULT."""
 
-SET: Final = 0
-DELETE: Final = 1
 APPEND: Final = 2
 SUBTRACT: Final = 3
-"""Operations of IncrementalAlterConfigs."""
+"""Operations of IncrementalAlterConfigs, besides SET and DELETE."""
 
 
 async def describe_configs(context: Context, client: Client, request: Request) -> Fields:
@@ -64,7 +62,7 @@ def _described(context: Context, client: Client, has_synonyms: bool, has_documen
             rows = _broker(context, client) if name else []
         elif kind == TOPIC:
             client.check(READ, name)
-            rows = topic_rows(context.topic(name).config, context.settings.durability)
+            rows = topic_rows(context.topic(name).config, context.settings.topic_durability)
         elif kind == group_configs.GROUP:
             rows = group_configs.described(context, client, name)
         else:
@@ -125,7 +123,7 @@ def _broker(context: Context, client: Client) -> list[Fields]:
         _broker_row("socket.request.max.bytes", f"{settings.request_bytes_max:d}", INT),
     ]
     rows += [
-        _broker_row(setting.broker_name, default_of(name, settings.durability), setting.type)
+        _broker_row(setting.broker_name, default_of(name, settings.topic_durability), setting.type)
         for name, setting in SETTINGS.items()
         if setting.broker_name
     ]
@@ -174,7 +172,7 @@ async def _altered(context: Context, client: Client, item: Fields, validate_only
         client.check(CONFIGURE, name)
         before = config = context.topic(name).config
         for each in item["configs"]:
-            config = _with(config, each, context.settings.durability)
+            config = _with(config, each, context.settings.topic_durability)
         config.check()
         changes = {
             field: getattr(config, field)

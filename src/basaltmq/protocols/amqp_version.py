@@ -1,8 +1,8 @@
-"""The first bytes of a connection to an AMQP port: the protocol header selects AMQP 0-9-1 or 1.0.
+"""Detects the AMQP version of a connection by its protocol header.
 
     "AMQP" | id u8 | major u8 | minor u8 | revision u8        1.0: id 0 or 3 (SASL), version 1 0 0
 
-Everything else, wrong headers included, belongs to AMQP 0-9-1.
+All other bytes, including invalid headers, go to AMQP 0-9-1.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ HEADERS: Final = (b"AMQP\0\1\0\0", b"AMQP\3\1\0\0")
 """The headers of AMQP 1.0. TLS within the connection (id 2) is not supported."""
 
 
-class AmqpDoor(asyncio.Protocol):
+class AmqpVersionDetector(asyncio.Protocol):
     """Waits for the protocol header and passes the connection on."""
 
     def __init__(
         self,
-        others: Callable[[], asyncio.Protocol],
+        amqp091: Callable[[], asyncio.Protocol],
         amqp10: Callable[[], asyncio.Protocol],
         handshake_s: float,
-        waiting: set[AmqpDoor],
+        waiting: set[AmqpVersionDetector],
     ) -> None:
         """`waiting` gets this object as long as the header has not arrived."""
-        self._others = others
+        self._amqp091 = amqp091
         self._amqp10 = amqp10
         self._handshake_s = handshake_s
         self._waiting = waiting
@@ -51,7 +51,7 @@ class AmqpDoor(asyncio.Protocol):
         self._stop_waiting()
         transport = self._transport
         assert transport is not None
-        protocol = (self._amqp10 if head in HEADERS else self._others)()
+        protocol = (self._amqp10 if head in HEADERS else self._amqp091)()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         protocol.data_received(self._read)

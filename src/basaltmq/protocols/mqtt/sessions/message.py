@@ -148,7 +148,7 @@ class Decoded:
 
 def decode(envelope: bytes) -> Message:
     """Return the MQTT message of an envelope."""
-    exchange, key, raw = amqp.open_envelope(envelope)
+    exchange, key, raw = amqp.decode_envelope(envelope)
     topic = topics.topic_of(key.encode(errors="surrogateescape").decode(errors="replace"))
     topic_utf8 = topic.encode()
     qos, retain, client_id, block = 0, False, "", b""
@@ -217,4 +217,4 @@ def routing_key(topic: str) -> str | None:
 
 def retained_envelope(topic: str, properties: bytes) -> bytes:
     """Return the envelope of a retained message for a session's queue."""
-    return amqp.seal(RETAINED_COPY, topics.routing_key(topic), properties)
+    return amqp.encode_envelope(RETAINED_COPY, topics.routing_key(topic), properties)

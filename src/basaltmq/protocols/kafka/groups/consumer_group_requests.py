@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from basaltmq.broker.auth.permissions import READ
-from basaltmq.protocols.kafka.context import Answer, Client, Context
 from basaltmq.protocols.kafka.groups.assignors import ASSIGNORS, EMPTY, UNIFORM, PartitionId
 from basaltmq.protocols.kafka.groups.classic_requests import NAME_BYTES_MAX, group_error
 from basaltmq.protocols.kafka.groups.consumer_group import ConsumerGroup, State, by_topic
@@ -22,6 +21,9 @@ from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.errors import Refused
 from basaltmq.protocols.kafka.wire.schema import Fields
+
+if TYPE_CHECKING:
+    from basaltmq.protocols.kafka.context import Client, Context, Response
 
 OWN_IDS_SINCE: Final = 1
 """First ConsumerGroupHeartbeat version in which clients choose the member id."""
@@ -32,7 +34,7 @@ SUBSCRIBED_MAX: Final = 10_000
 CONSUMER_MEMBER: Final = 1
 
 
-def heartbeat(context: Context, client: Client, request: Request) -> Answer:
+def heartbeat(context: Context, client: Client, request: Request) -> Response:
     """ConsumerGroupHeartbeat."""
     body = request.body
     refused = group_error(client, body["group_id"])
@@ -107,7 +109,7 @@ def _check_protocol(context: Context, body: Fields) -> None:
         context.groups.discard(classic)
 
 
-def describe(context: Context, client: Client, request: Request) -> Answer:
+def describe(context: Context, client: Client, request: Request) -> Response:
     """ConsumerGroupDescribe."""
     with context.guard():
         return {"groups": [_described(context, client, name) for name in request.body["group_ids"]]}

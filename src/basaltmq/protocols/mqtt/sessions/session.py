@@ -16,15 +16,15 @@ from typing import Final, NamedTuple
 
 from basaltmq.broker.message.operations import Row
 from basaltmq.broker.routing.topic_trie import TopicTrie
-from basaltmq.protocols.mqtt import rows
-from basaltmq.protocols.mqtt.rows import SENT, OutboundRow, SessionRow, Subscription
+from basaltmq.protocols.mqtt.sessions import rows
+from basaltmq.protocols.mqtt.sessions.rows import SENT, OutboundRow, SessionRow, Subscription
 from basaltmq.protocols.mqtt.wire import topics
-from basaltmq.protocols.mqtt.wire.fields import write_varint
 from basaltmq.protocols.mqtt.wire.packets import PACKET_ID_MAX
 from basaltmq.store.api import Reader
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
 from basaltmq.store.keys.parts import prefix_range
+from basaltmq.varints import varint
 
 QUEUE_PREFIX: Final = "mqtt.session."
 CLIENT_ID_BYTES_MAX: Final = 240
@@ -180,7 +180,7 @@ def match_of(found: Iterable[Subscription]) -> Match:
     return Match(
         max(each.qos for each in found),
         any(each.retain_as_published for each in found),
-        b"".join(_SUBSCRIPTION_ID + write_varint(each) for each in identifiers),
+        b"".join(_SUBSCRIPTION_ID + varint(each) for each in identifiers),
     )
 
 

@@ -32,11 +32,12 @@ from basaltmq.broker.message import properties as amqp
 from basaltmq.broker.message.operations import ACK, REQUEUE, RowChange, Settlement
 from basaltmq.broker.message.text_headers import envelope_of
 from basaltmq.broker.vhost import VHost
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import BasaltError, InvalidArgumentError, NotFoundError, StorageError
 from basaltmq.log.batches.record import Record
-from basaltmq.protocols.mqtt import rows
-from basaltmq.protocols.mqtt.message import Decoded
-from basaltmq.protocols.mqtt.rows import RuleRow
+from basaltmq.protocols.mqtt.sessions import rows
+from basaltmq.protocols.mqtt.sessions.message import Decoded
+from basaltmq.protocols.mqtt.sessions.rows import RuleRow
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.protocols.mqtt.wire.errors import MqttError
 from basaltmq.queues.leases.delivery import Delivery
@@ -62,7 +63,6 @@ APPEND_BYTES: Final = 1 << 20
 RETRY_S: Final = 0.05
 """Delay before the next try while a stream cannot be written, for example because it was deleted."""
 
-_MS: Final = 1_000_000
 _OWN_HEADERS: Final = "x-mqtt-"
 _log: Final = logging.getLogger(__name__)
 
@@ -278,14 +278,14 @@ class Forwarder:
         envelope, body = delivery.content()
         envelope = envelope or envelope_of(delivery.headers)
         topic = self._decoded.get(envelope).topic
-        found = amqp.parse(amqp.open_envelope(envelope)[2])
+        found = amqp.parse(amqp.decode_envelope(envelope)[2])
         headers: list[tuple[str, bytes | None]] = [("topic", topic.encode())]
         if found.content_type is not None:
             headers.append(("content-type", found.content_type.encode(errors="replace")))
         for name, value in found.headers.items():
             if isinstance(value, str) and not name.startswith(_OWN_HEADERS):
                 headers.append((name, value.encode(errors="surrogateescape")))
-        time_ms = delivery.message().enqueued_ns // _MS
+        time_ms = delivery.message().enqueued_ns // NS_PER_MS
         return Record(body, key=self.rule.key_of(topic), headers=tuple(headers), timestamp_ms=time_ms)
 
     def _appended(self, moved: list[Delivery], done: asyncio.Future[None]) -> None:

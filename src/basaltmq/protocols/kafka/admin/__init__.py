@@ -1,0 +1,1 @@
+"""Kafka requests of admin tools: topics, configs, the cluster, SCRAM credentials."""
