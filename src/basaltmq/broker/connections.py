@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -25,15 +26,33 @@ class Connections:
 
     def __init__(self) -> None:
         self._by_number: dict[int, Connection] = {}
+        self._owners: dict[int, tuple[str, str]] = {}
+        self._by_user: Counter[str] = Counter()
+        self._by_vhost: Counter[str] = Counter()
         self._last = 0
 
-    def add(self, connection: Connection) -> int:
+    def add(self, connection: Connection, *, user: str = "", vhost: str = "") -> int:
+        """Add a connection. It counts for the limits of its user and virtual host, if they are given."""
         self._last += 1
         self._by_number[self._last] = connection
+        if user and vhost:
+            self._owners[self._last] = (user, vhost)
+            self._by_user[user] += 1
+            self._by_vhost[vhost] += 1
         return self._last
 
     def remove(self, number: int) -> None:
         self._by_number.pop(number, None)
+        user, vhost = self._owners.pop(number, ("", ""))
+        for counts, name in ((self._by_user, user), (self._by_vhost, vhost)):
+            if name:
+                counts[name] -= 1
+                if not counts[name]:
+                    del counts[name]
+
+    def count(self, *, user: str = "", vhost: str = "") -> int:
+        """Return the number of connections of a user or virtual host that count for its limits."""
+        return self._by_user[user] if user else self._by_vhost[vhost]
 
     def __len__(self) -> int:
         return len(self._by_number)

@@ -24,10 +24,11 @@ from basaltmq.broker.auth.permissions import Permissions
 from basaltmq.broker.auth.users import ADMINISTRATOR, Users
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.connections import Connections
-from basaltmq.broker.flow import Alarms, Listener, Watch
-from basaltmq.broker.loop_shares import LoopShares
-from basaltmq.broker.memory_limit import memory_bytes
-from basaltmq.broker.reclaiming import Reclaiming
+from basaltmq.broker.object_limits import MAX_QUEUES, ObjectLimits
+from basaltmq.broker.resources.flow import Alarms, Listener, Watch
+from basaltmq.broker.resources.memory_limit import memory_bytes
+from basaltmq.broker.resources.reclaiming import Reclaiming
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.supervision import Supervised, SupervisedStore, VHostState
 from basaltmq.broker.vhost import VHost
 from basaltmq.broker.vhost_directory import SECRET_FILE, VHostDirectories
@@ -94,6 +95,7 @@ class Node:
             secret=node_secret(self.directories.node_store.with_name(SECRET_FILE)),
         )
         self.permissions = Permissions(self.catalog, self.durable)
+        self.limits = ObjectLimits(self.catalog, self.durable, self.connections)
         self.users.changed = self._user_changed
         self._vhosts: dict[str, Supervised] = {}
         self._watch = Watch(
@@ -335,6 +337,7 @@ class Node:
                 await vhost.close()
                 await _close_vhost_store(vhost)
                 raise
+        vhost.queues.count_max = lambda: self.limits.of(Kind.VHOST, name).get(MAX_QUEUES)
         self._guard_size(vhost)
         vhost.tick.on_stalled = lambda stalled: self.alarms.set(
             "store", f"the store of vhost '{name}' is stalled by compaction" if stalled else None, name
@@ -399,7 +402,7 @@ class Node:
 
     def _met_full_disk(self) -> None:
         """Release the disk reserve, and block publishers until there is enough free space."""
-        self._watch.space.met_full()
+        self._watch.space.on_disk_full()
         self._watch.look()
 
     def _store_reopened(self) -> None:

@@ -7,11 +7,11 @@ usually takes 1 us per policy. A hostile pattern takes up to 10 ms.
 
 from __future__ import annotations
 
-from basaltmq.broker.chores import Chore
 from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.routing.exchange import Exchange
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology
+from basaltmq.broker.scheduling.chores import Chore
 
 
 class PolicyEffects:

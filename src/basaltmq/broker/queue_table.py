@@ -33,6 +33,7 @@ from basaltmq.broker.routing.arguments import STREAM, Owner, QueueSettings, chec
 from basaltmq.broker.routing.exchange import Arguments
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology, check_name
+from basaltmq.clock import NS_PER_MS
 from basaltmq.errors import (
     AccessRefusedError,
     BasaltError,
@@ -50,14 +51,15 @@ GENERATED: Final = "amq.gen-"
 PAGE: Final = 1000
 """Queues per page when loading."""
 
-DELETED_AT_ONCE: Final = 50
+CANCELLED_PER_STEP: Final = 100
+"""Consumers of a deleted queue cancelled per step. One step takes 1 to 3 ms."""
+
+DELETED_PER_STEP: Final = 50
 """Queues deleted per step. One step takes a few milliseconds."""
 
 COUNTED: Final = ("published", "delivered", "redelivered", "acked")
 COUNTED_BY_PLANE: Final = ("expired", "dead_lettered", "dropped")
 """Counters kept by `BrokerQueue`, and counters kept by the queue plane."""
-
-_MS: Final = 1_000_000
 
 
 class QueueTable:
@@ -75,11 +77,17 @@ class QueueTable:
         wake: Callable[[BrokerQueue], None],
         gone: Callable[[BrokerQueue], None],
         due: Callable[[int], None],
+        later: Callable[[Callable[[], bool]], None],
     ) -> None:
-        """`wake` is called for a queue with a ready consumer, `gone` for a deleted queue. `due` schedules `expire`."""
+        """`wake` is called for a queue with a ready consumer, `gone` for a deleted queue. `due` schedules `expire`.
+
+        `later` runs a chore.
+        """
         self.by_name = by_name
         self.retired = dict.fromkeys((*COUNTED, *COUNTED_BY_PLANE), 0)
         """Counters of deleted queues, so that the totals of a virtual host never decrease."""
+        self.count_max: Callable[[], int | None] = lambda: None
+        """Returns the maximum number of queues, or None."""
         self.unserved: set[str] = set()
         """Queues that exist on disk but could not be loaded."""
         self._vhost = vhost
@@ -90,6 +98,7 @@ class QueueTable:
         self._wake = wake
         self._gone = gone
         self._due = due
+        self._later = later
         self._exclusive: dict[object, dict[str, None]] = {}
         self._consuming: dict[object, dict[Consumer, None]] = {}
         self._expiries: list[tuple[int, str]] = []
@@ -123,12 +132,15 @@ class QueueTable:
         if queue is None:
             raise QueueNotFoundError(f"no queue '{name}' in vhost '{self._vhost}'")
         if queue.owner is not None and queue.owner is not owner:
-            raise ResourceLockedError(
-                f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self._vhost}'. It could be "
-                "originally declared on another connection or the exclusive property value does not match that of "
-                "the original declaration."
-            )
+            raise self._locked(name)
         return queue
+
+    def _locked(self, name: str) -> ResourceLockedError:
+        return ResourceLockedError(
+            f"cannot obtain exclusive access to locked queue '{name}' in vhost '{self._vhost}'. It could be "
+            "originally declared on another connection or the exclusive property value does not match that of "
+            "the original declaration."
+        )
 
     def declare(
         self,
@@ -152,6 +164,7 @@ class QueueTable:
             queue.used_ns = self._clock_ns()
             return self.info(queue)
         check_name("queue name", name)
+        self._check_count(name)
         declared, settings = declared_settings(
             self._vhost, name, durable=durable, exclusive=exclusive, auto_delete=auto_delete, arguments=arguments
         )
@@ -166,10 +179,20 @@ class QueueTable:
     def adopt(self, config: QueueConfig) -> None:
         """Create a queue from a plane configuration (not an AMQP declaration), and the dead-letter queue it names."""
         check_name("queue name", config.name)
+        if config.name not in self.by_name:
+            self._check_count(config.name)
         self._plane.create(config)
         for name in (config.name, config.dead_letter_queue):
             if name is not None and name not in self.by_name:
                 self._add(name, Declared(), None)
+
+    def _check_count(self, name: str) -> None:
+        """Raise PreconditionFailedError if one more queue exceeds the limit of the virtual host."""
+        limit = self.count_max()
+        if limit is not None and len(self.by_name) >= limit:
+            raise PreconditionFailedError(
+                f"cannot declare queue '{name}': queue limit in vhost '{self._vhost}' ({limit}) is reached"
+            )
 
     def add_from_plane(self, name: str) -> BrokerQueue | None:
         """Add and return a dead-letter queue that the plane created itself; None if it does not exist."""
@@ -186,10 +209,11 @@ class QueueTable:
         self, queue: BrokerQueue, durable: bool, exclusive: bool, auto_delete: bool, arguments: Arguments
     ) -> None:
         declared = queue.declared
+        if exclusive is not declared.exclusive:
+            raise self._locked(queue.name)
         whose = Owner("queue", queue.name, self._vhost)
         check_same(whose, "durable", declared.durable, durable)
         check_same(whose, "auto_delete", declared.auto_delete, auto_delete)
-        check_same(whose, "exclusive", declared.exclusive, exclusive)
         check_same_arguments(whose, declared.arguments, arguments)
 
     def _make(self, name: str, declared: Declared, owner: object) -> BrokerQueue:
@@ -274,10 +298,19 @@ class QueueTable:
             if not mine:
                 self._exclusive.pop(queue.owner, None)
         self.topology.remove_queue(queue.name)
-        for consumer in queue.consumers:
-            consumer.cancel()
-            consumer.sink.cancelled(consumer)
         self._gone(queue)
+        left = iter(queue.consumers)
+
+        def cancel() -> bool:
+            """Cancel some consumers of the deleted queue. A new queue of its name has consumers of its own."""
+            for consumer in islice(left, CANCELLED_PER_STEP):
+                if not consumer.is_cancelled:
+                    consumer.cancel()
+                    consumer.sink.cancelled(consumer)
+            return len(queue.consumers) > 0
+
+        if cancel():
+            self._later(cancel)
 
     def add_consumer(self, consumer: Consumer) -> None:
         consumer.queue.used_ns = self._clock_ns()
@@ -288,7 +321,7 @@ class QueueTable:
         """Remove the consumers and some exclusive queues of a closed connection. True: queues are left, call again."""
         for consumer in list(self._consuming.get(owner, ())):
             consumer.cancel()
-        for name in list(islice(self._exclusive.get(owner, ()), DELETED_AT_ONCE)):
+        for name in list(islice(self._exclusive.get(owner, ()), DELETED_PER_STEP)):
             queue = self.by_name.get(name)
             if queue is not None:
                 self._delete(queue)
@@ -296,6 +329,8 @@ class QueueTable:
 
     def _consumer_removed(self, queue: BrokerQueue, consumer: Consumer) -> None:
         queue.used_ns = self._clock_ns()
+        if consumer.selection is not None:
+            self._plane.readers.end(consumer.selection.scan)
         theirs = self._consuming.get(consumer.owner)
         if theirs is not None:
             theirs.pop(consumer, None)
@@ -350,13 +385,13 @@ class QueueTable:
 
     def _watch(self, queue: BrokerQueue) -> None:
         if queue.settings.expires_ms is not None:
-            due_ns = queue.used_ns + queue.settings.expires_ms * _MS
+            due_ns = queue.used_ns + queue.settings.expires_ms * NS_PER_MS
             heappush(self._expiries, (due_ns, queue.name))
             self._due(due_ns)
 
     def expire(self, now_ns: int) -> int | None:
         """Delete a bounded number of expired queues. Return the time of the next expiry."""
-        for _ in range(DELETED_AT_ONCE):
+        for _ in range(DELETED_PER_STEP):
             if not self._expiries or self._expiries[0][0] > now_ns:
                 break
             _, name = heappop(self._expiries)
@@ -365,7 +400,7 @@ class QueueTable:
                 continue
             if len(queue.consumers):
                 queue.used_ns = now_ns
-            due_ns = queue.used_ns + queue.settings.expires_ms * _MS
+            due_ns = queue.used_ns + queue.settings.expires_ms * NS_PER_MS
             if due_ns <= now_ns:
                 self._delete(queue)
             else:

@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from basaltmq.broker.chores import CHORES_S
 from basaltmq.broker.consumers.consumer import Consumer, ConsumerSink
 from basaltmq.broker.consumers.queue import BrokerQueue, QueueInfo
+from basaltmq.broker.consumers.selection import Selection
 from basaltmq.broker.consumers.stream_queue import StreamQueues
 from basaltmq.broker.consumers.stream_spool import StreamSpool
 from basaltmq.broker.guard import Guard, QuietGuard
@@ -36,6 +36,7 @@ from basaltmq.broker.queue_table import QueueTable
 from basaltmq.broker.routing.exchange import EXCHANGE, QUEUE, Arguments, Destination, Exchange
 from basaltmq.broker.routing.policy import Policies
 from basaltmq.broker.routing.topology import Topology
+from basaltmq.broker.scheduling.chores import CHORES_S
 from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.broker.vhost_timers import VHostTimers
 from basaltmq.errors import (
@@ -133,6 +134,7 @@ class VHost:
             wake=self._wake,
             gone=lambda queue: self.tick.dispatch.forget(queue),
             due=lambda due_ns: self.clock.due_at(due_ns),
+            later=lambda chore: self.tick.add_chore(chore),
         )
         self.topology = Topology(self.store, self.name, has_queue=by_name.__contains__)
         self.queues.topology = self.topology
@@ -388,8 +390,9 @@ class VHost:
         prefetch: int = 0,
         arguments: Arguments | None = None,
         owner: object = None,
+        selection: Selection | None = None,
     ) -> Consumer:
-        """Add a consumer. Deliveries start in the next turn of the loop."""
+        """Add a consumer. Deliveries start in the next turn of the loop. `selection`: it does not take all messages."""
         self._require_up()
         found = self.queues.get(queue, owner)
         if found.consumers.has_exclusive or (exclusive and len(found.consumers)):
@@ -404,6 +407,7 @@ class VHost:
             prefetch=prefetch,
             arguments=arguments or {},
             owner=owner,
+            selection=selection,
         )
         if found.is_stream:
             if no_ack or not prefetch:

@@ -33,13 +33,13 @@ from basaltmq.store.directory import (
     LEFT_BY_OTHERS,
     MARKER,
     encode_line,
+    first_names,
     is_database,
     make_directory,
     names_in,
     os_error,
     read_line,
     read_marker,
-    some,
     sync_directory,
     write_durably,
 )
@@ -55,6 +55,11 @@ BACKUPS: Final = "backups"
 
 SECRET_FILE: Final = "secret"  # noqa: S105
 """Name of the node secret file, next to the node store."""
+
+CERTIFICATE_FILE: Final = "self-signed.pem"
+"""Name of the file with the certificate that the broker made for itself."""
+
+NODE_FILES: Final = (STORE, SECRET_FILE, CERTIFICATE_FILE)
 
 HASH_BYTES: Final = 16
 """32 hex digits. Collisions are practically impossible."""
@@ -88,11 +93,11 @@ class VHostDirectories:
         if has_database(self.node_store):
             return
         foreign = sorted(set(held) - {NODE, VHOSTS, QUARANTINE, BACKUPS, reserve.NAME})
-        foreign += [f"{NODE}/{name}" for name in names_in(self.data / NODE) if name not in (STORE, SECRET_FILE)]
+        foreign += [f"{NODE}/{name}" for name in names_in(self.data / NODE) if name not in NODE_FILES]
         if foreign:
             raise NotAStoreError(
-                f"{self.data} is not the data directory of a broker: it contains {some(foreign)}; name an empty or "
-                "new directory with --data-dir"
+                f"{self.data} is not the data directory of a broker: it contains {first_names(foreign)}; "
+                "name an empty or new directory with --data-dir"
             )
         if not recover and (self.has_any() or names_in(self.data / QUARANTINE)):
             raise self.node_lost()
@@ -204,7 +209,9 @@ class VHostDirectories:
             remedy = f"to serve it, stop the broker, move it back to {path} and start once with --recover-vhosts"
         except StorageError:
             name = f"without a readable {NAME_FILE} file"
-            remedy = f"to serve it, restore its {NAME_FILE} file from a backup, move it back and use --recover-vhosts"
+            remedy = (
+                f"to serve it, move it back to {path} while the broker runs, and create the virtual host by its name"
+            )
         return f"{path} is {name}; it was moved to {self._quarantine(path)}; {remedy}"
 
     def _quarantine(self, path: Path) -> Path:

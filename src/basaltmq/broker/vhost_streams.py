@@ -82,7 +82,7 @@ class VHostStreams:
         return engine
 
     def listen(self, listener: Callable[[str], None]) -> Callable[[], None]:
-        """Call `listener` on the loop with a topic that has new records to read; return how to stop."""
+        """Register a listener for topics with new records. Return a function that removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
@@ -119,7 +119,7 @@ class VHostStreams:
         return None if self._path is None else self._path / LOG
 
     def damaged_frames(self) -> list[str]:
-        """One line, with topic, partition and offsets, for each frame that reads found damaged since the start."""
+        """Return one line (topic, partition, offsets) per damaged frame that reads found since the start."""
         if self._segments is None:
             return []
         return [
@@ -128,7 +128,7 @@ class VHostStreams:
         ]
 
     def log_faults(self) -> list[str]:
-        """Losses that the last open found in the log, one line each."""
+        """Return one line per loss in the log that the last open found."""
         return [] if self._segments is None else self._segments.faults[:FRAMES_NAMED_MAX]
 
     def _named(self, shard: int) -> str:

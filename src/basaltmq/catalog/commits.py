@@ -20,7 +20,7 @@ from typing import ParamSpec, TypeVar
 
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.sync.group_commit import GroupSync
+from basaltmq.store.sync.group_commit import GroupCommit
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -39,10 +39,9 @@ class Change(Batch):
 
 
 class Commits:
-    """Changes to a store, checked and written one at a time. With `sync` (a GroupCommit or GroupSync of the same store)
-    waiting callers share its fsyncs."""
+    """Changes to a store, checked and written one at a time. With `sync`, waiting callers share fsyncs."""
 
-    def __init__(self, store: Store, sync: GroupSync | None = None) -> None:
+    def __init__(self, store: Store, sync: GroupCommit | None = None) -> None:
         self.lock = threading.RLock()
         self._store = store
         self._sync = sync

@@ -15,7 +15,7 @@ whose parent does not exist. A new object with the same name has another id, so 
 Shards of a topic are not rows of the catalog. If a topic is deleted with its parent, the same batch puts its row under
 `orphaned_topic_key` of family `shards`, and the stream plane removes the shards (`streams.orphans`).
 
-The steps need no fsync of their own. The WAL keeps their order, so a durable end implies durable steps.
+The steps need no fsync. The WAL keeps their order, so a durable end implies durable steps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """The kinds of objects in the catalog, and the parent that each kind may have.
 
-    (top) ┬ vhost ─ topic
+    (top) ┬ vhost ┬ topic
+          │       └ subscription group
           └ user ─ permission
 
-The store of a single vhost has its topics at the top. Objects of other kinds are kept, but not shown.
+The store of a single vhost has its topics and subscription groups at the top. Objects of other kinds are kept, but not
+shown.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ class Kind(enum.StrEnum):
     USER = "user"
     PERMISSION = "permission"
     TOPIC = "topic"
+    SUBSCRIPTION_GROUP = "subscription_group"
 
 
 PARENTS: Final[Mapping[Kind, tuple[Kind, ...]]] = MappingProxyType(
@@ -29,6 +32,7 @@ PARENTS: Final[Mapping[Kind, tuple[Kind, ...]]] = MappingProxyType(
         Kind.USER: (),
         Kind.PERMISSION: (Kind.USER,),
         Kind.TOPIC: (Kind.VHOST,),
+        Kind.SUBSCRIPTION_GROUP: (Kind.VHOST,),
     }
 )
 """The kinds that the parent of each kind may have."""

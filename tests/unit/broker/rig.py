@@ -121,7 +121,7 @@ def props(headers: Table | None = None, **fields: Any) -> bytes:
 
 
 def headers_of(delivery: Any) -> Table:
-    return properties.parse(properties.open_envelope(delivery.properties)[2]).headers
+    return properties.parse(properties.decode_envelope(delivery.properties)[2]).headers
 
 
 async def turns(count: int = TURNS) -> None:

@@ -40,7 +40,7 @@ def table_of(*fields: bytes) -> bytes:
 
 
 @given(TABLES)
-def test_a_table_survives_the_way_there_and_back(table: Table) -> None:
+def test_tables_round_trip(table: Table) -> None:
     raw = amqp_table.encode(table)
     assert amqp_table.decode_all(raw) == table
     assert amqp_table.check(raw, 0, len(raw)) == len(raw)
@@ -49,7 +49,7 @@ def test_a_table_survives_the_way_there_and_back(table: Table) -> None:
 
 
 @given(TABLES, TABLES)
-def test_an_edit_puts_its_fields_and_keeps_every_other_one_byte_for_byte(table: Table, put: Table) -> None:
+def test_an_edit_keeps_other_fields_byte_for_byte(table: Table, put: Table) -> None:
     edited = amqp_table.edit(amqp_table.encode(table), put, drop=("dropped",))
     kept = {name: value for name, value in table.items() if name not in put and name != "dropped"}
     assert edited == amqp_table.encode(kept | put)
@@ -85,20 +85,20 @@ def test_an_edit_keeps_the_width_of_numbers_it_does_not_touch() -> None:
         (b"F\0\0\0\3\1aV", {"a": None}),
     ],
 )
-def test_every_kind_that_clients_write_is_read(field: bytes, value: Value) -> None:
+def test_every_field_type_of_clients_is_decoded(field: bytes, value: Value) -> None:
     raw = table_of(b"\3key" + field)
     assert amqp_table.decode_all(raw) == {"key": value}
     assert type(amqp_table.decode_all(raw)["key"]) is type(value)
     assert amqp_table.check(raw, 0, len(raw)) == len(raw)
 
 
-def test_a_number_that_is_none_survives() -> None:
+def test_not_a_number_round_trips() -> None:
     found = amqp_table.decode_all(amqp_table.encode({"n": math.nan}))["n"]
     assert isinstance(found, float)
     assert math.isnan(found)
 
 
-def test_of_two_fields_of_one_name_the_first_counts() -> None:
+def test_the_first_of_duplicate_fields_is_used() -> None:
     assert amqp_table.decode_all(table_of(b"\1aB\1", b"\1aB\2")) == {"a": 1}
 
 
@@ -131,7 +131,7 @@ def test_a_damaged_table_is_refused_by_every_reader(raw: bytes, said: str) -> No
 
 
 @given(st.binary(max_size=60))
-def test_random_bytes_are_decoded_or_refused_alike(raw: bytes) -> None:
+def test_all_readers_decode_or_refuse_random_bytes_alike(raw: bytes) -> None:
     def outcome(read: object) -> bool:
         try:
             read()  # type: ignore[operator]
@@ -144,7 +144,7 @@ def test_random_bytes_are_decoded_or_refused_alike(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["table", "array"])
-def test_nesting_ends_at_the_limit(kind: str) -> None:
+def test_nesting_above_the_limit_is_refused(kind: str) -> None:
     def nested(levels: int) -> Table:
         value: Value = 1
         for _ in range(levels - 1):
@@ -175,7 +175,7 @@ def test_nesting_ends_at_the_limit(kind: str) -> None:
         (object(), "cannot contain a value of type object"),
     ],
 )
-def test_a_value_without_a_form_is_refused_by_name(value: Value, said: str) -> None:
+def test_values_without_an_encoding_are_refused_by_name(value: Value, said: str) -> None:
     with pytest.raises(MalformedTableError, match=said):
         amqp_table.encode({"a": value})
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.config.settings import GIB, MIB, ByteCount, Config, Reload, Share, leaves
+from basaltmq.broker.config.settings import Config, Reload, leaves
+from basaltmq.broker.config.sizes import GIB, MIB, ByteCount, Share
 from basaltmq.broker.config.sources import MASK, changed, describe, load
 from basaltmq.errors import InvalidConfigError
 
@@ -19,7 +20,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return file
 
 
-def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) -> None:
+def test_flags_override_variables_override_the_file(tmp_path: Path) -> None:
     file = written(tmp_path, "[amqp]\nport = 1001\n[admin]\nport = 1002\n[fila]\nport = 1003\n")
     loaded = load(file, {"BASALT_ADMIN_PORT": "2002", "BASALT_FILA_PORT": "2003"}, {"fila.port": "3003"})
     config = loaded.config
@@ -55,12 +56,12 @@ def test_flags_win_over_variables_over_the_file_over_defaults(tmp_path: Path) ->
         ("[amqp\nport = 1", r"is not valid TOML"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_named_with_its_remedy(tmp_path: Path, text: str, said: str) -> None:
+def test_errors_in_the_file_are_named_with_their_remedy(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         load(written(tmp_path, text))
 
 
-def test_a_missing_or_senseless_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match=r"cannot read the settings file .*nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     big = tmp_path / "big.toml"
@@ -69,14 +70,14 @@ def test_a_missing_or_senseless_file_is_named(tmp_path: Path) -> None:
         load(big)
 
 
-def test_a_wrong_secret_is_not_repeated(tmp_path: Path) -> None:
+def test_errors_do_not_repeat_secrets(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         load(written(tmp_path, "[auth]\ndefault_password = 987654"))
     assert "987654" not in str(caught.value)
     assert "auth.default_password" in str(caught.value)
 
 
-def test_a_variable_that_is_no_setting_is_reported_not_refused() -> None:
+def test_an_unknown_variable_is_reported_but_accepted() -> None:
     loaded = load(None, {"BASALT_AMQP_PROT": "1", "BASALT_SERVER": "http://x", "HOME": "/"})
     assert len(loaded.notes) == 1
     assert "BASALT_AMQP_PROT" in loaded.notes[0]
@@ -85,7 +86,7 @@ def test_a_variable_that_is_no_setting_is_reported_not_refused() -> None:
         load(None, {"BASALT_AMQP_PORT": "tcp://10.0.0.1:5672"})
 
 
-def test_variables_carry_lists_sizes_and_switches() -> None:
+def test_variables_support_lists_sizes_and_switches() -> None:
     config = load(
         None,
         {
@@ -101,7 +102,7 @@ def test_variables_carry_lists_sizes_and_switches() -> None:
     assert config.memory.high_watermark.of(4 * GIB) == GIB
 
 
-def test_sizes_read_back_what_they_print() -> None:
+def test_printed_sizes_are_parsed_to_the_same_value() -> None:
     for text, size in (("0B", 0), ("1000B", 1000), ("4KiB", 4096), ("3MiB", 3 * MIB), ("2GiB", 2 * GIB)):
         assert ByteCount.parse(text) == size
         assert str(ByteCount(size)) == text
@@ -109,7 +110,7 @@ def test_sizes_read_back_what_they_print() -> None:
         assert str(Share.parse(text)) == text
 
 
-def test_what_is_printed_is_a_file_that_gives_the_same_settings_without_secrets(tmp_path: Path) -> None:
+def test_printed_settings_are_a_valid_file_without_secrets(tmp_path: Path) -> None:
     first = load(None, {"BASALT_AUTH_DEFAULT_PASSWORD": "hunter2", "BASALT_AMQP_PORT": "0"})
     text = describe(first)
     assert "hunter2" not in text
@@ -120,7 +121,7 @@ def test_what_is_printed_is_a_file_that_gives_the_same_settings_without_secrets(
     assert again.config == first.config
 
 
-def test_a_reload_takes_over_what_is_marked_and_names_the_rest() -> None:
+def test_a_reload_applies_live_settings_and_names_the_others() -> None:
     before = load().config
     after = load(None, {"BASALT_LOG_LEVEL": "debug", "BASALT_AMQP_PORT": "1"}).config
     merged, taken, waiting = changed(before, after)
@@ -130,7 +131,7 @@ def test_a_reload_takes_over_what_is_marked_and_names_the_rest() -> None:
     assert merged.amqp.port == before.amqp.port
 
 
-def test_every_setting_has_a_name_of_its_own_a_meaning_and_a_default_of_its_type() -> None:
+def test_every_setting_has_a_unique_name_a_description_and_a_valid_default() -> None:
     found = leaves()
     assert len({leaf.variable for leaf in found}) == len({leaf.flag for leaf in found}) == len(found) > 30
     assert all(leaf.meaning.endswith(".") for leaf in found)

@@ -20,7 +20,7 @@ def bodies(count: int) -> list[bytes]:
 
 
 @pytest.mark.spec("E8")
-def test_consumers_take_turns_message_by_message() -> None:
+def test_consumers_are_served_round_robin() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -39,7 +39,7 @@ def test_consumers_take_turns_message_by_message() -> None:
 
 @pytest.mark.spec("E8")
 @pytest.mark.promise("P12")
-def test_a_backlog_of_large_messages_is_delivered_whole() -> None:
+def test_a_backlog_of_large_messages_is_delivered_completely() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         large = [b"%d" % number * (3 << 20) for number in range(3)]
@@ -77,7 +77,7 @@ def test_consumers_get_messages_up_to_their_credit_and_more_with_new_credit() ->
 
 
 @pytest.mark.spec("E8")
-def test_a_slow_consumer_does_not_hold_up_the_others() -> None:
+def test_a_slow_consumer_does_not_delay_others() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         slow, quick = FakeSink(vhost), FakeSink(vhost, ack=True)
@@ -91,7 +91,7 @@ def test_a_slow_consumer_does_not_hold_up_the_others() -> None:
 
 
 @pytest.mark.spec("E8")
-def test_the_higher_priority_is_served_while_it_can_take() -> None:
+def test_consumers_of_higher_priority_are_served_first_while_they_have_credit() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -128,7 +128,7 @@ def test_an_exclusive_consumer_is_alone() -> None:
 
 
 @pytest.mark.spec("E8")
-def test_of_single_active_consumers_the_next_takes_over() -> None:
+def test_the_next_single_active_consumer_takes_over() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-single-active-consumer": True})
         sink = FakeSink(vhost)
@@ -148,7 +148,7 @@ def test_of_single_active_consumers_the_next_takes_over() -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_consumer_whose_client_does_not_read_gets_nothing_until_it_does() -> None:
+def test_deliveries_pause_for_a_consumer_whose_client_does_not_read() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -178,7 +178,7 @@ def test_consumers_of_a_deleted_queue_are_notified() -> None:
     run(test)
 
 
-def test_what_goes_to_a_consumer_that_does_not_acknowledge_is_done() -> None:
+def test_deliveries_without_acknowledgement_are_settled_when_sent() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -209,7 +209,7 @@ def test_requeued_messages_come_first_and_are_marked_redelivered() -> None:
     run(test)
 
 
-def test_a_connection_that_goes_takes_its_consumers_and_exclusive_queues_along() -> None:
+def test_closing_a_connection_removes_its_consumers_and_exclusive_queues() -> None:
     async def test(vhost: VHost) -> None:
         mine, other = object(), object()
         vhost.declare_queue("shared", durable=True)
@@ -230,7 +230,7 @@ def test_a_connection_that_goes_takes_its_consumers_and_exclusive_queues_along()
 
 
 @pytest.mark.promise("P8")
-def test_consumers_that_come_and_go_leave_nothing_behind() -> None:
+def test_removed_consumers_leave_no_state() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         sink = FakeSink(vhost)
@@ -267,7 +267,7 @@ def test_many_queues_with_messages_are_served_a_few_per_turn_and_all_in_the_end(
     run(test)
 
 
-def test_consumers_get_their_messages_once_a_store_that_was_behind_goes_on() -> None:
+def test_consumers_get_messages_once_after_a_store_stall() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -287,7 +287,7 @@ def test_consumers_get_their_messages_once_a_store_that_was_behind_goes_on() -> 
 
 
 @pytest.mark.promise("P7")
-def test_a_queue_that_cannot_be_read_is_no_harm_to_the_others() -> None:
+def test_an_unreadable_queue_does_not_affect_others() -> None:
     store = MemoryStore()
 
     async def test(vhost: VHost) -> None:

@@ -44,7 +44,7 @@ def test_a_store_of_an_embedded_program_is_private_whatever_the_umask(tmp_path: 
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777, 0o770, 0o701])
-def test_a_directory_that_others_can_use_is_tightened_and_named(tmp_path: Path, mode: int) -> None:
+def test_a_directory_accessible_to_others_is_restricted_and_named(tmp_path: Path, mode: int) -> None:
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(mode)
@@ -54,7 +54,7 @@ def test_a_directory_that_others_can_use_is_tightened_and_named(tmp_path: Path, 
     assert protect(data) is None
 
 
-def test_a_directory_with_other_files_is_warned_of_and_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_reported_and_unchanged(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     (tmp_path / "letters").write_text("not ours")
     assert "It contains other files" in str(protect(tmp_path))

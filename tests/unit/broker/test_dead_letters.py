@@ -54,7 +54,7 @@ def test_a_rejected_message_is_dead_lettered_with_its_history() -> None:
         vhost.publish(publisher, "amq.topic", "a.b", raw, b"body", number=1)
         vhost.settle([settlement("q", await take(vhost, "q"), REJECT)])
         dead = await take(vhost, "dead")
-        exchange, key, raw = properties.open_envelope(dead.properties)
+        exchange, key, raw = properties.decode_envelope(dead.properties)
         parsed = properties.parse(raw)
         assert (exchange, key, dead.payload, parsed.message_id) == ("", "dead", b"body", "m1")
         assert parsed.expiration is None, "the time it had is used up"
@@ -110,7 +110,7 @@ def test_each_reason_is_named() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_a_message_without_a_dead_letter_exchange_or_route_is_gone() -> None:
+def test_rejected_messages_without_a_dead_letter_route_are_deleted() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("none", durable=True)
         vhost.declare_queue("nowhere", durable=True, arguments={"x-dead-letter-exchange": "missing"})
@@ -126,7 +126,7 @@ def test_a_message_without_a_dead_letter_exchange_or_route_is_gone() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_an_automatic_circle_ends_and_one_through_a_worker_does_not() -> None:
+def test_only_cycles_without_a_rejection_are_stopped() -> None:
     clock = Clock()
 
     async def test(vhost: VHost) -> None:
@@ -175,7 +175,7 @@ def test_dead_letters_fan_out_and_keep_their_keys_without_one_of_the_queue() -> 
             found = drain(vhost, name)
             assert [len(each.payload) for each in found] == [5000], name
             assert deaths_of(found[0])[0]["routing-keys"] == ["orders.new", "copied"]
-            assert properties.open_envelope(found[0].properties)[:2] == ("dlx", "orders.new")
+            assert properties.decode_envelope(found[0].properties)[:2] == ("dlx", "orders.new")
 
     run(test)
 
@@ -193,18 +193,18 @@ def test_consumers_of_the_dead_letter_queue_are_woken() -> None:
     run(test)
 
 
-def test_a_history_of_a_publishers_own_making_is_no_harm() -> None:
+def test_an_invalid_history_set_by_a_publisher_is_tolerated() -> None:
     for forged in ("text", [1, 2], [{"queue": 7}], [{"queue": "q", "reason": "expired", "count": "many"}]):
-        envelope = properties.seal("", "q", props({"x-death": forged}))
+        envelope = properties.encode_envelope("", "q", props({"x-death": forged}))
         death = Death(envelope, "q", "expired", 1, "dlx", None)
         assert death.deaths[0]["count"] == 1
-        properties.peek(properties.open_envelope(death.envelope())[2])
+        properties.peek(properties.decode_envelope(death.envelope())[2])
 
 
 def test_a_history_is_bounded() -> None:
-    envelope = properties.seal("", "q", PERSISTENT)
+    envelope = properties.encode_envelope("", "q", PERSISTENT)
     for number in range(DEATHS_MAX + 10):
         envelope = Death(envelope, f"q{number}", "expired", 1, "dlx", None).envelope()
-    headers: Any = properties.parse(properties.open_envelope(envelope)[2]).headers
+    headers: Any = properties.parse(properties.decode_envelope(envelope)[2]).headers
     assert len(headers["x-death"]) == DEATHS_MAX
     assert headers["x-first-death-queue"] == "q0"

@@ -93,7 +93,7 @@ async def turn() -> None:
 
 
 @pytest.mark.spec("C6")
-def test_calls_of_one_turn_are_one_write_and_wait_for_one_sync() -> None:
+def test_calls_of_one_turn_share_one_write_and_one_sync() -> None:
     async def test(bench: Bench) -> None:
         before = bench.writes()
         calls = [bench.enqueue("a" if i % 2 else "b", b"%d" % i) for i in range(50)]
@@ -109,7 +109,7 @@ def test_calls_of_one_turn_are_one_write_and_wait_for_one_sync() -> None:
     run(test)
 
 
-def test_what_comes_while_the_disk_syncs_is_one_write_when_it_is_done() -> None:
+def test_calls_during_a_sync_share_the_next_write() -> None:
     async def test(bench: Bench) -> None:
         first = bench.enqueue("a", b"1")
         await turn()
@@ -130,7 +130,7 @@ def test_what_comes_while_the_disk_syncs_is_one_write_when_it_is_done() -> None:
     run(test)
 
 
-def test_calls_that_come_turn_by_turn_are_one_write_but_not_for_ever() -> None:
+def test_calls_of_consecutive_turns_share_a_write_for_a_bounded_time() -> None:
     async def test(bench: Bench) -> None:
         before = bench.writes()
         for i in range(GATHER_TURNS_MAX):
@@ -149,7 +149,7 @@ def test_calls_that_come_turn_by_turn_are_one_write_but_not_for_ever() -> None:
     run(test)
 
 
-def test_much_does_not_wait_for_the_sync() -> None:
+def test_a_full_batch_does_not_wait_for_the_sync() -> None:
     async def test(bench: Bench) -> None:
         bench.enqueue("a", b"1")
         await turn()
@@ -163,7 +163,7 @@ def test_much_does_not_wait_for_the_sync() -> None:
     run(test)
 
 
-def test_only_the_culprit_fails() -> None:
+def test_an_invalid_call_fails_alone() -> None:
     async def test(bench: Bench) -> None:
         good = [bench.enqueue("a", b"1"), bench.enqueue("b", b"2"), bench.enqueue("a", b"3")]
         missing = bench.enqueue("missing", b"")
@@ -180,7 +180,7 @@ def test_only_the_culprit_fails() -> None:
     run(test)
 
 
-def test_a_queue_that_refuses_refuses_calls_and_not_their_neighbours() -> None:
+def test_a_full_queue_refuses_only_its_own_calls() -> None:
     async def test(bench: Bench) -> None:
         bench.create(QueueConfig(name="short", length_max=2, overflow=Overflow.REJECT_PUBLISH))
         calls = [bench.enqueue("short", b"%d" % i) for i in range(4)]
@@ -195,7 +195,7 @@ def test_a_queue_that_refuses_refuses_calls_and_not_their_neighbours() -> None:
     run(test)
 
 
-def test_what_a_queue_refuses_is_dead_lettered_once() -> None:
+def test_refused_messages_are_dead_lettered_once() -> None:
     async def test(bench: Bench) -> None:
         bench.create(
             QueueConfig(
@@ -216,7 +216,7 @@ def test_what_a_queue_refuses_is_dead_lettered_once() -> None:
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_sync_is_told_to_everyone_who_waited() -> None:
+def test_a_failed_sync_fails_every_waiting_call() -> None:
     async def test(bench: Bench) -> None:
         calls = [bench.enqueue("a", b"1"), bench.enqueue("b", b"2")]
         await turn()
@@ -228,7 +228,7 @@ def test_a_failed_sync_is_told_to_everyone_who_waited() -> None:
     run(test)
 
 
-def test_a_queue_that_promises_less_is_answered_after_the_write() -> None:
+def test_calls_to_queues_of_lower_durability_complete_after_the_write() -> None:
     async def test(bench: Bench) -> None:
         bench.create(QueueConfig(name="fast", durability=Durability.WRITTEN))
         call = bench.enqueue("fast", b"1")
@@ -239,7 +239,7 @@ def test_a_queue_that_promises_less_is_answered_after_the_write() -> None:
     run(test)
 
 
-def test_a_caller_that_goes_away_harms_nobody() -> None:
+def test_a_cancelled_caller_does_not_affect_others() -> None:
     async def test(bench: Bench) -> None:
         gone, stays = bench.enqueue("a", b"1"), bench.enqueue("a", b"2")
         gone.cancel()
@@ -251,7 +251,7 @@ def test_a_caller_that_goes_away_harms_nobody() -> None:
     run(test)
 
 
-def test_nobody_waits_for_ever_when_something_breaks() -> None:
+def test_every_call_ends_after_an_internal_error() -> None:
     async def test(bench: Bench) -> None:
         def broken(name: str) -> QueueConfig:
             raise RuntimeError("a bug")

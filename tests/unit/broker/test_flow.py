@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from basaltmq.broker.flow import Alarms, Watch
+from basaltmq.broker.resources.flow import Alarms, Watch
 
 
 @pytest.mark.promise("P8")
-def test_publishers_hear_of_alarms_that_concern_them_once() -> None:
+def test_publishers_are_notified_once_of_their_alarms() -> None:
     alarms = Alarms()
     everybody: list[str | None] = []
     one: list[str | None] = []
@@ -34,7 +34,7 @@ def test_publishers_hear_of_alarms_that_concern_them_once() -> None:
     assert late == ["no room"]
 
 
-def test_a_listener_that_fails_harms_no_other() -> None:
+def test_a_failing_listener_does_not_affect_others() -> None:
     alarms = Alarms()
     heard: list[str | None] = []
 
@@ -47,7 +47,7 @@ def test_a_listener_that_fails_harms_no_other() -> None:
     assert heard == ["no space"]
 
 
-def test_disk_and_memory_alarms_do_not_flicker() -> None:
+def test_disk_and_memory_alarms_have_hysteresis() -> None:
     alarms = Alarms()
     free, resident = [1000], [100]
     watch = Watch(
@@ -78,7 +78,7 @@ def test_disk_and_memory_alarms_do_not_flicker() -> None:
     assert names() == []
 
 
-def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
+def test_a_failed_disk_measurement_keeps_the_alarm() -> None:
     alarms = Alarms()
 
     def broken(path: Path) -> int:

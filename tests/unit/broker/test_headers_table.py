@@ -32,7 +32,7 @@ def binding(number: int, mode: str | None, fields: dict[str, Any]) -> Binding:
 
 @pytest.mark.spec("E6")
 @given(st.lists(ASKED, max_size=12), st.lists(HEADERS, min_size=1, max_size=4), st.integers(0, 12))
-def test_the_index_finds_what_a_comparison_with_all_finds(
+def test_the_index_matches_as_a_full_scan(
     asked: list[tuple[str | None, dict[str, Any], int]], messages: list[dict[str, Any]], removed: int
 ) -> None:
     table = HeadersTable()
@@ -47,7 +47,7 @@ def test_the_index_finds_what_a_comparison_with_all_finds(
 
 
 @pytest.mark.promise("P13")
-def test_a_message_is_compared_with_few_of_many_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_compared_with_few_bindings(monkeypatch: pytest.MonkeyPatch) -> None:
     table = HeadersTable()
     for number in range(3000):
         mode = "any" if number % 2 else "all"

@@ -64,7 +64,7 @@ def test_the_delay_grows_to_a_cap_and_decays() -> None:
     run(test)
 
 
-def test_a_right_password_ends_the_delay_of_its_user_there() -> None:
+def test_a_valid_password_ends_the_delay_of_its_user_at_that_address() -> None:
     async def test(harness: Harness) -> None:
         for _ in range(5):
             await harness.log_in("ann", HOME)
@@ -75,7 +75,7 @@ def test_a_right_password_ends_the_delay_of_its_user_there() -> None:
     run(test)
 
 
-def test_a_user_elsewhere_waits_a_second_at_most_and_not_at_all_where_known() -> None:
+def test_a_user_waits_at_most_a_second_at_new_addresses_and_not_at_known_ones() -> None:
     async def test(harness: Harness) -> None:
         await harness.log_in("ann", HOME, is_right=True)
         for _ in range(200):
@@ -87,7 +87,7 @@ def test_a_user_elsewhere_waits_a_second_at_most_and_not_at_all_where_known() ->
     run(test)
 
 
-def test_many_names_from_one_address_are_delayed_too_and_others_there_a_little() -> None:
+def test_guesses_of_many_names_delay_their_address() -> None:
     async def test(harness: Harness) -> None:
         for number in range(40):
             await harness.log_in(f"user-{number}", ATTACKER)
@@ -138,7 +138,7 @@ def test_many_connections_of_one_client_with_the_right_password_do_not_wait() ->
     run(test)
 
 
-def test_tables_are_bounded_and_addresses_of_one_ipv6_network_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_throttle_tables_are_bounded_and_group_ipv6_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ENTRIES_MAX", 50)
 
     async def test(harness: Harness) -> None:
@@ -154,6 +154,6 @@ def test_tables_are_bounded_and_addresses_of_one_ipv6_network_are_one(monkeypatc
     run(test)
 
 
-def test_what_is_refused_unseen_says_when_to_come_back() -> None:
+def test_a_login_refused_without_a_check_names_the_time_to_retry() -> None:
     error = TooManyLoginsError("x", 7.0)
     assert (error.retriable, error.retry_after_s, WAIT_S_MAX < 7.0) == (True, 7.0, True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any
 
 import pytest
 
-from basaltmq.broker.loop_shares import WORK_S, LoopShares
+from basaltmq.broker.scheduling.loop_shares import CLOSE_S, PIECE_S, WORK_S, LoopShares
 
 
 class Clock:
@@ -36,7 +36,7 @@ async def turn() -> None:
 
 @pytest.mark.promise("P13")
 @in_a_loop
-async def test_a_turn_does_some_of_the_work_and_later_turns_the_rest_in_order() -> None:
+async def test_work_is_split_over_turns_in_order() -> None:
     clock = Clock()
     shares = LoopShares(clock)
     done: list[int] = []
@@ -56,7 +56,7 @@ async def test_a_turn_does_some_of_the_work_and_later_turns_the_rest_in_order() 
 
 
 @in_a_loop
-async def test_work_without_predecessors_is_done_at_once() -> None:
+async def test_work_without_predecessors_runs_immediately() -> None:
     shares = LoopShares(Clock())
     done: list[int] = []
     shares.do(lambda: done.append(1))
@@ -64,7 +64,7 @@ async def test_work_without_predecessors_is_done_at_once() -> None:
 
 
 @in_a_loop
-async def test_work_that_fails_does_not_stop_what_follows(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_work_does_not_stop_later_work(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     shares = LoopShares(clock)
     done: list[int] = []
@@ -83,7 +83,7 @@ async def test_work_that_fails_does_not_stop_what_follows(caplog: pytest.LogCapt
 
 
 @in_a_loop
-async def test_work_takes_from_the_time_for_input() -> None:
+async def test_queued_work_uses_the_time_share_of_input() -> None:
     clock = Clock()
     shares = LoopShares(clock)
 
@@ -96,3 +96,90 @@ async def test_work_takes_from_the_time_for_input() -> None:
     shares.begin(was_behind=False)
     assert not shares.is_over(WORK_S * 0.9)
     assert shares.is_over(WORK_S * 0.2)
+
+
+@pytest.mark.promise("P13")
+@in_a_loop
+async def test_a_client_that_waits_does_not_wait_for_all_of_the_cleaning_up() -> None:
+    clock = Clock()
+    shares = LoopShares(clock)
+    done: list[str] = []
+
+    def work(name: str) -> None:
+        done.append(name)
+        clock.now_s += WORK_S / 4
+
+    for number in range(100):
+        shares.clean_up(lambda number=number: work(f"lost {number}"))  # type: ignore[misc]
+    for number in range(4):
+        shares.do(lambda number=number: work(f"new {number}"))  # type: ignore[misc]
+    await turn()
+    await turn()
+    assert done[4:12] == ["new 0", "lost 4", "new 1", "lost 5", "new 2", "lost 6", "new 3", "lost 7"]
+
+
+@pytest.mark.promise("P13")
+@in_a_loop
+async def test_steps_run_in_portions_and_other_work_runs_in_between() -> None:
+    clock = Clock()
+    shares = LoopShares(clock)
+    done: list[object] = []
+
+    def step(number: int) -> None:
+        done.append(number)
+        clock.now_s += PIECE_S / 2
+
+    shares.in_portions(map(step, range(50)), lambda: done.append("done"))
+    first = len(done)
+    assert 0 < first < 50
+    shares.clean_up(lambda: done.append("other"))
+    while "done" not in done:
+        await turn()
+    assert done.index("other") <= first + WORK_S / PIECE_S * 2 + 1
+    assert [each for each in done if each != "other"] == [*range(50), "done"]
+
+
+@in_a_loop
+async def test_a_step_that_fails_ends_a_generator_but_no_map(caplog: pytest.LogCaptureFixture) -> None:
+    shares = LoopShares(Clock())
+    done: list[object] = []
+
+    def fail(number: int) -> None:
+        done.append(number)
+        raise ValueError("broken")
+
+    def failing() -> Iterator[None]:
+        done.append("first")
+        yield
+        raise ValueError("broken")
+
+    shares.in_portions(map(fail, range(3)), lambda: done.append("map done"))
+    shares.in_portions(failing(), lambda: done.append("generator done"))
+    for _ in range(5):
+        await turn()
+    assert sorted(map(str, done)) == ["0", "1", "2", "first", "generator done", "map done"]
+    assert caplog.text.count("ValueError: broken") == 4
+
+
+class ClosingTransport(asyncio.Transport):
+    """Counts closed sockets."""
+
+    closed = 0
+
+    def close(self) -> None:
+        ClosingTransport.closed += 1
+
+
+@pytest.mark.promise("P13")
+@in_a_loop
+async def test_thousands_of_clients_that_leave_at_once_are_closed_in_portions() -> None:
+    ClosingTransport.closed = 0
+    shares = LoopShares(Clock())
+    count = int(3 * WORK_S / CLOSE_S)
+    assert all(shares.close_later(ClosingTransport()) for _ in range(count)), "the transport must not close itself"
+    seen = [ClosingTransport.closed]
+    while ClosingTransport.closed < count:
+        await turn()
+        seen.append(ClosingTransport.closed)
+    assert len(seen) in (3, 4), seen
+    assert not shares.close_later(ClosingTransport({"ssl_object": object()})), "TLS closes at once"

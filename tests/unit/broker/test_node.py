@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from tests.unit.broker.rig import FakePublisher, FakeSink, drain, publish, settlement, until
 
-from basaltmq.broker.config.settings import ByteCount, Config, Disk, Vhosts
+from basaltmq.broker.config.settings import Config, Disk, Vhosts
+from basaltmq.broker.config.sizes import ByteCount
 from basaltmq.broker.node import Node
 from basaltmq.broker.peer import Peer
 from basaltmq.broker.supervision import VHostState
@@ -58,7 +59,7 @@ class Connection:
 
 
 @pytest.mark.spec("E9")
-def test_a_new_node_has_a_vhost_and_a_first_user_and_keeps_them(tmp_path: Path) -> None:
+def test_a_new_node_creates_a_vhost_and_a_user_and_keeps_them(tmp_path: Path) -> None:
     async def first(node: Node) -> None:
         assert node.is_new
         assert node.vhosts() == ["/"]
@@ -78,7 +79,7 @@ def test_a_new_node_has_a_vhost_and_a_first_user_and_keeps_them(tmp_path: Path) 
 
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P10")
-def test_vhosts_are_apart_and_a_deleted_one_is_gone(tmp_path: Path) -> None:
+def test_vhosts_are_isolated_and_can_be_deleted(tmp_path: Path) -> None:
     name = "../../über/\n"
 
     async def first(node: Node) -> None:
@@ -112,7 +113,7 @@ def test_vhosts_are_apart_and_a_deleted_one_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P11")
-def test_one_vhosts_broken_disk_does_not_touch_the_other(tmp_path: Path) -> None:
+def test_a_disk_error_of_one_vhost_does_not_affect_others(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         await node.create_vhost("bad")
         good, bad = node.vhost("/"), node.vhost("bad")
@@ -138,7 +139,7 @@ def test_one_vhosts_broken_disk_does_not_touch_the_other(tmp_path: Path) -> None
 
 @pytest.mark.spec("E9")
 @pytest.mark.parametrize("strategy", ["continue", "stop_node"])
-def test_a_vhost_that_stays_down_stops_the_node_only_if_asked_to(tmp_path: Path, strategy: Any) -> None:
+def test_a_failed_vhost_stops_the_node_only_if_configured(tmp_path: Path, strategy: Any) -> None:
     async def test(node: Node) -> None:
         await node.create_vhost("bad")
         node.vhost("bad").fail(StorageError("the test breaks the disk"))
@@ -154,7 +155,7 @@ def test_a_vhost_that_stays_down_stops_the_node_only_if_asked_to(tmp_path: Path,
 
 
 @pytest.mark.spec("E9")
-def test_making_a_vhost_that_does_not_come_up_is_no_success(tmp_path: Path) -> None:
+def test_creating_a_vhost_that_fails_to_open_is_an_error(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         in_the_way = node.directories.path("new")
         in_the_way.write_text("a file")
@@ -169,7 +170,7 @@ def test_making_a_vhost_that_does_not_come_up_is_no_success(tmp_path: Path) -> N
 
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P7")
-def test_unknown_directories_are_moved_aside_and_reported(tmp_path: Path) -> None:
+def test_unknown_directories_are_quarantined_and_reported(tmp_path: Path) -> None:
     async def nothing(node: Node) -> None:
         pass
 
@@ -215,7 +216,7 @@ def test_a_vhost_with_a_missing_or_foreign_directory_stays_down_and_is_not_recre
     with_node(tmp_path, found, config={"vhosts": Vhosts(restarts_max=0)})
 
 
-def test_a_crash_between_catalog_and_directory_is_finished_at_the_next_start(tmp_path: Path) -> None:
+def test_a_vhost_creation_interrupted_by_a_crash_is_completed_at_start(tmp_path: Path) -> None:
     async def cut_off(node: Node) -> None:
         await node.create_vhost("leaving")
         node.vhost("leaving").declare_queue("q", durable=True)
@@ -234,7 +235,7 @@ def test_a_crash_between_catalog_and_directory_is_finished_at_the_next_start(tmp
 
 
 @pytest.mark.spec("E10")
-def test_a_graceful_close_finishes_confirms_and_leaves_nothing_to_recover(tmp_path: Path) -> None:
+def test_a_graceful_close_completes_confirms_and_needs_no_recovery(tmp_path: Path) -> None:
     publisher = FakePublisher()
 
     async def first(node: Node) -> None:
@@ -256,7 +257,7 @@ def test_a_graceful_close_finishes_confirms_and_leaves_nothing_to_recover(tmp_pa
 
 @pytest.mark.spec("A11")
 @pytest.mark.promise("P8")
-def test_publishers_of_a_vhost_over_its_size_are_held_until_consumers_made_room(tmp_path: Path) -> None:
+def test_publishers_of_a_vhost_over_its_size_limit_are_blocked_until_it_shrinks(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         await node.create_vhost("other")
         vhost = node.vhost("/")
@@ -280,7 +281,7 @@ def test_publishers_of_a_vhost_over_its_size_are_held_until_consumers_made_room(
     with_node(tmp_path, test, config={"disk": Disk(vhost_max=ByteCount(16 << 20))})
 
 
-def test_settings_that_may_change_are_taken_over(tmp_path: Path) -> None:
+def test_live_settings_are_applied_on_reload(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         heard: list[str | None] = []
         node.on_blocked(heard.append)
@@ -299,7 +300,7 @@ def test_settings_that_may_change_are_taken_over(tmp_path: Path) -> None:
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("error", [DiskFullError("no space left"), StorageError("input/output error")])
-def test_the_nodes_own_store_is_opened_again_after_an_error(tmp_path: Path, error: StorageError) -> None:
+def test_the_node_store_is_reopened_after_an_error(tmp_path: Path, error: StorageError) -> None:
     async def test(node: Node) -> None:
         await node.users.create("before", "x")
         vhost = node.vhost("/")
@@ -322,7 +323,7 @@ def test_the_nodes_own_store_is_opened_again_after_an_error(tmp_path: Path, erro
 
 
 @pytest.mark.spec("E9")
-def test_the_nodes_own_store_stays_closed_after_too_many_errors(tmp_path: Path) -> None:
+def test_the_node_store_stays_closed_after_too_many_errors(tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         for _ in range(node.config.vhosts.restarts_max):
             node._store.poison(StorageError("input/output error"))

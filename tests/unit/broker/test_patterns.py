@@ -67,7 +67,7 @@ def test_usual_patterns_are_accepted(pattern: str) -> None:
     assert compiled(pattern, "it").text == pattern
 
 
-def test_a_search_finds_a_part_and_a_full_match_needs_the_whole_name() -> None:
+def test_search_finds_substrings_and_full_match_needs_the_whole_name() -> None:
     pattern = compiled("orders", "it")
     assert pattern.is_in("eu.orders.1")
     assert not pattern.is_all_of("eu.orders.1")
@@ -88,7 +88,7 @@ def test_an_escaped_name_matches_itself_only(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["\ud800", "a\udcffb"])
-def test_a_name_that_is_no_unicode_text_can_be_matched(name: str) -> None:
+def test_names_that_are_not_valid_unicode_can_be_matched(name: str) -> None:
     assert compiled(".*", "it").is_in(name)
     assert not compiled("^orders$", "it").is_in(name)
 
@@ -108,7 +108,7 @@ def test_lookaround_and_backreferences_are_refused_with_the_remedy(pattern: str)
 
 
 @pytest.mark.parametrize("pattern", ["(a{1,900}){1,900}", "(?i:\\pL{0,30}x){30}", "((a{99}){99}){99}"])
-def test_a_program_beyond_the_memory_limit_is_refused(pattern: str) -> None:
+def test_a_pattern_beyond_the_memory_limit_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidArgumentError, match="too large"):
         compiled(pattern, "it")
 

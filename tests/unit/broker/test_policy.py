@@ -22,7 +22,7 @@ def policy(name: str, pattern: str, definition: dict[str, Any] | None = None, **
     return Policy(name, pattern, definition or {"max-length": 5}, **more)
 
 
-def test_of_those_that_match_the_highest_priority_is_in_force() -> None:
+def test_the_matching_policy_of_highest_priority_is_in_force() -> None:
     policies = Policies(MemoryStore())
     policies.set(policy("low", ".*", {"max-length": 1}))
     policies.set(policy("high", "^orders", {"max-length": 2}, priority=7))
@@ -38,7 +38,7 @@ def test_of_those_that_match_the_highest_priority_is_in_force() -> None:
         policies.delete("high")
 
 
-def test_policies_survive() -> None:
+def test_policies_survive_a_restart() -> None:
     store = MemoryStore()
     first = Policies(store)
     first.set(policy("p", "^q", {"max-length": 2, "overflow": "reject-publish"}, priority=3, apply_to="queues"))
@@ -65,7 +65,7 @@ def test_a_stored_policy_with_unsupported_syntax_applies_to_nothing_and_the_rest
         policies.set(old)
 
 
-def test_an_operators_limit_can_only_be_smaller() -> None:
+def test_operator_policies_can_only_lower_limits() -> None:
     policies = Policies(MemoryStore())
     policies.set(policy("p", ".*", {"max-length": 10, "dead-letter-exchange": "dlx"}))
     policies.set(policy("o", ".*", {"max-length": 3, "message-ttl": 100}), operators=True)
@@ -90,14 +90,14 @@ def test_an_operators_limit_can_only_be_smaller() -> None:
         Policy("p", ".*", {}),
     ],
 )
-def test_what_cannot_be_a_policy_is_refused(wrong: Policy) -> None:
+def test_invalid_policies_are_refused(wrong: Policy) -> None:
     policies = Policies(MemoryStore())
     with pytest.raises(InvalidArgumentError, match="'p'"):
         policies.set(wrong)
     assert policies.list() == []
 
 
-def test_a_policy_takes_effect_on_what_exists_and_ends_when_it_is_deleted() -> None:
+def test_a_policy_applies_to_existing_objects_until_it_is_deleted() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-max-length": 3})
         vhost.declare_queue("other", durable=True)
@@ -124,7 +124,7 @@ def test_a_policy_takes_effect_on_what_exists_and_ends_when_it_is_deleted() -> N
     run(test)
 
 
-def test_a_policy_applies_to_what_is_declared_later_and_after_a_restart() -> None:
+def test_a_policy_applies_to_later_objects_and_after_a_restart() -> None:
     store = MemoryStore()
 
     async def before(vhost: VHost) -> None:
@@ -143,7 +143,7 @@ def test_a_policy_applies_to_what_is_declared_later_and_after_a_restart() -> Non
 
 
 @pytest.mark.promise("P13")
-def test_policies_are_applied_one_object_at_a_time_because_a_pattern_may_be_slow() -> None:
+def test_policies_are_applied_to_one_object_per_portion() -> None:
     async def test(vhost: VHost) -> None:
         for number in range(5):
             vhost.declare_queue(f"q{number}", durable=True)

@@ -32,7 +32,7 @@ PROPERTIES = st.builds(
 
 
 @given(PROPERTIES)
-def test_properties_survive_the_way_there_and_back_and_a_look_agrees(given_properties: Properties) -> None:
+def test_properties_round_trip_and_the_fast_reader_agrees(given_properties: Properties) -> None:
     raw = properties.encode(given_properties)
     assert properties.parse(raw) == given_properties
     seen = properties.peek(raw)
@@ -46,7 +46,7 @@ def test_properties_survive_the_way_there_and_back_and_a_look_agrees(given_prope
 
 
 @given(PROPERTIES, st.data())
-def test_properties_cut_or_lengthened_are_refused(given_properties: Properties, data: st.DataObject) -> None:
+def test_truncated_or_extended_properties_are_refused(given_properties: Properties, data: st.DataObject) -> None:
     raw = properties.encode(given_properties)
     cut = raw[: data.draw(st.integers(0, len(raw) - 1))]
     for wrong in (cut, raw + b"\0"):
@@ -57,7 +57,7 @@ def test_properties_cut_or_lengthened_are_refused(given_properties: Properties, 
 
 
 @given(st.binary(max_size=80))
-def test_what_a_look_lets_through_can_be_taken_apart(raw: bytes) -> None:
+def test_properties_accepted_by_the_fast_reader_can_be_decoded(raw: bytes) -> None:
     try:
         properties.peek(raw)
     except BadExpirationError:
@@ -70,7 +70,7 @@ def test_what_a_look_lets_through_can_be_taken_apart(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("raw", [b"\0\0", b"\x10\0\1", b"\x10\0\2"])
-def test_the_common_properties_are_what_a_look_would_find(raw: bytes) -> None:
+def test_cached_common_properties_equal_those_of_the_fast_reader(raw: bytes) -> None:
     assert properties.peek(raw) == properties._peek(raw)
     assert properties.peek(b"\x10\0\2") == Peek(2, 0, None, None, False)
 
@@ -90,7 +90,7 @@ def test_an_expiration_that_is_no_number_of_milliseconds_is_refused(text: str) -
         properties.peek(raw)
 
 
-def test_text_that_is_not_utf8_survives() -> None:
+def test_text_that_is_not_utf8_round_trips() -> None:
     raw = b"\x80\0\2\xff\xfe"
     assert properties.encode(properties.parse(raw)) == raw
 
@@ -113,16 +113,16 @@ def test_values_that_do_not_fit_are_refused(wrong: Properties) -> None:
 @given(st.text(max_size=60), st.text(max_size=60), PROPERTIES)
 def test_an_envelope_round_trip_keeps_everything(exchange: str, key: str, given_properties: Properties) -> None:
     raw = properties.encode(given_properties)
-    envelope = properties.seal(exchange, key, raw)
-    assert properties.open_envelope(envelope) == (exchange, key, raw)
+    envelope = properties.encode_envelope(exchange, key, raw)
+    assert properties.decode_envelope(envelope) == (exchange, key, raw)
     assert envelope[properties.properties_start(envelope) :] == raw
 
 
 def test_an_empty_envelope_is_that_of_a_message_without_exchange_and_properties() -> None:
-    assert properties.open_envelope(b"") == ("", "", properties.NONE)
+    assert properties.decode_envelope(b"") == ("", "", properties.NONE)
 
 
 @pytest.mark.parametrize("envelope", [b"\5abc", b"\0", b"\0\3ab", b"\0\0", b"\0\0\0"])
-def test_an_envelope_that_breaks_off_is_refused(envelope: bytes) -> None:
+def test_a_truncated_envelope_is_refused(envelope: bytes) -> None:
     with pytest.raises(MalformedPropertiesError, match="breaks off"):
-        properties.open_envelope(envelope)
+        properties.decode_envelope(envelope)

@@ -71,7 +71,7 @@ def test_a_message_to_a_transient_queue_needs_no_sync() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_what_is_published_and_settled_in_a_turn_is_one_batch() -> None:
+def test_publishes_and_settlements_of_a_turn_are_one_batch() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -110,7 +110,7 @@ def test_a_mandatory_message_without_a_route_is_returned_before_its_confirm() ->
     run(test)
 
 
-def test_exchanges_that_are_missing_or_internal_refuse_at_once() -> None:
+def test_publishes_to_missing_or_internal_exchanges_are_refused() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_exchange("inside", "fanout", internal=True)
         publisher = FakePublisher()
@@ -122,7 +122,7 @@ def test_exchanges_that_are_missing_or_internal_refuse_at_once() -> None:
     run(test)
 
 
-def test_a_clients_operations_take_effect_in_its_order() -> None:
+def test_operations_of_a_client_take_effect_in_order() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
@@ -166,7 +166,7 @@ def test_a_fan_out_stores_its_body_once_and_keeps_the_order_of_each_queue() -> N
 
 
 @pytest.mark.spec("E6")
-def test_copies_go_to_the_keys_of_cc_and_bcc_and_bcc_is_not_shown() -> None:
+def test_cc_and_bcc_add_routing_keys_and_bcc_is_removed() -> None:
     async def test(vhost: VHost) -> None:
         for name in ("to", "cc", "bcc"):
             vhost.declare_queue(name, durable=True)
@@ -181,7 +181,7 @@ def test_copies_go_to_the_keys_of_cc_and_bcc_and_bcc_is_not_shown() -> None:
     run(test)
 
 
-def test_headers_decide_for_headers_exchanges() -> None:
+def test_headers_exchanges_route_by_headers() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         vhost.bind_queue("q", "amq.headers", "", {"kind": "wanted"})
@@ -194,7 +194,7 @@ def test_headers_decide_for_headers_exchanges() -> None:
     run(test)
 
 
-def test_a_route_is_found_again_after_the_topology_changed() -> None:
+def test_cached_routes_are_dropped_when_the_topology_changes() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q1", durable=True)
         vhost.declare_queue("q2", durable=True)
@@ -214,7 +214,7 @@ def test_a_route_is_found_again_after_the_topology_changed() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_a_full_queue_that_refuses_makes_a_nack_and_takes_what_fits() -> None:
+def test_a_full_queue_accepts_what_fits_and_nacks_the_rest() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
         publisher = FakePublisher()
@@ -230,7 +230,7 @@ def test_a_full_queue_that_refuses_makes_a_nack_and_takes_what_fits() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_a_full_queue_may_dead_letter_what_it_refuses() -> None:
+def test_a_full_queue_may_dead_letter_refused_messages() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("dead", durable=True)
         arguments = {
@@ -252,7 +252,7 @@ def test_a_full_queue_may_dead_letter_what_it_refuses() -> None:
     run(test)
 
 
-def test_one_message_that_cannot_be_taken_is_refused_and_the_others_are_not() -> None:
+def test_an_invalid_message_is_refused_alone() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
@@ -267,7 +267,7 @@ def test_one_message_that_cannot_be_taken_is_refused_and_the_others_are_not() ->
 
 
 @pytest.mark.promise("P8")
-def test_while_the_store_is_behind_everything_waits_and_nothing_is_lost_or_doubled() -> None:
+def test_operations_wait_while_the_store_is_stalled_without_loss_or_duplicates() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -294,7 +294,7 @@ def test_while_the_store_is_behind_everything_waits_and_nothing_is_lost_or_doubl
 
 @pytest.mark.promise("P11")
 @pytest.mark.parametrize("broken", ["fail_write", "fail_sync"])
-def test_an_error_of_the_disk_ends_the_vhost_and_confirms_nothing(broken: str) -> None:
+def test_a_disk_error_fails_the_vhost_and_confirms_nothing(broken: str) -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -322,7 +322,7 @@ def test_an_error_of_the_disk_ends_the_vhost_and_confirms_nothing(broken: str) -
 
 
 @pytest.mark.spec("E6")
-def test_a_transaction_is_one_batch_and_resolves_when_durable() -> None:
+def test_a_transaction_is_one_batch_and_completes_when_durable() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -350,7 +350,7 @@ def test_a_transaction_is_one_batch_and_resolves_when_durable() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_a_transaction_that_cannot_be_done_does_nothing() -> None:
+def test_a_failed_transaction_has_no_effect() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         vhost.declare_queue("full", durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
@@ -369,7 +369,7 @@ def test_a_transaction_that_cannot_be_done_does_nothing() -> None:
     run(test)
 
 
-def test_settling_what_is_settled_harms_nobody() -> None:
+def test_settling_twice_has_no_effect() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         publisher = FakePublisher()
@@ -392,7 +392,7 @@ def test_settling_what_is_settled_harms_nobody() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_a_publisher_that_fails_when_it_is_told_doubles_nothing() -> None:
+def test_an_exception_in_a_confirm_callback_duplicates_nothing() -> None:
     class Bad(FakePublisher):
         def returned(self, *reported: object) -> None:
             raise RuntimeError("the test fails")
@@ -415,7 +415,7 @@ def test_a_publisher_that_fails_when_it_is_told_doubles_nothing() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_a_stall_while_a_spoiled_batch_is_taken_apart_doubles_nothing() -> None:
+def test_a_stall_while_a_failed_batch_is_split_duplicates_nothing() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -441,7 +441,7 @@ def test_a_stall_while_a_spoiled_batch_is_taken_apart_doubles_nothing() -> None:
     run(test, store)
 
 
-def test_a_consumer_that_fails_to_take_messages_is_no_harm_to_other_queues() -> None:
+def test_a_failing_consumer_does_not_affect_other_queues() -> None:
     class Bad(FakeSink):
         def deliver(self, consumer: Consumer, deliveries: Sequence[Any]) -> None:
             raise RuntimeError("the test fails")
@@ -460,7 +460,7 @@ def test_a_consumer_that_fails_to_take_messages_is_no_harm_to_other_queues() -> 
     run(test)
 
 
-def test_a_consumer_cancelled_by_anothers_delivery_gives_its_share_back() -> None:
+def test_a_consumer_cancelled_during_a_delivery_returns_its_messages() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         victim: list[Consumer] = []

@@ -62,7 +62,7 @@ def test_durable_queues_and_persistent_messages_survive_and_others_do_not() -> N
     run(after, store)
 
 
-def test_what_was_handed_out_and_not_settled_comes_again_after_a_restart() -> None:
+def test_unsettled_deliveries_are_redelivered_after_a_restart() -> None:
     store = MemoryStore()
 
     async def before(vhost: VHost) -> None:
@@ -93,7 +93,7 @@ def test_what_was_handed_out_and_not_settled_comes_again_after_a_restart() -> No
         ("x-queue-type", {"arguments": {"x-message-ttl": 1000, "x-max-length": 3, "x-queue-type": "quorum"}}),
     ],
 )
-def test_declaring_a_queue_otherwise_names_the_difference(field: str, given_: dict[str, Any]) -> None:
+def test_redeclaring_a_queue_differently_names_the_difference(field: str, given_: dict[str, Any]) -> None:
     async def test(vhost: VHost) -> None:
         asked: dict[str, Any] = {"durable": True, "arguments": {"x-message-ttl": 1000, "x-max-length": 3}}
         vhost.declare_queue("q", **asked)
@@ -127,14 +127,14 @@ def test_declaring_a_queue_otherwise_names_the_difference(field: str, given_: di
         {"x-basalt-lease-ms": 0},
     ],
 )
-def test_arguments_that_cannot_be_are_refused_by_name(arguments: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused_by_name(arguments: dict[str, Any]) -> None:
     with pytest.raises(PreconditionFailedError, match="x-"):
         queue_settings(Owner("queue", "q", "/"), arguments, durable=True, exclusive=False, auto_delete=False)
 
 
 @pytest.mark.parametrize("kind", ["quorum", "stream"])
 @pytest.mark.parametrize("flags", [{"durable": False}, {"exclusive": True}, {"auto_delete": True}])
-def test_quorum_queues_and_streams_are_durable_and_shared(kind: str, flags: dict[str, bool]) -> None:
+def test_quorum_queues_and_streams_must_be_durable_and_not_exclusive(kind: str, flags: dict[str, bool]) -> None:
     async def test(vhost: VHost) -> None:
         with pytest.raises(PreconditionFailedError, match="invalid property"):
             vhost.declare_queue("q", **{"durable": True, **flags}, owner=object(), arguments={"x-queue-type": kind})
@@ -150,7 +150,7 @@ def test_a_quorum_queue_has_a_delivery_limit() -> None:
     run(test)
 
 
-def test_names_are_chosen_reserved_and_found() -> None:
+def test_queue_names_are_generated_validated_and_looked_up() -> None:
     async def test(vhost: VHost) -> None:
         first, second = vhost.declare_queue("").name, vhost.declare_queue("").name
         assert first.startswith("amq.gen-")
@@ -166,7 +166,7 @@ def test_names_are_chosen_reserved_and_found() -> None:
     run(test)
 
 
-def test_if_unused_and_if_empty_keep_a_queue() -> None:
+def test_if_unused_and_if_empty_prevent_deletion() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True)
         publish(vhost, FakePublisher(), "q", b"x")
@@ -183,7 +183,7 @@ def test_if_unused_and_if_empty_keep_a_queue() -> None:
     run(test)
 
 
-def test_an_auto_delete_queue_goes_with_its_last_consumer() -> None:
+def test_an_auto_delete_queue_is_deleted_with_its_last_consumer() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", auto_delete=True)
         vhost.declare_exchange("x", "fanout", auto_delete=True)
@@ -225,7 +225,7 @@ def test_an_unused_queue_expires_and_a_used_one_does_not() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_messages_expire_by_their_own_time_and_in_their_queues_time() -> None:
+def test_messages_expire_by_their_own_ttl_and_that_of_the_queue() -> None:
     clock = Clock()
 
     async def test(vhost: VHost) -> None:
@@ -280,7 +280,7 @@ def test_a_message_with_ttl_zero_is_delivered_at_once_or_expires(by: str) -> Non
 
 
 @pytest.mark.spec("E7")
-def test_the_clock_of_the_loop_does_what_is_due() -> None:
+def test_the_timer_of_the_loop_runs_due_work() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("dead", durable=True)
         to_dead: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
@@ -295,7 +295,7 @@ def test_the_clock_of_the_loop_does_what_is_due() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_priorities_come_first() -> None:
+def test_messages_of_higher_priority_are_delivered_first() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-max-priority": 9})
         publisher = FakePublisher()
@@ -307,7 +307,7 @@ def test_priorities_come_first() -> None:
     run(test)
 
 
-def test_a_lease_that_runs_out_gives_the_message_to_another_and_fences_the_first() -> None:
+def test_an_expired_lease_is_fenced_and_its_message_redelivered() -> None:
     clock = Clock()
 
     async def test(vhost: VHost) -> None:
@@ -330,7 +330,7 @@ def test_a_lease_that_runs_out_gives_the_message_to_another_and_fences_the_first
     run(test, clock=clock)
 
 
-def test_a_fairness_header_gives_each_key_its_turn() -> None:
+def test_a_fairness_header_serves_its_keys_round_robin() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-basalt-fairness-header": "tenant"})
         publisher = FakePublisher()
@@ -343,7 +343,7 @@ def test_a_fairness_header_gives_each_key_its_turn() -> None:
     run(test)
 
 
-def test_a_message_id_within_the_window_is_taken_once() -> None:
+def test_duplicate_message_ids_within_the_window_are_dropped() -> None:
     async def test(vhost: VHost) -> None:
         vhost.declare_queue("q", durable=True, arguments={"x-basalt-dedup-ms": 60_000})
         publisher = FakePublisher()
@@ -361,7 +361,7 @@ TABLES: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), TABLES)
-def test_what_was_declared_is_read_back(
+def test_declared_queues_are_described_as_declared(
     durable: bool, exclusive: bool, auto_delete: bool, arguments: dict[str, Any]
 ) -> None:
     declared = Declared(durable, exclusive, auto_delete, arguments)
@@ -369,17 +369,17 @@ def test_what_was_declared_is_read_back(
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_damaged_declarations_are_corruption(raw: bytes) -> None:
+def test_damaged_declarations_are_reported(raw: bytes) -> None:
     with contextlib.suppress(CorruptionError):
         Declared.decode("q", raw)
 
 
-def test_a_queue_made_by_another_door_is_a_durable_one() -> None:
+def test_queues_created_by_other_protocols_are_durable() -> None:
     assert Declared.decode("q", b"") == Declared(True, False, False, {})
 
 
 @pytest.mark.parametrize(
     ("text", "ms"), [("7D", 604_800_000), ("1h", 3_600_000), ("30s", 30_000), ("2Y", 63_072_000_000)]
 )
-def test_ages_are_read(text: str, ms: int) -> None:
+def test_max_age_is_parsed(text: str, ms: int) -> None:
     assert age_ms(text) == ms

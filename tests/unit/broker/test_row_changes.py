@@ -64,7 +64,7 @@ def test_no_row_is_written_before_its_publish_if_the_turn_is_cut_into_batches() 
     assert not gathered
 
 
-def test_a_refused_publish_takes_its_row_with_it() -> None:
+def test_the_row_of_a_refused_publish_is_not_written() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -85,7 +85,7 @@ def test_a_refused_publish_takes_its_row_with_it() -> None:
     run(test, store)
 
 
-def test_nothing_is_answered_if_the_disk_fails() -> None:
+def test_nothing_is_confirmed_if_the_disk_fails() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:

@@ -43,7 +43,7 @@ def test_the_example_of_the_rfc_is_accepted() -> None:
         b"\xff,p=AA==",
     ],
 )
-def test_what_is_not_a_proof_of_the_password_is_refused(final: bytes) -> None:
+def test_invalid_proofs_are_refused(final: bytes) -> None:
     begun = exchange()
     begun.first(FIRST)
     with pytest.raises(AuthenticationError):
@@ -72,12 +72,12 @@ def test_a_valid_proof_for_an_unknown_user_is_refused() -> None:
         b"\xff\xfe",
     ],
 )
-def test_first_messages_that_make_no_sense_are_refused(first: bytes) -> None:
+def test_invalid_first_messages_are_refused(first: bytes) -> None:
     with pytest.raises(AuthenticationError):
         exchange().first(first)
 
 
-def test_names_with_commas_and_equal_signs_come_through() -> None:
+def test_names_with_commas_and_equal_signs_are_decoded() -> None:
     asked: list[str] = []
 
     def credential_of(name: str) -> tuple[ScramCredential, bool]:
@@ -92,6 +92,6 @@ def test_names_with_commas_and_equal_signs_come_through() -> None:
     ("salt", "iterations", "salted"),
     [(SALT, 4095, SALTED), (SALT, 16_385, SALTED), (b"", 4096, SALTED), (SALT, 4096, SALTED[:-1])],
 )
-def test_weak_or_broken_credentials_are_not_taken(salt: bytes, iterations: int, salted: bytes) -> None:
+def test_weak_or_invalid_credentials_are_refused(salt: bytes, iterations: int, salted: bytes) -> None:
     with pytest.raises(InvalidArgumentError):
         of_salted(SHA_256, salt, iterations, salted)

@@ -54,7 +54,7 @@ async def read(vhost: VHost, count: int, wanted: Any, name: str = "s") -> list[b
 
 
 @pytest.mark.spec("B1")
-def test_every_consumer_reads_everything_from_where_it_asked_to_begin() -> None:
+def test_every_consumer_reads_all_records_from_its_offset() -> None:
     clock = Clock()
 
     async def test(vhost: VHost) -> None:
@@ -77,7 +77,7 @@ def test_every_consumer_reads_everything_from_where_it_asked_to_begin() -> None:
     run(test, clock=clock)
 
 
-def test_deliveries_say_their_offset_and_respect_credit() -> None:
+def test_deliveries_carry_their_offset_and_respect_credit() -> None:
     async def test(vhost: VHost) -> None:
         await filled(vhost, 5)
         sink = FakeSink(vhost)
@@ -93,7 +93,7 @@ def test_deliveries_say_their_offset_and_respect_credit() -> None:
     run(test)
 
 
-def test_a_waiting_consumer_gets_what_comes() -> None:
+def test_a_waiting_consumer_gets_new_records() -> None:
     async def test(vhost: VHost) -> None:
         await filled(vhost, 2)
         sink = FakeSink(vhost, ack=True)
@@ -104,7 +104,7 @@ def test_a_waiting_consumer_gets_what_comes() -> None:
     run(test)
 
 
-def test_what_a_stream_cannot_do_is_refused() -> None:
+def test_unsupported_operations_on_streams_are_refused() -> None:
     async def test(vhost: VHost) -> None:
         await filled(vhost, 1)
         sink = FakeSink(vhost)
@@ -163,7 +163,7 @@ def test_a_fan_out_reaches_queues_and_streams_with_one_confirm() -> None:
 
 
 @pytest.mark.spec("E7")
-def test_dead_letters_reach_a_stream_whole_also_over_a_restart() -> None:
+def test_dead_letters_reach_a_stream_completely_also_after_a_restart() -> None:
     store = MemoryStore()
     large = b"x" * 6000
 
@@ -221,7 +221,7 @@ class Refusing:
         self.batch_write = self.confirmed = refuse
 
 
-def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
+def test_a_store_stall_delays_without_duplicates() -> None:
     store = BrokenStore()
 
     async def test(vhost: VHost) -> None:
@@ -234,7 +234,7 @@ def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
         await turns(20)
         assert publisher.reported == []
         store.stall = False
-        vhost.stream_queues.append(vhost.queues.by_name["s"], [(properties.seal("", "s", PERSISTENT), b"3")])
+        vhost.stream_queues.append(vhost.queues.by_name["s"], [(properties.encode_envelope("", "s", PERSISTENT), b"3")])
         await until(lambda: publisher.numbers() == [1, 2])
         assert await read(vhost, 4, "first") == [b"0", b"1", b"2", b"3"]
 
@@ -251,9 +251,9 @@ def test_a_store_that_is_behind_delays_and_doubles_nothing() -> None:
         props(content_type="text/plain", content_encoding="gzip", message_id="m"),
     ],
 )
-def test_the_offset_is_put_among_the_headers_and_nothing_else_changes(raw: bytes) -> None:
+def test_adding_the_offset_header_changes_nothing_else(raw: bytes) -> None:
     before = properties.parse(raw)
-    exchange, key, after_raw = properties.open_envelope(with_offset(properties.seal("ex", "key", raw), 77))
+    exchange, key, after_raw = properties.decode_envelope(with_offset(properties.encode_envelope("ex", "key", raw), 77))
     properties.peek(after_raw)
     after = properties.parse(after_raw)
     assert (exchange, key) == ("ex", "key")
@@ -282,7 +282,7 @@ def test_streams_are_kept_in_a_log_beside_a_store_on_disk(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("P7")
-def test_a_damaged_frame_costs_its_records_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_frame_loses_only_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(vhost: VHost) -> None:
         await filled(vhost, 5)
         stream = vhost.queues.by_name["s"].stream
@@ -301,10 +301,10 @@ def test_a_damaged_frame_costs_its_records_and_no_more(monkeypatch: pytest.Monke
 
 
 @pytest.mark.spec("B1")
-def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
+def test_records_of_other_protocols_have_headers_key_and_timestamp() -> None:
     headers = (("text", "grün".encode()), ("raw", b"\xff\0"), ("twice", b"1"), ("twice", b"2"), ("x" * 300, b"long"))
     record = Record(b"body", b"key", headers, timestamp_ms=1_700_000_000_123)
-    exchange, key, raw = properties.open_envelope(with_offset(envelope_of(record), 5))
+    exchange, key, raw = properties.decode_envelope(with_offset(envelope_of(record), 5))
     properties.peek(raw)
     reported = properties.parse(raw)
     assert (exchange, key, reported.timestamp) == ("", "", 1_700_000_000)
@@ -317,7 +317,7 @@ def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
         "x-stream-offset": 5,
     }
     large = Record(b"", b"k" * 70_000, (("a", b"a" * 60_000), ("b", b"b" * 6_000), ("c", b"c")), timestamp_ms=-1)
-    reported = properties.parse(properties.open_envelope(envelope_of(large))[2])
+    reported = properties.parse(properties.decode_envelope(envelope_of(large))[2])
     assert set(reported.headers) == {"a", "c"}, "what fits into a frame"
     assert reported.timestamp is None
 
@@ -326,12 +326,12 @@ def test_a_record_of_another_protocol_shows_its_headers_key_and_time() -> None:
     "forged",
     [b"", b"\0", b"\xff", b"\0\0", b"\0\0\xff\xff", b"\0\0\x20\0\0\0\0\x09abc", b"\x05ab", b"\0\0\x80\0\x05ab"],
 )
-def test_a_header_of_another_protocol_that_is_named_as_the_envelope_and_is_none_is_a_header(forged: bytes) -> None:
-    raw = properties.open_envelope(with_offset(envelope_of(Record(b"body", headers=(("amqp", forged),))), 5))[2]
+def test_an_invalid_envelope_header_of_another_protocol_is_an_ordinary_header(forged: bytes) -> None:
+    raw = properties.decode_envelope(with_offset(envelope_of(Record(b"body", headers=(("amqp", forged),))), 5))[2]
     properties.peek(raw)
     assert properties.parse(raw).headers.keys() >= {"amqp", "x-stream-offset"}
 
 
-def test_an_envelope_that_came_over_amqp_goes_out_as_it_came() -> None:
-    envelope = properties.seal("ex", "key", props(content_type="a/b", headers={"h": 1}))
+def test_envelopes_from_amqp_are_delivered_unchanged() -> None:
+    envelope = properties.encode_envelope("ex", "key", props(content_type="a/b", headers={"h": 1}))
     assert envelope_of(Record(b"body", headers=(("amqp", envelope),), timestamp_ms=1)) == envelope

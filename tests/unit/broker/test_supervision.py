@@ -82,7 +82,7 @@ def with_rig(test: Callable[[Rig], Awaitable[None]], rig: Callable[[], Rig] = Ri
 
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P11")
-def test_a_failed_vhost_restarts_with_all_that_was_confirmed() -> None:
+def test_a_failed_vhost_restarts_with_all_confirmed_messages() -> None:
     async def test(rig: Rig) -> None:
         vhost = rig.supervised.vhost()
         vhost.declare_queue("q", durable=True)
@@ -123,7 +123,7 @@ def test_the_fourth_failure_within_the_window_keeps_it_down_until_an_operator_ac
 
 
 @pytest.mark.spec("E9")
-def test_failures_further_apart_than_the_window_do_not_add_up() -> None:
+def test_failures_outside_the_window_are_not_counted() -> None:
     async def test(rig: Rig) -> None:
         for _ in range(10):
             await rig.fail()
@@ -134,7 +134,7 @@ def test_failures_further_apart_than_the_window_do_not_add_up() -> None:
 
 
 @pytest.mark.spec("E9")
-def test_a_vhost_that_does_not_open_is_tried_again_and_given_up() -> None:
+def test_opening_a_vhost_is_retried_a_limited_number_of_times() -> None:
     def two() -> Rig:
         rig = Rig()
         rig.refuse = 2
@@ -159,7 +159,7 @@ def test_a_vhost_that_does_not_open_is_tried_again_and_given_up() -> None:
     with_rig(stays_down, many)
 
 
-def test_stopping_ends_a_restart_under_way() -> None:
+def test_stopping_cancels_a_running_restart() -> None:
     async def test(rig: Rig) -> None:
         rig.refuse = 100
         rig.supervised.vhost().fail(StorageError("gone"))
@@ -174,7 +174,7 @@ def test_stopping_ends_a_restart_under_way() -> None:
 
 
 @pytest.mark.spec("E9")
-def test_a_restart_by_hand_that_fails_says_so_and_why() -> None:
+def test_a_failed_manual_restart_reports_its_reason() -> None:
     async def test(rig: Rig) -> None:
         rig.refuse = 100
         with pytest.raises(VHostDownError, match="is down: the test does not open; fix the cause, then start it"):
@@ -190,7 +190,7 @@ def test_a_restart_by_hand_that_fails_says_so_and_why() -> None:
 
 
 @pytest.mark.spec("E9")
-def test_a_start_that_takes_too_long_is_no_success() -> None:
+def test_a_start_that_times_out_is_an_error() -> None:
     async def test(rig: Rig) -> None:
         rig.opening = asyncio.Event()
         restarting = asyncio.create_task(rig.supervised.restart_by_hand())
@@ -222,7 +222,7 @@ def test_stopping_while_a_restart_opens_the_store_leaves_nothing_open() -> None:
     with_rig(test)
 
 
-def test_two_operators_at_once_both_get_a_vhost_that_is_up() -> None:
+def test_concurrent_manual_restarts_both_succeed() -> None:
     async def test(rig: Rig) -> None:
         await asyncio.gather(*(rig.supervised.restart_by_hand() for _ in range(3)))
         assert rig.supervised.vhost().is_up
@@ -240,7 +240,7 @@ def test_two_operators_at_once_both_get_a_vhost_that_is_up() -> None:
         OSError(28, "No space left on device"),
     ],
 )
-def test_a_full_disk_is_waited_out_however_often_it_is_met(refusal: BaseException) -> None:
+def test_restarts_because_of_a_full_disk_are_not_limited(refusal: BaseException) -> None:
     async def test(rig: Rig) -> None:
         rig.refuse, rig.refusal = 8, refusal
         rig.supervised.vhost().fail(refusal)

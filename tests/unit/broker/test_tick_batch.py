@@ -35,12 +35,12 @@ def order_of(messages: list[list[str]]) -> dict[str, list[bytes]]:
 
 @pytest.mark.promise("P3")
 @given(st.lists(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True), max_size=12))
-def test_every_queue_gets_its_messages_in_the_order_they_were_published(messages: list[list[str]]) -> None:
+def test_every_queue_keeps_the_publish_order(messages: list[list[str]]) -> None:
     expected = {name: [b"%d" % at for at, names in enumerate(messages) if name in names] for name in NAMES}
     assert order_of(messages) == expected
 
 
-def test_messages_to_the_same_queues_are_one_step() -> None:
+def test_messages_to_the_same_queues_are_one_operation() -> None:
     batch = TickBatch()
     together = cast("list[BrokerQueue]", ["a", "b"])
     for number in range(5):

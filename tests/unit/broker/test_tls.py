@@ -17,7 +17,7 @@ FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 GOOD = Tls(certificate=FILES / "server.pem", key=FILES / "server.key")
 
 
-def test_clients_are_asked_as_the_settings_say() -> None:
+def test_client_certificates_are_requested_as_configured() -> None:
     assert server_context(GOOD).verify_mode is ssl.CERT_NONE
     strict = Tls(GOOD.certificate, GOOD.key, FILES / "authority.pem", "require", "1.3")
     context = server_context(strict)
@@ -35,7 +35,7 @@ def test_clients_are_asked_as_the_settings_say() -> None:
         (Tls(GOOD.certificate, GOOD.key, FILES / "README.md"), "contains no PEM certificates"),
     ],
 )
-def test_files_that_do_not_work_are_named(settings: Tls, said: str) -> None:
+def test_invalid_tls_files_are_named(settings: Tls, said: str) -> None:
     with pytest.raises(InvalidConfigError, match=said):
         server_context(settings)
 
@@ -75,7 +75,7 @@ def _shown_by(server: ssl.SSLContext) -> bytes:
     return shown
 
 
-def test_when_a_certificate_ends_is_known_and_one_that_ended_is_refused() -> None:
+def test_expiry_of_certificates_is_read_and_expired_ones_are_refused() -> None:
     assert expires_at_s(GOOD) > time.time() + 50 * 365 * 86_400
     with pytest.raises(InvalidConfigError, match="certificate has expired"):
         expires_at_s(Tls(FILES / "expired.pem", GOOD.key))

@@ -33,7 +33,7 @@ def matches(pattern: list[str], key: list[str]) -> bool:
 
 @pytest.mark.spec("E6")
 @given(st.lists(PATTERNS, max_size=12), KEYS)
-def test_the_trie_matches_what_the_definition_matches(patterns: list[str], key: str) -> None:
+def test_the_trie_matches_as_the_definition(patterns: list[str], key: str) -> None:
     trie: TopicTrie[str] = TopicTrie()
     for pattern in patterns:
         trie.add(pattern, pattern)
@@ -42,7 +42,7 @@ def test_the_trie_matches_what_the_definition_matches(patterns: list[str], key: 
 
 
 @given(st.lists(PATTERNS, min_size=1, max_size=12), st.randoms(use_true_random=False), KEYS)
-def test_what_is_removed_matches_no_more_and_leaves_nothing(
+def test_removed_patterns_match_nothing_and_leave_no_nodes(
     patterns: list[str], random: st.DataObject, key: str
 ) -> None:
     trie: TopicTrie[str] = TopicTrie()
@@ -57,14 +57,14 @@ def test_what_is_removed_matches_no_more_and_leaves_nothing(
     assert trie.is_empty()
 
 
-def test_many_hashes_in_a_row_cost_no_more_than_their_number() -> None:
+def test_consecutive_hashes_cost_linear_time() -> None:
     trie: TopicTrie[int] = TopicTrie()
     trie.add(".".join(["#", "a"] * 12 + ["b"]), 1)
     assert trie.match(".".join(["a"] * 200)) == set()
     assert trie.match(".".join(["a"] * 200 + ["b"])) == {1}
 
 
-def test_many_long_patterns_fill_several_blocks_and_leave_them() -> None:
+def test_many_long_patterns_allocate_and_free_several_blocks() -> None:
     choose = Random(7)
     patterns = {".".join(choose.choices(["a", "b", "*", "#"], k=choose.randint(2, 40))) for _ in range(150)}
     trie: TopicTrie[str] = TopicTrie()
@@ -86,7 +86,7 @@ def test_many_long_patterns_fill_several_blocks_and_leave_them() -> None:
 
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("first", ["#", "*"])
-def test_a_match_of_hostile_patterns_takes_few_steps(first: str) -> None:
+def test_matching_hostile_patterns_takes_few_steps(first: str) -> None:
     """1,000 patterns that are all at every one of their words took 5 s in the trie, on the event loop."""
     choose = Random(3)
     trie: TopicTrie[int] = TopicTrie()

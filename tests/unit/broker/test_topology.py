@@ -42,14 +42,14 @@ def reached(here: Topology, exchange: str, key: str = "", headers: dict[str, Any
 
 
 @pytest.mark.spec("E6")
-def test_the_default_exchange_leads_to_the_queue_of_the_key() -> None:
+def test_the_default_exchange_routes_to_the_queue_of_the_key() -> None:
     here = topology()
     assert reached(here, "", "q1") == ["q1"]
     assert reached(here, "", "nobody") == []
 
 
 @pytest.mark.spec("E6")
-def test_each_type_takes_its_own_bindings() -> None:
+def test_each_exchange_type_matches_its_bindings() -> None:
     here = topology()
     bind(here, "amq.direct", "q1", "a")
     bind(here, "amq.direct", "q2", "a")
@@ -91,7 +91,7 @@ def test_headers_exchanges_match_by_their_mode(mode: str | None, headers: dict[s
     assert reached(here, "amq.headers", "", headers) == (["q1"] if is_met else [])
 
 
-def test_a_header_without_a_value_asks_for_its_presence() -> None:
+def test_a_binding_header_without_a_value_matches_any_value() -> None:
     here = topology()
     bind(here, "amq.match", "q1", "", {"a": None})
     assert reached(here, "amq.match", "", {"a": "anything"}) == ["q1"]
@@ -104,7 +104,7 @@ def test_an_unknown_mode_is_refused() -> None:
 
 
 @pytest.mark.spec("E6")
-def test_bindings_from_exchange_to_exchange_end_in_circles_too() -> None:
+def test_exchange_bindings_in_a_cycle_end() -> None:
     here = topology()
     for name in ("one", "two", "three"):
         here.declare(name, "fanout")
@@ -118,7 +118,7 @@ def test_bindings_from_exchange_to_exchange_end_in_circles_too() -> None:
 
 
 @pytest.mark.spec("E6")
-def test_what_no_binding_takes_goes_to_the_alternate_exchange_and_its_alternate() -> None:
+def test_unrouted_messages_go_to_the_alternate_exchange_and_its_alternate() -> None:
     here = topology()
     here.declare("last", "fanout")
     here.declare("middle", "direct", arguments={"alternate-exchange": "last"})
@@ -131,7 +131,7 @@ def test_what_no_binding_takes_goes_to_the_alternate_exchange_and_its_alternate(
     assert reached(here, "first", "c") == ["q3"]
 
 
-def test_alternates_in_a_circle_and_missing_ones_end_with_no_route() -> None:
+def test_cyclic_or_missing_alternate_exchanges_end_without_a_route() -> None:
     here = topology()
     here.declare("left", "direct", arguments={"alternate-exchange": "right"})
     here.declare("right", "direct", arguments={"alternate-exchange": "left"})
@@ -139,7 +139,7 @@ def test_alternates_in_a_circle_and_missing_ones_end_with_no_route() -> None:
     assert reached(here, "left", "a") == [] == reached(here, "lost", "a")
 
 
-def test_routing_says_whether_headers_had_a_say_also_behind_another_exchange() -> None:
+def test_routing_reports_whether_headers_mattered_also_through_another_exchange() -> None:
     here = topology()
     here.declare("front", "fanout")
     bind(here, "front", "q1")
@@ -172,7 +172,7 @@ def test_durable_exchanges_and_bindings_survive_and_others_do_not() -> None:
     assert list(third.bindings()) == []
 
 
-def test_a_binding_that_lost_its_queue_is_reported_and_removed() -> None:
+def test_a_stored_binding_without_its_queue_is_reported_and_removed() -> None:
     store = MemoryStore()
     bind(topology(store), "amq.direct", "q1", "a")
     again = topology(store)
@@ -183,7 +183,7 @@ def test_a_binding_that_lost_its_queue_is_reported_and_removed() -> None:
     assert list(third.bindings()) == [], "a queue made again under the name does not get it back"
 
 
-def test_a_damaged_row_is_corruption_that_names_the_exchange() -> None:
+def test_a_damaged_row_is_reported_with_its_exchange() -> None:
     store = MemoryStore()
     batch = Batch()
     batch.put(Family.TOPOLOGY, exchange_key("bad"), b"\x01")
@@ -202,7 +202,7 @@ def test_a_damaged_row_is_corruption_that_names_the_exchange() -> None:
         ("alternate-exchange", {"arguments": {"alternate-exchange": "x"}}),
     ],
 )
-def test_declaring_what_exists_otherwise_names_the_difference(field: str, given: dict[str, Any]) -> None:
+def test_redeclaring_an_exchange_differently_names_the_difference(field: str, given: dict[str, Any]) -> None:
     here = topology()
     here.declare("x", "direct")
     here.declare("x", "direct")
@@ -211,7 +211,7 @@ def test_declaring_what_exists_otherwise_names_the_difference(field: str, given:
         here.declare("x", **asked)
 
 
-def test_names_that_are_reserved_unknown_or_too_long_are_refused() -> None:
+def test_reserved_unknown_and_too_long_names_are_refused() -> None:
     here = topology()
     with pytest.raises(AccessRefusedError, match="reserved prefix"):
         here.declare("amq.mine", "direct")
@@ -231,7 +231,7 @@ def test_names_that_are_reserved_unknown_or_too_long_are_refused() -> None:
         here.declare("x", "direct", arguments={"alternate-exchange": 1})
 
 
-def test_a_binding_is_one_however_often_it_is_made_and_arguments_tell_two_apart() -> None:
+def test_repeated_bindings_are_one_unless_their_arguments_differ() -> None:
     here = topology()
     assert bind(here, "amq.topic", "q1", "a", {"x": 1, "y": 2})
     assert not bind(here, "amq.topic", "q1", "a", {"y": 2, "x": 1})
@@ -244,7 +244,7 @@ def test_a_binding_is_one_however_often_it_is_made_and_arguments_tell_two_apart(
 
 
 @pytest.mark.promise("P10")
-def test_what_was_unbound_or_lost_its_queue_does_not_come_back() -> None:
+def test_deleted_bindings_do_not_return_after_a_restart() -> None:
     store = MemoryStore()
     here = topology(store)
     for name in ("q1", "q2", "q3"):
@@ -256,7 +256,7 @@ def test_what_was_unbound_or_lost_its_queue_does_not_come_back() -> None:
     assert reached(again, "amq.direct", "a") == ["q3"]
 
 
-def test_an_auto_delete_exchange_goes_with_its_last_binding_and_takes_those_to_it_along() -> None:
+def test_an_auto_delete_exchange_is_deleted_with_its_last_binding_and_the_bindings_to_it() -> None:
     store = MemoryStore()
     here = topology(store)
     here.declare("front", "fanout", auto_delete=True)
@@ -276,7 +276,7 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding_and_takes_those_to_i
 
 
 @pytest.mark.promise("P2", "P10")
-def test_deleting_an_exchange_takes_auto_delete_sources_from_memory_and_disk() -> None:
+def test_deleting_an_exchange_deletes_its_auto_delete_sources_in_memory_and_on_disk() -> None:
     store = MemoryStore()
     here = topology(store)
     here.declare("first", "fanout", auto_delete=True)
@@ -294,7 +294,7 @@ def test_deleting_an_exchange_takes_auto_delete_sources_from_memory_and_disk() -
 
 
 @pytest.mark.promise("P10")
-def test_a_binding_lost_in_a_crash_takes_its_auto_delete_exchange_along() -> None:
+def test_a_binding_lost_in_a_crash_deletes_its_auto_delete_exchange() -> None:
     store = MemoryStore()
     here = topology(store)
     here.declare("front", "fanout", auto_delete=True)
@@ -324,7 +324,7 @@ def test_a_queue_that_is_not_served_keeps_its_bindings() -> None:
     assert reached(third, "x") == ["q1"]
 
 
-def test_an_exchange_in_use_is_kept_if_asked_to() -> None:
+def test_if_unused_keeps_an_exchange_in_use() -> None:
     here = topology()
     here.declare("x", "fanout")
     bind(here, "x", "q1")

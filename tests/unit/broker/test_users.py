@@ -57,7 +57,7 @@ def rabbit(password: str, algorithm: str = "sha256") -> str:
     return base64.b64encode(salt + hashlib.new(algorithm, salt + password.encode()).digest()).decode()
 
 
-def test_a_hash_is_salted_and_checks_its_password_alone() -> None:
+def test_a_hash_is_salted_and_matches_only_its_password() -> None:
     first, second = passwords.hash_password("secret"), passwords.hash_password("secret")
     assert first != second
     assert "secret" not in first
@@ -73,13 +73,13 @@ def test_an_invalid_hash_matches_no_password(stored: str, password: str) -> None
 
 
 @pytest.mark.parametrize("password", ["", "x" * 2000, None, "\ud800"])
-def test_what_cannot_be_a_password_is_refused(password: Any) -> None:
+def test_invalid_passwords_are_refused(password: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="password"):
         passwords.hash_password(password)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
-def test_rabbitmqs_hashes_are_taken_over_and_made_anew_at_login(algorithm: str) -> None:
+def test_hashes_of_rabbitmq_are_imported_and_replaced_at_login(algorithm: str) -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         taken = passwords.rabbit_hash(f"rabbit_password_hashing_{algorithm}", rabbit("hop", algorithm))
         await users.create("rabbit", password_hash=taken)
@@ -93,6 +93,53 @@ def test_rabbitmqs_hashes_are_taken_over_and_made_anew_at_login(algorithm: str) 
     with_users(test)
 
 
+def test_the_secret_of_an_access_key_changes_with_the_password_and_not_with_its_hash() -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        taken = passwords.rabbit_hash("rabbit_password_hashing_sha256", rabbit("hop"))
+        await users.create("rabbit", password_hash=taken)
+        secret = users.access_secret("rabbit")
+        await users.authenticate("rabbit", "hop", HERE)
+        assert users.hash_of("rabbit") != taken
+        assert users.access_secret("rabbit") == secret
+        await users.set_tags("rabbit", ["management"])
+        assert users.access_secret("rabbit") == secret
+        await users.set_password("rabbit", "hop")
+        assert users.access_secret("rabbit") != secret
+
+    with_users(test)
+
+
+@pytest.mark.parametrize("change", ["password", "tags", "deleted"])
+def test_renewing_a_hash_at_login_keeps_concurrent_changes(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(users: Users, permissions: Permissions) -> None:
+        taken = passwords.rabbit_hash("rabbit_password_hashing_sha256", rabbit("hop"))
+        await users.create("rabbit", password_hash=taken, tags=["administrator"])
+        hash_of = users._hash
+
+        async def hash_slowly(password: str | None, password_hash: str | None) -> str:
+            monkeypatch.setattr(users, "_hash", hash_of)
+            if change == "password":
+                await users.set_password("rabbit", "new")
+            elif change == "tags":
+                await users.set_tags("rabbit", [])
+            else:
+                await users.delete("rabbit")
+            return await hash_of(password, password_hash)
+
+        monkeypatch.setattr(users, "_hash", hash_slowly)
+        await users.authenticate("rabbit", "hop", HERE)
+        if change == "deleted":
+            assert users.list() == []
+        elif change == "tags":
+            assert users.get("rabbit").tags == ()
+            assert users.hash_of("rabbit").startswith("scrypt$")
+        else:
+            with pytest.raises(AuthenticationError):
+                await users.authenticate("rabbit", "hop", HERE)
+
+    with_users(test)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "text"),
     [
@@ -101,12 +148,12 @@ def test_rabbitmqs_hashes_are_taken_over_and_made_anew_at_login(algorithm: str) 
         ("", base64.b64encode(b"x").decode()),
     ],
 )
-def test_hashes_of_another_kind_are_refused(algorithm: str, text: str) -> None:
+def test_unsupported_hashes_are_refused(algorithm: str, text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         passwords.rabbit_hash(algorithm, text)
 
 
-def test_users_come_in_by_their_password_and_never_learn_why_not() -> None:
+def test_failed_logins_do_not_reveal_their_reason() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "right", tags=["monitoring", "monitoring"])
         await users.create("keyless")
@@ -124,7 +171,7 @@ def test_users_come_in_by_their_password_and_never_learn_why_not() -> None:
     with_users(test)
 
 
-def test_a_changed_password_and_a_deleted_user_hold_at_once() -> None:
+def test_password_changes_and_deletions_take_effect_immediately() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "old")
         await users.authenticate("ann", "old", HERE)
@@ -142,7 +189,7 @@ def test_a_changed_password_and_a_deleted_user_hold_at_once() -> None:
     with_users(test)
 
 
-def test_guest_comes_in_from_this_machine_only() -> None:
+def test_guest_may_log_in_only_from_loopback() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("guest", "guest")
         await users.authenticate("guest", "guest", HERE)
@@ -258,7 +305,7 @@ def test_many_hosts_that_log_in_as_one_user_share_one_password_check(monkeypatch
     with_users(test)
 
 
-def test_scram_of_an_unknown_name_is_stable_over_restarts_and_looks_like_the_others() -> None:
+def test_scram_of_an_unknown_user_looks_like_that_of_a_known_one_also_after_restarts() -> None:
     store = MemoryStore()
 
     def seen(secret: bytes) -> ScramCredential:
@@ -311,7 +358,7 @@ def test_the_anonymous_user_exists_on_loopback_only_and_has_no_tags() -> None:
     with_users(test)
 
 
-def test_permissions_are_patterns_of_names() -> None:
+def test_permissions_match_names_by_patterns() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "x")
         ann = User("ann")
@@ -373,7 +420,7 @@ def test_a_stored_permission_with_unsupported_syntax_denies_and_the_rest_works()
     with_users(after, store)
 
 
-def test_topic_permissions_are_asked_in_addition() -> None:
+def test_topic_permissions_are_checked_in_addition() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("a.n", "x")
         user = User("a.n")
@@ -392,7 +439,7 @@ def test_topic_permissions_are_asked_in_addition() -> None:
     with_users(test)
 
 
-def test_everything_survives_and_a_deleted_users_permissions_do_not_come_back() -> None:
+def test_users_survive_a_restart_and_permissions_of_deleted_users_do_not() -> None:
     store = MemoryStore()
 
     async def before(users: Users, permissions: Permissions) -> None:
@@ -413,7 +460,7 @@ def test_everything_survives_and_a_deleted_users_permissions_do_not_come_back() 
     with_users(after, store)
 
 
-def test_nothing_shown_of_a_user_is_a_secret() -> None:
+def test_descriptions_of_users_contain_no_secret() -> None:
     async def test(users: Users, permissions: Permissions) -> None:
         await users.create("ann", "hush")
         shown = repr(users.get("ann")) + repr(users.list())

@@ -17,7 +17,7 @@ from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost_directory import NAME_FILE, VHostDirectories, directory_name, read_name
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError, CorruptionError, NotAStoreError, StorageError, VHostDownError
-from basaltmq.store.salvage.repair import repair
+from basaltmq.store.repair import repair
 
 VHOSTS = ("/", "shop")
 
@@ -61,7 +61,7 @@ def contents(path: Path) -> dict[str, bytes | None]:
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("raw", [None, b"", b"\0" * 40, b'00000000 {"name": "shop"}\n', b"\xff\xfe"])
-def test_a_lost_or_damaged_name_file_is_written_again(
+def test_a_missing_or_damaged_name_file_is_rewritten(
     tmp_path: Path, raw: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_node(tmp_path, fill)
@@ -74,7 +74,7 @@ def test_a_lost_or_damaged_name_file_is_written_again(
 
 
 @pytest.mark.promise("P7")
-def test_the_name_file_of_another_vhost_is_not_written_over(tmp_path: Path) -> None:
+def test_the_name_file_of_another_vhost_is_not_overwritten(tmp_path: Path) -> None:
     directories = VHostDirectories(tmp_path)
     for name in ("one", "two"):
         directories.make(name)
@@ -88,7 +88,7 @@ def test_the_name_file_of_another_vhost_is_not_written_over(tmp_path: Path) -> N
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("lost", ["store", "store/kv", "store/*"])
-def test_a_vhost_without_its_store_is_down_and_not_made_anew(tmp_path: Path, lost: str) -> None:
+def test_a_vhost_without_its_store_is_down_and_not_recreated(tmp_path: Path, lost: str) -> None:
     with_node(tmp_path, fill)
     path = VHostDirectories(tmp_path).path("shop")
     for each in [*path.glob(lost)]:
@@ -111,7 +111,7 @@ def test_a_vhost_without_its_store_is_down_and_not_made_anew(tmp_path: Path, los
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.parametrize("lost", ["node", "node/store", "node/store/kv", "node/store/*"])
-def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: str) -> None:
+def test_a_missing_node_store_is_not_mistaken_for_a_new_broker(tmp_path: Path, lost: str) -> None:
     with_node(tmp_path, fill)
     for each in [*tmp_path.glob(lost)]:
         shutil.rmtree(each) if each.is_dir() else each.unlink()
@@ -132,7 +132,7 @@ def test_a_lost_node_store_is_not_taken_for_a_new_broker(tmp_path: Path, lost: s
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("recover", [False, True])
-def test_a_store_without_its_current_file_is_to_be_repaired_not_replaced(tmp_path: Path, recover: bool) -> None:
+def test_a_store_without_its_current_file_is_repaired_not_replaced(tmp_path: Path, recover: bool) -> None:
     """A repair writes CURRENT again and loses nothing, so nobody is asked to delete a vhost or to give up users."""
     with_node(tmp_path, fill)
     vhost, node_store = VHostDirectories(tmp_path).store("shop"), VHostDirectories(tmp_path).node_store
@@ -167,7 +167,7 @@ def test_an_emptied_node_store_moves_nothing_to_quarantine(tmp_path: Path) -> No
 
 
 @pytest.mark.promise("P7", "P14")
-def test_recovery_makes_an_administrator_only_if_none_is_left(tmp_path: Path) -> None:
+def test_recovery_creates_an_administrator_only_if_none_exists(tmp_path: Path) -> None:
     """A repair of the node store may lose users and keep virtual hosts."""
     with_node(tmp_path, fill)
 
@@ -197,7 +197,7 @@ def test_recovery_makes_an_administrator_only_if_none_is_left(tmp_path: Path) ->
 
 
 @pytest.mark.promise("P7")
-def test_a_quarantined_vhost_comes_back_as_its_report_says(tmp_path: Path) -> None:
+def test_a_quarantined_vhost_returns_as_reported(tmp_path: Path) -> None:
     with_node(tmp_path, fill)
 
     async def forget(node: Node) -> None:
@@ -219,6 +219,28 @@ def test_a_quarantined_vhost_comes_back_as_its_report_says(tmp_path: Path) -> No
     with_node(tmp_path, holds_all, recover=True)
 
 
+@pytest.mark.promise("P7")
+def test_a_vhost_without_any_name_returns_as_reported(tmp_path: Path) -> None:
+    with_node(tmp_path, fill)
+    directory = VHostDirectories(tmp_path).path("shop")
+
+    async def forget(node: Node) -> None:
+        node.catalog.delete(node._object("shop").id)
+        await node.durable()
+
+    async def returns(node: Node) -> None:
+        [line] = node.quarantined
+        assert f"move it back to {directory} while the broker runs, and create the virtual host by its name" in line
+        (tmp_path / "quarantine" / f"{directory.name}.0").rename(directory)
+        await node.create_vhost("shop")
+        await holds_all(node)
+
+    with_node(tmp_path, forget)
+    (directory / NAME_FILE).write_bytes(bytes(20))
+    with_node(tmp_path, returns)
+    assert read_name(directory) == "shop"
+
+
 @pytest.mark.spec("E9")
 @pytest.mark.parametrize("name", ["letter.txt", ".bashrc", "node/letter.txt", "node/store/letter.txt"])
 def test_a_directory_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
@@ -233,7 +255,7 @@ def test_a_directory_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: P
     assert contents(tmp_path) == before
 
 
-def test_what_file_systems_and_tools_leave_is_no_data(tmp_path: Path) -> None:
+def test_files_of_file_systems_and_tools_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     (tmp_path / ".gitkeep").touch()
     with_node(tmp_path, fill)
@@ -249,7 +271,7 @@ def test_what_file_systems_and_tools_leave_is_no_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_a_first_start_that_was_cut_off_begins_again(tmp_path: Path) -> None:
+def test_an_interrupted_first_start_is_repeated(tmp_path: Path) -> None:
     (tmp_path / "node" / "store").mkdir(parents=True)
     (tmp_path / "node" / "store" / "LOCK").touch()
     (tmp_path / "node" / "store" / "STORE.new").write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Both stores under everything the catalog keeps."""
+"""Fixtures: both stores for all tests of the catalog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that counts and fails on demand, and a look at all rows."""
+"""A store that counts writes and fails on demand, and a dump of all rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from basaltmq.store.memory import MemoryStore
 
 
 class CountingStore(MemoryStore):
-    """Counts batches and syncs, and fails the write it is told to."""
+    """Counts batches and syncs, and fails the write that the test selects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,5 +34,5 @@ class CountingStore(MemoryStore):
 
 
 def rows(store: Store, *families: Family) -> dict[tuple[str, bytes], bytes]:
-    """All rows of some families, or of all."""
+    """Return all rows of some families, or of all."""
     return {(family.label, key): value for family in families or tuple(Family) for key, value in store.scan(family)}

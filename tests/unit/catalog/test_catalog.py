@@ -1,4 +1,4 @@
-"""The catalog: objects by id and by name, lists, events, and what it refuses."""
+"""The catalog: objects by id and by name, lists, events, and refused input."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_an_object_is_found_by_id_and_by_name(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "\0", "a|b", "ä🜁", "x" * 65_535, "\U0010ffff"])
-def test_any_text_is_a_name(catalog: Catalog, name: str) -> None:
+def test_any_text_is_a_valid_name(catalog: Catalog, name: str) -> None:
     made = catalog.create(Kind.TOPIC, name)
     assert catalog.find(Kind.TOPIC, name) == made
     assert catalog.page(Kind.TOPIC).objects == [made]
@@ -100,7 +100,7 @@ def test_update_writes_one_row_and_replaces_the_attributes(counting: CountingSto
     assert changed.attributes == {"retention_ms": 5}
 
 
-def test_rename_frees_the_old_name_and_keeps_what_is_under_it(catalog: Catalog) -> None:
+def test_rename_frees_the_old_name_and_keeps_the_children(catalog: Catalog) -> None:
     vhost = catalog.create(Kind.VHOST, "old")
     queue = catalog.create(Kind.TOPIC, "q", vhost.id)
     assert catalog.find(Kind.VHOST, "old") is not None
@@ -116,7 +116,7 @@ def test_rename_frees_the_old_name_and_keeps_what_is_under_it(catalog: Catalog) 
     assert catalog.check().fault_count == 0
 
 
-def test_what_is_handed_out_is_the_holders_own(catalog: Catalog) -> None:
+def test_returned_objects_are_copies(catalog: Catalog) -> None:
     wish: dict[str, Any] = {"list": [1]}
     made = catalog.create(Kind.TOPIC, "q", attributes=wish)
     for _ in range(2):
@@ -155,7 +155,7 @@ def test_lists_come_in_pages_without_gaps_or_repeats(catalog: Catalog) -> None:
             catalog.page(Kind.TOPIC, vhost.id, limit=bad)
 
 
-def test_children_are_all_kinds_or_one(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_can_be_listed_by_kind(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("basaltmq.catalog.catalog._CHILDREN_AT_ONCE", 3)
     kinds = (Kind.USER, Kind.VHOST)
     made = [catalog.create(kind, f"{kind}-{number}") for kind in kinds for number in range(5)]
@@ -167,7 +167,7 @@ def test_children_are_all_kinds_or_one(catalog: Catalog, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_every_kind_stands_only_where_it_may(catalog: Catalog, kind: Kind) -> None:
+def test_every_kind_requires_an_allowed_parent(catalog: Catalog, kind: Kind) -> None:
     vhost = catalog.create(Kind.VHOST, "v").id
     places = {
         Kind.VHOST: vhost,
@@ -191,7 +191,7 @@ def test_every_kind_stands_only_where_it_may(catalog: Catalog, kind: Kind) -> No
     assert catalog.check().fault_count == 0
 
 
-def test_bad_input_is_refused_with_nothing_written(catalog: Catalog, store: Store) -> None:
+def test_invalid_input_is_refused_and_writes_nothing(catalog: Catalog, store: Store) -> None:
     made = catalog.create(Kind.TOPIC, "q")
     before = rows(store)
     refused: list[tuple[Callable[[], object], type[Exception]]] = [
@@ -227,7 +227,7 @@ def test_bad_input_is_refused_with_nothing_written(catalog: Catalog, store: Stor
     assert catalog.get(made.id) == made
 
 
-def test_events_tell_of_every_change_in_order_once_it_is_written(catalog: Catalog) -> None:
+def test_every_change_sends_one_event_in_order_after_its_write(catalog: Catalog) -> None:
     events: list[Event] = []
     seen: list[CatalogObject | None] = []
 
@@ -256,7 +256,7 @@ def test_events_tell_of_every_change_in_order_once_it_is_written(catalog: Catalo
     assert seen == [vhost, queue, updated, renamed, None, None]
 
 
-def test_a_listener_that_fails_keeps_neither_the_change_nor_the_others(
+def test_a_failing_listener_affects_neither_the_change_nor_other_listeners(
     catalog: Catalog, caplog: pytest.LogCaptureFixture
 ) -> None:
     reported: list[UUID] = []
@@ -273,7 +273,7 @@ def test_a_listener_that_fails_keeps_neither_the_change_nor_the_others(
 
 
 @pytest.mark.promise("P2")
-def test_a_write_that_failed_is_not_seen_anywhere(counting: CountingStore) -> None:
+def test_a_failed_write_is_not_visible(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     events: list[Event] = []
@@ -296,7 +296,7 @@ def test_a_write_that_failed_is_not_seen_anywhere(counting: CountingStore) -> No
 
 
 @pytest.mark.promise("P9")
-def test_opening_reads_as_little_with_many_objects_as_with_none(counting: CountingStore) -> None:
+def test_the_cost_of_open_does_not_grow_with_the_number_of_objects(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     catalog.close()
@@ -310,7 +310,7 @@ def test_opening_reads_as_little_with_many_objects_as_with_none(counting: Counti
     assert counting.reads - reads == with_none
 
 
-def test_open_closes_and_opens_again(store: Store) -> None:
+def test_a_catalog_can_be_closed_and_opened_again(store: Store) -> None:
     catalog = Catalog(store)
     vhost = uuid4()
     assert catalog.open([NewObject(Kind.VHOST, "/", id=vhost), NewObject(Kind.TOPIC, "q", vhost)]) is True

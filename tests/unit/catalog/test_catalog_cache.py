@@ -1,4 +1,4 @@
-"""The cache is bounded and never behind the store."""
+"""The cache is bounded and never stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from basaltmq.store.families import Family
 
 
 @pytest.mark.promise("P8")
-def test_the_least_recently_used_goes_first_and_the_bound_holds() -> None:
+def test_the_least_recently_used_entry_is_evicted_at_the_limit() -> None:
     cache: Cache[int] = Cache(10 * (ENTRY_BYTES + 101))
     for number in range(10):
         cache.put(bytes((number,)), number, 100, cache.epoch)
@@ -36,7 +36,7 @@ def test_the_least_recently_used_goes_first_and_the_bound_holds() -> None:
     assert (len(cache), cache.size_bytes) == (0, 0)
 
 
-def test_a_value_read_before_a_change_is_not_kept_after_it() -> None:
+def test_a_value_read_before_a_change_is_not_cached_after_it() -> None:
     cache: Cache[str] = Cache(1 << 20)
     epoch = cache.epoch
     cache.discard(b"key")
@@ -44,7 +44,7 @@ def test_a_value_read_before_a_change_is_not_kept_after_it() -> None:
     assert cache.get(b"key") is None
 
 
-def test_that_nothing_is_there_is_remembered_until_something_is(counting: CountingStore) -> None:
+def test_a_missing_object_is_cached_until_it_is_created(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     assert catalog.find(Kind.TOPIC, "q") is None
@@ -59,7 +59,7 @@ def test_that_nothing_is_there_is_remembered_until_something_is(counting: Counti
     assert counting.reads == reads
 
 
-def test_a_reader_overtaken_by_a_change_does_not_leave_its_find_in_the_cache(counting: CountingStore) -> None:
+def test_a_reader_that_races_with_a_change_does_not_cache_its_result(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     made = catalog.create(Kind.TOPIC, "q")
@@ -79,7 +79,7 @@ def test_a_reader_overtaken_by_a_change_does_not_leave_its_find_in_the_cache(cou
 
 
 @pytest.mark.promise("P8")
-def test_memory_of_the_cache_is_bounded_whatever_is_looked_up(counting: CountingStore) -> None:
+def test_the_memory_of_the_cache_is_bounded_for_any_lookups(counting: CountingStore) -> None:
     catalog = Catalog(counting, cache_bytes=64 << 10)
     catalog.open()
     catalog.create_many([NewObject(Kind.TOPIC, f"t{number}", attributes={"x": "y" * 100}) for number in range(1000)])

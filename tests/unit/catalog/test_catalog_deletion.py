@@ -1,4 +1,4 @@
-"""Deleted is gone: small subtrees in one batch, large ones in steps that survive being cut short (P10)."""
+"""Deletion of small subtrees in one batch, and of large ones in steps that survive a crash (P10)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.memory import MemoryStore
 
 SIZE = 26
-"""Objects of `tree`."""
+"""Number of objects that `tree` creates."""
 
 
 def tree(catalog: Catalog, name: str = "/") -> UUID:
@@ -32,7 +32,7 @@ def tree(catalog: Catalog, name: str = "/") -> UUID:
 
 
 @pytest.mark.promise("P2", "P10")
-def test_a_small_subtree_goes_in_one_batch_and_nothing_else_with_it(counting: CountingStore) -> None:
+def test_a_small_subtree_is_deleted_in_one_batch_without_other_objects(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     kept = tree(catalog, "kept")
@@ -46,7 +46,7 @@ def test_a_small_subtree_goes_in_one_batch_and_nothing_else_with_it(counting: Co
 
 
 @pytest.mark.promise("P10")
-def test_a_large_subtree_is_hidden_at_once_and_purged_in_steps(
+def test_a_large_subtree_is_hidden_at_once_and_deleted_in_steps(
     catalog: Catalog, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
@@ -83,7 +83,9 @@ def test_a_large_subtree_is_hidden_at_once_and_purged_in_steps(
 
 @pytest.mark.promise("P10")
 @pytest.mark.parametrize("whole_steps", range(8))
-def test_a_deletion_cut_short_is_finished_at_the_next_open(whole_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_deletion_is_completed_at_the_next_open(
+    whole_steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
     store = CountingStore()
     catalog = Catalog(store)
@@ -108,7 +110,7 @@ def test_a_deletion_cut_short_is_finished_at_the_next_open(whole_steps: int, mon
 
 
 @pytest.mark.promise("P10")
-def test_a_step_that_failed_is_made_again_by_the_same_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_deletion_step_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
     store = CountingStore()
     catalog = Catalog(store)
@@ -127,7 +129,9 @@ def test_a_step_that_failed_is_made_again_by_the_same_catalog(monkeypatch: pytes
 
 
 @pytest.mark.promise("P10")
-def test_what_is_made_again_under_the_name_starts_empty(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_object_created_again_under_its_name_has_no_children(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
     catalog.start_delete(tree(catalog))
     again = catalog.create(Kind.VHOST, "/")
@@ -144,7 +148,7 @@ def test_what_is_made_again_under_the_name_starts_empty(catalog: Catalog, monkey
 
 
 @pytest.mark.promise("P10")
-def test_two_large_deletions_are_purged_one_after_the_other(
+def test_two_large_deletions_run_one_after_the_other(
     catalog: Catalog, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)
@@ -156,7 +160,9 @@ def test_two_large_deletions_are_purged_one_after_the_other(
 
 
 @pytest.mark.promise("P10")
-def test_objects_of_unknown_kinds_and_several_parents_go_with_their_ancestor(catalog: Catalog, store: Store) -> None:
+def test_objects_of_unknown_kinds_or_with_several_parents_are_deleted_with_an_ancestor(
+    catalog: Catalog, store: Store
+) -> None:
     other = catalog.create(Kind.VHOST, "other")
     before = rows(store)
     vhost = catalog.create(Kind.VHOST, "/")
@@ -168,7 +174,7 @@ def test_objects_of_unknown_kinds_and_several_parents_go_with_their_ancestor(cat
     assert rows(store) == before
 
 
-def test_a_circle_that_damage_made_does_not_hang_a_deletion() -> None:
+def test_a_cycle_caused_by_damage_does_not_block_a_deletion() -> None:
     store = MemoryStore()
     catalog = Catalog(store)
     catalog.open()
@@ -184,7 +190,7 @@ def test_a_circle_that_damage_made_does_not_hang_a_deletion() -> None:
 
 
 @pytest.mark.promise("P10")
-def test_the_id_of_a_root_whose_subtree_is_being_deleted_cannot_be_used(
+def test_the_id_of_a_subtree_root_cannot_be_reused_during_its_deletion(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 4)

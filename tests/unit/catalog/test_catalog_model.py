@@ -1,4 +1,4 @@
-"""The catalog against a plain dict, on both stores, with a full comparison at the end."""
+"""The catalog compared with a plain dict, on both stores, with a full comparison at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = st.sampled_from(list(Kind))
 
 
 class CatalogMachine(RuleBasedStateMachine):
-    """Objects by id in a dict; children and names are found by looking through all of it."""
+    """Objects by id in a dict. Children and names are found by a full scan."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CatalogMachine(RuleBasedStateMachine):
         self.store: Store = MemoryStore()
 
     def reopen_store(self) -> None:
-        """A memory store forgets; only the catalog is opened again."""
+        """Reopen the catalog only, because a memory store loses its rows."""
 
     @initialize()
     def open(self) -> None:
@@ -192,7 +192,7 @@ class CatalogMachine(RuleBasedStateMachine):
 
 
 class RocksCatalogMachine(CatalogMachine):
-    """The same on disk; reopening closes and opens the database too."""
+    """The same test on disk. A reopen also closes and opens the database."""
 
     def open_store(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="basalt-model-"))
@@ -212,7 +212,7 @@ class RocksCatalogMachine(CatalogMachine):
 @pytest.mark.spec("A2", "D1")
 @pytest.mark.promise("P2", "P6", "P10")
 @pytest.mark.parametrize(("machine", "examples"), [(CatalogMachine, 120), (RocksCatalogMachine, 15)])
-def test_the_catalog_is_what_a_dict_says(
+def test_the_catalog_matches_a_dict(
     machine: type[CatalogMachine], examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deletion, "OBJECTS_PER_BATCH_MAX", 5)

@@ -1,4 +1,4 @@
-"""The name index is derived: it can be checked, and lost or damaged it is rebuilt identical (P6)."""
+"""The name index is derived: it can be checked, and rebuilt identically after loss or damage (P6)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def filled(catalog: Catalog) -> UUID:
 
 
 @pytest.mark.promise("P6")
-def test_a_lost_index_is_rebuilt_identical(catalog: Catalog, store: Store) -> None:
+def test_a_lost_index_is_rebuilt_identically(catalog: Catalog, store: Store) -> None:
     vhost = filled(catalog)
     before = rows(store)
     batch = Batch()
@@ -51,7 +51,7 @@ def test_a_lost_index_is_rebuilt_identical(catalog: Catalog, store: Store) -> No
 
 @pytest.mark.promise("P6")
 @pytest.mark.parametrize("seed", range(8))
-def test_a_damaged_index_is_rebuilt_identical(catalog: Catalog, store: Store, seed: int) -> None:
+def test_a_damaged_index_is_rebuilt_identically(catalog: Catalog, store: Store, seed: int) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     filled(catalog)
@@ -83,12 +83,12 @@ def test_a_damaged_index_is_rebuilt_identical(catalog: Catalog, store: Store, se
 
 
 @pytest.mark.promise("P6")
-def test_a_sound_index_is_rebuilt_without_a_write(catalog: Catalog, store: Store) -> None:
+def test_rebuilding_an_intact_index_writes_nothing(catalog: Catalog, store: Store) -> None:
     filled(catalog)
     assert list(names.rebuild(store)) == []
 
 
-def test_a_row_that_leads_nowhere_does_not_keep_its_name(catalog: Catalog, store: Store) -> None:
+def test_a_dangling_index_row_does_not_reserve_its_name(catalog: Catalog, store: Store) -> None:
     batch = Batch()
     batch.put(Family.OBJECT_NAMES, catalog_keys.object_name_key(ROOT, Kind.TOPIC, "q"), uuid4().bytes)
     store.write(batch)
@@ -100,7 +100,7 @@ def test_a_row_that_leads_nowhere_does_not_keep_its_name(catalog: Catalog, store
 
 @pytest.mark.spec("A9")
 @pytest.mark.promise("P6")
-def test_of_many_with_one_name_the_lowest_id_has_it_whatever_the_index_said(store: Store) -> None:
+def test_the_lowest_id_keeps_a_duplicate_name(store: Store) -> None:
     ids = [UUID(int=number) for number in range(1, 41)]
     batch = Batch()
     for object_id in ids:

@@ -1,4 +1,4 @@
-"""Stores of version 1, as they were on disk, opened by today's code (SPEC A9)."""
+"""Stores of version 1, with their rows on disk, opened by the current code (SPEC A9)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def expected_records() -> dict[UUID, ConfiguredRecord]:
 
 @pytest.mark.spec("A9")
 @pytest.mark.parametrize("name", sorted(VERSIONS))
-def test_the_fixture_is_what_version_1_wrote(fixture_store: Callable[[str], RocksStore], name: str) -> None:
+def test_the_fixture_equals_the_rows_of_version_1(fixture_store: Callable[[str], RocksStore], name: str) -> None:
     held = rows(fixture_store(name))
     assert held == {(family.label, key): value for family, key, value in contents()[name]}
 
@@ -106,7 +106,7 @@ def test_configuration_of_version_1_gets_its_name_index(fixture_store: Callable[
 
 
 @pytest.mark.spec("A9")
-def test_a_twin_of_version_1_can_be_renamed_or_deleted(fixture_store: Callable[[str], RocksStore]) -> None:
+def test_a_duplicate_name_of_version_1_can_be_renamed_or_deleted(fixture_store: Callable[[str], RocksStore]) -> None:
     catalog = Catalog(fixture_store("configuration-v1"))
     catalog.open()
     first, second = sorted((catalog_v1.id_of("twin-1"), catalog_v1.id_of("twin-2")))
@@ -171,7 +171,7 @@ def test_a_second_open_after_the_upgrade_writes_nothing(name: str) -> None:
 @pytest.mark.spec("A9")
 @pytest.mark.promise("P2", "P6")
 @pytest.mark.parametrize("name", sorted(VERSIONS))
-def test_an_upgrade_cut_short_anywhere_is_made_again(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_upgrade_interrupted_at_any_write_is_repeated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "_ROWS_AT_ONCE", 7)
     monkeypatch.setattr(preferences_module, "_ROWS_AT_ONCE", 3)
     whole = CountingStore()
@@ -192,7 +192,7 @@ def test_an_upgrade_cut_short_anywhere_is_made_again(name: str, monkeypatch: pyt
 
 @pytest.mark.spec("A9")
 @pytest.mark.parametrize("name", sorted(VERSIONS))
-def test_a_newer_version_is_refused_by_name_of_both_and_left_alone(name: str, store: Store) -> None:
+def test_a_newer_version_is_refused_with_both_versions_and_nothing_changes(name: str, store: Store) -> None:
     OPEN[name](store)
     batch = Batch()
     batch.put(Family.VERSION, VERSIONS[name].encode(), b"\0\0\0\x07")
@@ -205,7 +205,7 @@ def test_a_newer_version_is_refused_by_name_of_both_and_left_alone(name: str, st
 
 @pytest.mark.spec("A9")
 @pytest.mark.promise("P7")
-def test_damaged_rows_of_version_1_do_not_keep_the_others_from_their_upgrade() -> None:
+def test_damaged_rows_of_version_1_do_not_prevent_the_upgrade_of_others() -> None:
     store = CountingStore()
     _write(store, [row for rows_of in contents().values() for row in rows_of])
     bad = UUID(int=9)

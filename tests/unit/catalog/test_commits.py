@@ -1,4 +1,4 @@
-"""The seam between building a change and waiting for it, from threads and from asyncio."""
+"""Changes that are built, written and awaited separately, from threads and from asyncio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 
 @pytest.mark.spec("A2")
 @pytest.mark.promise("P2")
-def test_a_change_that_raises_writes_nothing_and_waits_for_nothing(counting: CountingStore) -> None:
+def test_a_change_that_raises_writes_and_syncs_nothing(counting: CountingStore) -> None:
     commits = Commits(counting)
     ran: list[str] = []
 
@@ -40,7 +40,7 @@ def test_a_change_that_raises_writes_nothing_and_waits_for_nothing(counting: Cou
 
 
 @pytest.mark.promise("P1")
-def test_a_change_is_written_before_and_synced_after_what_follows_it(counting: CountingStore) -> None:
+def test_callbacks_run_between_the_write_and_the_sync_of_a_change(counting: CountingStore) -> None:
     seen: list[tuple[int, int]] = []
     commits = Commits(counting)
     with commits.change() as change:
@@ -83,7 +83,7 @@ def test_asyncio_shares_one_sync_for_many_changes(monkeypatch: pytest.MonkeyPatc
     assert 1 <= store.syncs - syncs <= 2
 
 
-def test_asyncio_works_without_a_group_and_hands_errors_through(counting: CountingStore) -> None:
+def test_asyncio_works_without_group_commit_and_raises_errors(counting: CountingStore) -> None:
     catalog = Catalog(counting)
     catalog.open()
     syncs = counting.syncs

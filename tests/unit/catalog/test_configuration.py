@@ -1,4 +1,4 @@
-"""The configuration store: records with parents, one batch per change, nothing dropped on the quiet."""
+"""The configuration store: records with parents, one batch per change, every loss reported."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def loaded(configuration: ConfigurationStore) -> dict[UUID, ConfiguredRecord]:
 
 
 @pytest.mark.spec("A2")
-def test_a_record_comes_back_as_it_went_in(configuration: ConfigurationStore) -> None:
+def test_a_record_survives_a_round_trip(configuration: ConfigurationStore) -> None:
     vhost = record("vhost", "/")
     attributes = {"name": "ä|🜁\0", "n": 2**70, "f": 1.5, "none": None, "list": [1, {"x": []}], "": ""}
     queue = ConfiguredRecord(uuid4(), "queue", attributes, {"vhost": vhost.id})
@@ -54,7 +54,7 @@ def test_a_record_comes_back_as_it_went_in(configuration: ConfigurationStore) ->
 
 
 @pytest.mark.spec("A2")
-def test_rows_have_the_layout_of_the_format(configuration: ConfigurationStore, store: Store) -> None:
+def test_rows_have_the_documented_layout(configuration: ConfigurationStore, store: Store) -> None:
     vhost, queue = record("vhost", "/"), record("queue", "q")
     queue = ConfiguredRecord(queue.id, "queue", {"name": "q"}, {"vhost": vhost.id})
     configuration.create(vhost, queue)
@@ -67,7 +67,7 @@ def test_rows_have_the_layout_of_the_format(configuration: ConfigurationStore, s
 
 
 @pytest.mark.spec("A2")
-def test_open_says_whether_it_is_new_and_only_then_takes_the_initial_records(store: Store) -> None:
+def test_only_a_new_store_takes_the_initial_records(store: Store) -> None:
     first, second = record("vhost", "a"), record("vhost", "b")
     configuration = ConfigurationStore(store)
     assert configuration.open([first]) is True
@@ -107,7 +107,7 @@ def test_an_emptied_store_is_not_new(store: Store) -> None:
 
 
 @pytest.mark.spec("A2")
-def test_create_fails_if_present_and_then_writes_none(configuration: ConfigurationStore, store: Store) -> None:
+def test_creating_an_existing_record_fails_and_writes_nothing(configuration: ConfigurationStore, store: Store) -> None:
     vhost = record("vhost", "/")
     configuration.create(vhost)
     before = rows(store)
@@ -138,7 +138,7 @@ def test_records_without_a_name_do_not_collide(configuration: ConfigurationStore
 
 
 @pytest.mark.spec("A2")
-def test_a_parent_must_exist_and_be_of_the_type_named(configuration: ConfigurationStore, store: Store) -> None:
+def test_a_parent_must_exist_and_have_the_given_type(configuration: ConfigurationStore, store: Store) -> None:
     vhost = record("vhost", "/")
     configuration.create(vhost)
     before = rows(store)
@@ -151,7 +151,7 @@ def test_a_parent_must_exist_and_be_of_the_type_named(configuration: Configurati
 
 
 @pytest.mark.spec("A2")
-def test_parents_and_children_may_come_in_any_order_but_not_in_a_circle(configuration: ConfigurationStore) -> None:
+def test_parents_and_children_are_accepted_in_any_order_but_not_in_a_cycle(configuration: ConfigurationStore) -> None:
     top, middle = record("a", "top"), record("b", "middle")
     middle = ConfiguredRecord(middle.id, "b", {"name": "middle"}, {"a": top.id})
     configuration.create(record("c", "leaf", b=middle.id), middle, top)
@@ -164,7 +164,7 @@ def test_parents_and_children_may_come_in_any_order_but_not_in_a_circle(configur
 
 
 @pytest.mark.spec("A2")
-def test_update_replaces_attributes_and_creates_only_when_told(configuration: ConfigurationStore) -> None:
+def test_update_replaces_attributes_and_creates_records_only_on_request(configuration: ConfigurationStore) -> None:
     vhost = record("vhost", "/")
     queue = record("queue", "q", vhost=vhost.id)
     configuration.create(vhost, queue)
@@ -230,7 +230,7 @@ def test_each_change_is_one_batch_and_one_sync(counting: CountingStore) -> None:
 
 @pytest.mark.spec("A2")
 @pytest.mark.promise("P10")
-def test_remove_returns_the_ids_removed_and_leaves_no_row(configuration: ConfigurationStore, store: Store) -> None:
+def test_remove_returns_the_removed_ids_and_leaves_no_row(configuration: ConfigurationStore, store: Store) -> None:
     empty = rows(store)
     vhost = record("vhost", "/")
     queue = record("queue", "q", vhost=vhost.id)
@@ -252,7 +252,7 @@ def test_a_record_with_children_is_not_removed_without_them(configuration: Confi
 
 
 @pytest.mark.spec("A2")
-def test_a_dangling_parent_is_reported_and_its_child_still_handed_over(
+def test_a_dangling_parent_is_reported_and_its_child_is_still_loaded(
     configuration: ConfigurationStore, store: Store
 ) -> None:
     vhost = record("vhost", "/")
@@ -270,7 +270,7 @@ def test_a_dangling_parent_is_reported_and_its_child_still_handed_over(
 
 @pytest.mark.spec("A2")
 @pytest.mark.promise("P7")
-def test_a_damaged_row_costs_that_record_and_is_named(configuration: ConfigurationStore, store: Store) -> None:
+def test_a_damaged_row_loses_only_its_record_and_is_named(configuration: ConfigurationStore, store: Store) -> None:
     good, bad, link = record("vhost", "good"), record("vhost", "bad"), record("vhost", "link")
     configuration.create(good, bad, link)
     orphan = uuid4()
@@ -305,7 +305,7 @@ def test_a_handler_stops_the_walk(configuration: ConfigurationStore) -> None:
 
 
 @pytest.mark.spec("A2")
-def test_reload_sees_its_moment_while_the_handler_changes_things(configuration: ConfigurationStore) -> None:
+def test_reload_reads_a_snapshot_during_changes_by_the_handler(configuration: ConfigurationStore) -> None:
     first = [record("vhost", str(number)) for number in range(4)]
     configuration.create(*first)
     seen: list[UUID] = []
@@ -319,7 +319,7 @@ def test_reload_sees_its_moment_while_the_handler_changes_things(configuration: 
 
 
 @pytest.mark.spec("A2")
-def test_closed_means_closed_and_twice_is_fine(configuration: ConfigurationStore) -> None:
+def test_calls_after_close_raise_and_close_is_idempotent(configuration: ConfigurationStore) -> None:
     with pytest.raises(StorageError, match="already open"):
         configuration.open()
     configuration.close()
@@ -339,7 +339,7 @@ def test_closed_means_closed_and_twice_is_fine(configuration: ConfigurationStore
 
 @pytest.mark.spec("A2")
 @pytest.mark.promise("P10")
-def test_on_delete_leaves_no_row_and_what_comes_next_is_new(configuration: ConfigurationStore, store: Store) -> None:
+def test_on_delete_leaves_no_row_and_the_next_store_is_new(configuration: ConfigurationStore, store: Store) -> None:
     high = ConfiguredRecord(UUID(int=(1 << 128) - 1), "vhost", {"name": "\U0010ffff" * 9})
     configuration.create(high, record("q" * 255, "q", vhost=high.id))
     configuration.on_delete()
@@ -375,7 +375,9 @@ def nested(depth: int) -> Any:
 @pytest.mark.spec("A2")
 @pytest.mark.promise("P8")
 @pytest.mark.parametrize(("attributes", "error"), [row[1:] for row in HOSTILE], ids=[row[0] for row in HOSTILE])
-def test_attributes_that_would_not_come_back_are_refused(attributes: dict[str, Any], error: type[BasaltError]) -> None:
+def test_attributes_that_do_not_survive_a_round_trip_are_refused(
+    attributes: dict[str, Any], error: type[BasaltError]
+) -> None:
     store = MemoryStore()
     configuration = ConfigurationStore(store)
     configuration.open()
@@ -387,7 +389,7 @@ def test_attributes_that_would_not_come_back_are_refused(attributes: dict[str, A
 
 @pytest.mark.spec("A2")
 @pytest.mark.parametrize("depth", [65, 900, 200_000])
-def test_attributes_nested_too_deep_are_refused_and_just_deep_enough_are_not(depth: int) -> None:
+def test_attributes_nested_too_deeply_are_refused(depth: int) -> None:
     configuration = ConfigurationStore(MemoryStore())
     configuration.open()
     with pytest.raises((InvalidArgumentError, LimitExceededError)):
@@ -413,7 +415,7 @@ def test_attributes_nested_too_deep_are_refused_and_just_deep_enough_are_not(dep
     ],
     ids=repr,
 )
-def test_records_of_the_wrong_form_are_refused(bad: Any) -> None:
+def test_invalid_records_are_refused(bad: Any) -> None:
     configuration = ConfigurationStore(MemoryStore())
     configuration.open()
     with pytest.raises(InvalidArgumentError):
@@ -440,7 +442,7 @@ def test_one_call_has_a_limit_on_records_and_bytes(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.spec("A2")
-def test_threads_that_create_the_same_name_get_one_winner(store: Store) -> None:
+def test_one_of_many_threads_creates_a_name(store: Store) -> None:
     configuration = ConfigurationStore(store)
     configuration.open()
     start = threading.Barrier(8)
@@ -466,5 +468,5 @@ def test_threads_that_create_the_same_name_get_one_winner(store: Store) -> None:
 
 
 @pytest.mark.spec("A2", "A9")
-def test_the_version_row_is_there_from_the_start(configuration: ConfigurationStore, store: Store) -> None:
+def test_a_new_store_has_its_version_row(configuration: ConfigurationStore, store: Store) -> None:
     assert store.get(Family.VERSION, VERSION_NAME.encode()) == b"\0\0\0\2"

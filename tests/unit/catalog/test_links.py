@@ -36,7 +36,7 @@ def opened(store: Store) -> tuple[LinkStore, list[Link]]:
 
 
 @pytest.mark.spec("A8")
-def test_links_are_told_apart_by_container_name_and_role(store: Store) -> None:
+def test_links_are_identified_by_container_name_and_role(store: Store) -> None:
     links, found = opened(store)
     assert found == []
     saved = [
@@ -54,7 +54,7 @@ def test_links_are_told_apart_by_container_name_and_role(store: Store) -> None:
 
 
 @pytest.mark.spec("A8")
-def test_rows_have_the_layout_of_the_format(store: Store) -> None:
+def test_rows_have_the_documented_layout(store: Store) -> None:
     links, _ = opened(store)
     links.save_link(Link("c", "name", Role.RECEIVER, b"src", b"tt"))
     assert rows(store, Family.AMQP_1_0_LINKS) == {("amqp_1_0_links", b"\0\1c\0\4name\1"): b"\2\0\0\0\3src\0\0\0\2tt"}
@@ -62,7 +62,7 @@ def test_rows_have_the_layout_of_the_format(store: Store) -> None:
 
 
 @pytest.mark.spec("A8")
-def test_save_replaces_and_delete_removes_just_that_link(store: Store) -> None:
+def test_save_replaces_and_delete_removes_only_the_given_link(store: Store) -> None:
     links, _ = opened(store)
     other = msgspec.structs.replace(LINK, role=Role.RECEIVER)
     changed = msgspec.structs.replace(LINK, source=b"changed")
@@ -125,7 +125,7 @@ def test_delete_leaves_no_row(store: Store) -> None:
         ("target", b"x" * (TERMINUS_BYTES_MAX + 1), LimitExceededError),
     ],
 )
-def test_links_of_the_wrong_form_are_refused(field: str, value: Any, error: type[Exception]) -> None:
+def test_invalid_links_are_refused(field: str, value: Any, error: type[Exception]) -> None:
     store = MemoryStore()
     links, _ = opened(store)
     before = rows(store)
@@ -136,7 +136,7 @@ def test_links_of_the_wrong_form_are_refused(field: str, value: Any, error: type
 
 @pytest.mark.spec("A8")
 @given(source=st.binary(max_size=300), target=st.binary(max_size=300), cut=st.integers(0, 700), extra=st.binary())
-def test_an_entry_decodes_to_itself_and_any_other_length_is_refused(
+def test_a_row_survives_a_round_trip_and_other_lengths_are_refused(
     source: bytes, target: bytes, cut: int, extra: bytes
 ) -> None:
     link = Link("c", "n", Role.SENDER, source, target)
@@ -150,7 +150,7 @@ def test_an_entry_decodes_to_itself_and_any_other_length_is_refused(
 
 @pytest.mark.spec("A8")
 @pytest.mark.promise("P7")
-def test_a_damaged_entry_is_reported_by_name_and_left_alone(store: Store) -> None:
+def test_a_damaged_row_is_reported_by_name_and_not_changed(store: Store) -> None:
     links, _ = opened(store)
     links.save_link(LINK)
     links.close()

@@ -38,7 +38,7 @@ def opened(store: Store) -> tuple[PreferenceStore, dict[UUID, Preference]]:
 
 
 @pytest.mark.spec("A3")
-def test_preferences_come_back_as_they_went_in(store: Store) -> None:
+def test_preferences_survive_a_round_trip(store: Store) -> None:
     preferences, found = opened(store)
     assert found == {}
     one, two = preference("ä🜁", value={"limit": [1, None]}), preference(value="x")
@@ -100,7 +100,7 @@ def test_a_refused_call_changes_nothing(store: Store, monkeypatch: pytest.Monkey
         ("attributes", []),
     ],
 )
-def test_preferences_of_the_wrong_form_are_refused(field: str, value: Any) -> None:
+def test_invalid_preferences_are_refused(field: str, value: Any) -> None:
     preferences, _ = opened(MemoryStore())
     with pytest.raises(InvalidArgumentError):
         preferences.update_or_create([msgspec.structs.replace(preference(), **{field: value})])
@@ -109,7 +109,7 @@ def test_preferences_of_the_wrong_form_are_refused(field: str, value: Any) -> No
 
 
 @pytest.mark.spec("A3")
-def test_open_twice_fails_and_close_twice_is_fine(store: Store) -> None:
+def test_a_second_open_fails_and_close_is_idempotent(store: Store) -> None:
     preferences, _ = opened(store)
     with pytest.raises(StorageError, match="already open"):
         preferences.open_and_load(lambda each: None)
@@ -138,7 +138,7 @@ def test_on_delete_leaves_no_row(store: Store) -> None:
 
 @pytest.mark.spec("A3")
 @pytest.mark.promise("P7")
-def test_a_damaged_row_is_reported_and_left_alone(store: Store) -> None:
+def test_a_damaged_row_is_reported_and_not_changed(store: Store) -> None:
     preferences, _ = opened(store)
     good, bad = preference(), preference()
     preferences.update_or_create([good, bad])
@@ -167,6 +167,6 @@ def test_a_handler_stops_the_load(store: Store) -> None:
 
 
 @pytest.mark.spec("A3", "A9")
-def test_the_version_row_is_there_from_the_start(store: Store) -> None:
+def test_a_new_store_has_its_version_row(store: Store) -> None:
     opened(store)
     assert store.get(Family.VERSION, VERSION_NAME.encode()) == b"\0\0\0\2"

@@ -30,7 +30,7 @@ WRITE: Final = "write"
 READ: Final = "read"
 KINDS: Final = (CONFIGURE, WRITE, READ)
 
-ANSWERS_MAX: Final = 65_536
+RESULTS_MAX: Final = 65_536
 """Maximum cached results. A full cache is emptied."""
 
 DEFAULT_EXCHANGE: Final = "amq.default"
@@ -64,7 +64,7 @@ class Permissions:
     def __init__(self, catalog: Catalog, durable: Callable[[], Awaitable[None]]) -> None:
         self._catalog = catalog
         self._durable = durable
-        self._answers: dict[tuple[str, ...], bool] = {}
+        self._results: dict[tuple[str, ...], bool] = {}
         self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
         self._patterns: dict[str, Pattern] = {}
         self._watchers: list[Callable[[], None]] = []
@@ -72,11 +72,11 @@ class Permissions:
     def may(self, user: User, vhost: str, kind: str, resource: str) -> bool:
         """Whether the user may `configure`, `write` or `read` the resource."""
         key = (user.name, vhost, kind, resource)
-        answer = self._answers.get(key)
-        if answer is None:
-            answer = self._ask(user.name, vhost, kind, resource)
-            self._remember(key, answer)
-        return answer
+        result = self._results.get(key)
+        if result is None:
+            result = self._evaluate(user.name, vhost, kind, resource)
+            self._remember(key, result)
+        return result
 
     def check(self, user: User, vhost: str, kind: str, resource: str) -> None:
         """Raise AccessRefusedError unless `may` is true."""
@@ -92,14 +92,14 @@ class Permissions:
         if not topics or exchange not in topics:
             return
         key = (user.name, vhost, kind, exchange, routing_key, client_id)
-        answer = self._answers.get(key)
-        if answer is None:
+        result = self._results.get(key)
+        if result is None:
             pattern = topics[exchange].get(kind, "")
             for name, value in (("{username}", user.name), ("{vhost}", vhost), ("{client_id}", client_id)):
                 pattern = pattern.replace(name, escaped(value))
-            answer = self._matches(pattern, routing_key, user.name, vhost)
-            self._remember(key, answer)
-        if not answer:
+            result = self._matches(pattern, routing_key, user.name, vhost)
+            self._remember(key, result)
+        if not result:
             raise AccessRefusedError(
                 f"{kind} access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' refused for user "
                 f"'{user.name}'"
@@ -187,13 +187,13 @@ class Permissions:
 
     def forget(self) -> None:
         """Empty the caches after a change of users or permissions, and notify the watchers."""
-        self._answers.clear()
+        self._results.clear()
         self._rows.clear()
         self._patterns.clear()
         for watcher in list(self._watchers):
             watcher()
 
-    def _ask(self, user: str, vhost: str, kind: str, resource: str) -> bool:
+    def _evaluate(self, user: str, vhost: str, kind: str, resource: str) -> bool:
         row = self._row(user, vhost)
         if row is None:
             return False
@@ -210,15 +210,15 @@ class Permissions:
             found = self._patterns[pattern] = stored(pattern, what)
         return found.is_in(name)
 
-    def _remember(self, key: tuple[str, ...], answer: bool) -> None:
-        if len(self._answers) >= ANSWERS_MAX:
-            self._answers.clear()
-        self._answers[key] = answer
+    def _remember(self, key: tuple[str, ...], result: bool) -> None:
+        if len(self._results) >= RESULTS_MAX:
+            self._results.clear()
+        self._results[key] = result
 
     def _row(self, user: str, vhost: str) -> dict[str, Any] | None:
         key = (user, vhost)
         if key not in self._rows:
-            if len(self._rows) >= ANSWERS_MAX:
+            if len(self._rows) >= RESULTS_MAX:
                 self._rows.clear()
             found = self._find(user, vhost)
             self._rows[key] = None if found is None else found.attributes

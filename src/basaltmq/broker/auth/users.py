@@ -2,7 +2,8 @@
 
 Objects of the node's catalog:
 
-    user   name   ->   {"hash": see passwords.py, "tags": [...], "scram": {mechanism: see scram.py}}
+    user   name   ->   {"hash": see passwords.py, "tags": [...], "scram": {mechanism: see scram.py},
+                        "renewed": the outdated hash that a login has replaced}
 
 A password check takes tens of milliseconds by design. Checks run in threads, a few at a time. A successful check is
 cached under a key of this process, and equal checks at the same time are one, so 1000 connections of one user cost one
@@ -14,6 +15,7 @@ Hashes leave this module only for exported definitions. Passwords never do.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import os
 from collections import OrderedDict
@@ -43,7 +45,7 @@ POLICYMAKER: Final = "policymaker"
 MANAGEMENT: Final = "management"
 
 TAGS_MAX: Final = 64
-CHECKS_AT_ONCE: Final = 4
+CHECKS_MAX: Final = 4
 """Maximum concurrent password checks. Each uses 16 MiB and one core."""
 
 CHECKS_WAITING_MAX: Final = 256
@@ -100,7 +102,7 @@ class Users:
         self._forms: dict[str, tuple[int, list[tuple[int, int]]]] = {}
         self._remembered: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._dummy_hash = passwords.unmatched(random_bytes)
-        self._checks = asyncio.Semaphore(CHECKS_AT_ONCE)
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._running: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
         """Password checks in progress or waiting, by name, stored hash and the keyed hash of the password."""
         self.throttle = throttle or LoginThrottle()
@@ -117,10 +119,17 @@ class Users:
             assert found is not None, "no password matches an unknown user"
             self._check_loopback(name, peer)
         if passwords.is_outdated(stored):
-            await self._update(found, {"hash": await self._hash(password, None)})
+            await self._renew_hash(name, stored, password)
         return _user_of(found)
 
-    def entering(self, name: str, peer: Peer) -> User:
+    async def _renew_hash(self, name: str, stored: str, password: str) -> None:
+        """Replace an outdated hash, unless the user was changed while the new one was computed."""
+        renewed = await self._hash(password, None)
+        found = self._find(name)
+        if found is not None and found.attributes.get("hash") == stored:
+            await self._update(found, {"hash": renewed, "renewed": stored})
+
+    def authenticated_user(self, name: str, peer: Peer) -> User:
         """Return the user of this name. The caller has authenticated the client by other means."""
         found = self._find(name)
         if found is None:
@@ -134,6 +143,25 @@ class Users:
         if not name or not peer.is_loopback or self._find(name) is None:
             return None
         return User(name, has_password=False, is_anonymous=True)
+
+    def access_secret(self, name: str) -> str | None:
+        """Return the secret of the access key that has the user's name; None if there is no such user.
+
+        The secret follows from the node's secret and the password hash, so a new password revokes it.
+        """
+        found = self._find(name)
+        if found is None:
+            return None
+        stored = found.attributes.get("renewed") or found.attributes.get("hash", passwords.NONE)
+        text = f"{name}\0{stored}".encode(errors="surrogatepass")
+        made = hashlib.blake2b(text, key=self._node_secret, digest_size=24, person=b"basalt-access")
+        return base64.urlsafe_b64encode(made.digest()).decode()
+
+    def with_access_key(self, name: str, peer: Peer) -> User:
+        """Return the user of an access key whose signature was verified."""
+        found = self._require(name)
+        self._check_loopback(name, peer)
+        return _user_of(found)
 
     def is_administrator(self, user: User) -> bool:
         """Whether a user is an administrator now, which may have changed since login."""
@@ -248,6 +276,14 @@ class Users:
                     raise AuthenticationError(f"the client certificate names user '{value}', which does not exist")
         raise AuthenticationError("the client certificate has no common name; it must be the name of a user")
 
+    def accepts(self, certificate: Mapping[str, Any], peer: Peer) -> bool:
+        """Whether `external` would accept a client certificate. Clients prefer EXTERNAL over their password."""
+        try:
+            self.external(certificate, peer)
+        except AuthenticationError:
+            return False
+        return True
+
     def get(self, name: str) -> User:
         return _user_of(self._require(name))
 
@@ -275,7 +311,7 @@ class Users:
         stored = await self._hash(password, password_hash)
         found = self._require(name)
         # Credentials derived from the old password must not remain valid.
-        await self._update(found, {"hash": stored, "scram": {}})
+        await self._update(found, {"hash": stored, "renewed": "", "scram": {}})
 
     async def set_tags(self, name: str, tags: Iterable[str]) -> None:
         await self._update(self._require(name), {"tags": _check_tags(tags)})

@@ -16,75 +16,13 @@ from __future__ import annotations
 
 import enum
 import os
-import re
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from basaltmq.broker.config.sizes import MIB, ByteCount, Share
 from basaltmq.errors import InvalidConfigError
-
-KIB: Final = 1024
-MIB: Final = 1024 * KIB
-GIB: Final = 1024 * MIB
-
-_UNITS: Final = {"": 1, "b": 1, "k": KIB, "kb": KIB, "kib": KIB, "m": MIB, "mb": MIB, "mib": MIB}
-_UNITS_LARGE: Final = {"g": GIB, "gb": GIB, "gib": GIB, "t": 1024 * GIB, "tb": 1024 * GIB, "tib": 1024 * GIB}
-_SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
-_PERCENT: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*")
-
-
-class ByteCount(int):
-    """A number of bytes, written as a number or as text with a unit: 1048576, "1MiB", "1.5 GiB"."""
-
-    @classmethod
-    def parse(cls, given: object) -> Self:
-        if isinstance(given, int) and not isinstance(given, bool):
-            count = given
-        elif isinstance(given, str) and (found := _SIZE.fullmatch(given)):
-            unit = (_UNITS | _UNITS_LARGE).get(found[2].lower())
-            if unit is None:
-                raise ValueError(f"{found[2]!r} is not a unit; use KiB, MiB, GiB or TiB")
-            count = int(float(found[1]) * unit)
-        else:
-            raise ValueError(f'expected a size such as 1048576 or "64MiB", got {given!r}')
-        if count < 0:
-            raise ValueError(f"a size must not be negative, got {count}")
-        return cls(count)
-
-    def __str__(self) -> str:
-        for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-            if self and self % unit == 0:
-                return f"{int(self) // unit}{name}"
-        return f"{int(self)}B"
-
-
-class Share(msgspec.Struct, frozen=True):
-    """A part of a whole, as a percentage ("60%") or as a size ("4GiB")."""
-
-    percent: float | None = None
-    size_bytes: ByteCount | None = None
-
-    @classmethod
-    def parse(cls, given: object) -> Self:
-        if isinstance(given, str) and (found := _PERCENT.fullmatch(given)):
-            percent = float(found[1])
-            if not 0 < percent <= 100:
-                raise ValueError(f"a share must be above 0% and at most 100%, got {given!r}")
-            return cls(percent=percent)
-        try:
-            return cls(size_bytes=ByteCount.parse(given))
-        except ValueError:
-            raise ValueError(f'expected a share such as "60%" or a size such as "4GiB", got {given!r}') from None
-
-    def of(self, total_bytes: int) -> int:
-        """Return the size in bytes for a whole of `total_bytes`."""
-        if self.size_bytes is not None:
-            return int(self.size_bytes)
-        return int(total_bytes * (self.percent or 0) / 100)
-
-    def __str__(self) -> str:
-        return str(self.size_bytes) if self.size_bytes is not None else f"{self.percent:g}%"
 
 
 class Reload(enum.Enum):
@@ -110,12 +48,25 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A table of the settings file."""
 
 
+Enabled = Annotated[bool, setting("Whether this listener is on.")]
+Host = Annotated[str, setting("Address to listen on; if empty, the value of `host`.")]
+Port = Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)]
+UseTls = Annotated[bool, setting("Use TLS with the certificate of `tls`.")]
+LoginAccess = Annotated[
+    Literal["users", "loopback"],
+    setting(
+        "Who must log in: `users` means all clients, `loopback` means all but local clients, which act as "
+        "`auth.anonymous_user`."
+    ),
+]
+
+
 class AmqpListener(Section, frozen=True):
     """The listener for AMQP 0-9-1 and 1.0."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5672
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 5672
     product: Annotated[
         Literal["RabbitMQ", "Basalt"],
         setting(
@@ -127,17 +78,17 @@ class AmqpListener(Section, frozen=True):
 class AmqpsListener(Section, frozen=True):
     """The listener for AMQP 0-9-1 and 1.0 over TLS. It requires `tls.certificate` and `tls.key`."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = False
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5671
+    enabled: Enabled = False
+    host: Host = ""
+    port: Port = 5671
 
 
 class AdminListener(Section, frozen=True):
     """The HTTP listener for the admin API, its documentation and metrics."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 15672
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 15672
     tls: Annotated[bool, setting("Use HTTPS with the certificate of `tls`.")] = False
     body_bytes_max: Annotated[
         ByteCount, setting("Maximum request body size; definitions of a large broker need many megabytes.")
@@ -166,10 +117,10 @@ class AdminListener(Section, frozen=True):
 class FilaListener(Section, frozen=True):
     """The gRPC listener for lease queues, for Fila clients."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 5555
-    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 5555
+    tls: UseTls = False
     vhost: Annotated[str, setting("The virtual host whose queues are served.")] = "/"
     access: Annotated[
         Literal["keys", "loopback"],
@@ -190,18 +141,12 @@ class FilaListener(Section, frozen=True):
 class KafkaListener(Section, frozen=True):
     """The Kafka listener, for the streams of one virtual host."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 9092
-    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 9092
+    tls: UseTls = False
     vhost: Annotated[str, setting("The virtual host whose streams are served.")] = "/"
-    access: Annotated[
-        Literal["users", "loopback"],
-        setting(
-            "Who must authenticate with SASL: `users` means all clients, `loopback` means all but local clients, "
-            "which act as `auth.anonymous_user`."
-        ),
-    ] = "loopback"
+    access: LoginAccess = "loopback"
     advertised_host: Annotated[
         str, setting("Host name that clients are given for the broker; if empty, the address they connect to.")
     ] = ""
@@ -232,20 +177,14 @@ class KafkaListener(Section, frozen=True):
 class MqttListener(Section, frozen=True):
     """The MQTT listener (3.1, 3.1.1 and 5.0). Its settings apply to `mqtts` and `mqtt_ws` too."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 1883
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 1883
     vhost: Annotated[str, setting("The virtual host of clients whose user name does not name one (`vhost:user`).")] = (
         "/"
     )
     exchange: Annotated[str, setting("The topic exchange that clients publish to and subscribe from.")] = "amq.topic"
-    access: Annotated[
-        Literal["users", "loopback"],
-        setting(
-            "Who must log in: `users` means all clients, `loopback` means all but local clients, which act as "
-            "`auth.anonymous_user`."
-        ),
-    ] = "loopback"
+    access: LoginAccess = "loopback"
     packet_bytes_max: Annotated[ByteCount, setting("Maximum packet size.")] = ByteCount(16 * MIB)
     receive_maximum: Annotated[
         int, setting("Messages of QoS 1 and 2 that a client may send without an acknowledgement.", ge=1, le=65535)
@@ -278,18 +217,18 @@ class MqttListener(Section, frozen=True):
 class MqttsListener(Section, frozen=True):
     """The listener for MQTT over TLS. It requires `tls.certificate` and `tls.key`."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = False
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 8883
+    enabled: Enabled = False
+    host: Host = ""
+    port: Port = 8883
 
 
 class MqttWebListener(Section, frozen=True):
     """The listener for MQTT over WebSocket at /mqtt, for pages in a browser."""
 
-    enabled: Annotated[bool, setting("Whether this listener is on.")] = True
-    host: Annotated[str, setting("Address to listen on; if empty, the value of `host`.")] = ""
-    port: Annotated[int, setting("TCP port; 0 selects a free port.", ge=0, le=65535)] = 8083
-    tls: Annotated[bool, setting("Use TLS with the certificate of `tls`.")] = False
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 8083
+    tls: UseTls = False
     allowed_hosts: Annotated[
         tuple[str, ...],
         setting(
@@ -298,6 +237,35 @@ class MqttWebListener(Section, frozen=True):
             reload=Reload.LIVE,
         ),
     ] = ()
+
+
+class RocketmqListener(Section, frozen=True):
+    """The RocketMQ 5 listener (gRPC), plaintext and TLS on one port. TLS uses the certificate of `tls`."""
+
+    enabled: Enabled = True
+    host: Host = ""
+    port: Port = 8081
+    vhost: Annotated[str, setting("The virtual host whose topics are served.")] = "/"
+    access: LoginAccess = "loopback"
+    auto_create: Annotated[bool, setting("Create topics and subscription groups when a client first uses them.")] = True
+    partitions: Annotated[int, setting("Number of queues of topics created on first use.", ge=1, le=10_000)] = 1
+    durability: Annotated[
+        Literal["written", "synced"],
+        setting(
+            "What a send to a topic created on first use waits for: `written`, the write call, or `synced`, the fsync."
+        ),
+    ] = "synced"
+    body_bytes_max: Annotated[ByteCount, setting("Maximum size of a message body.")] = ByteCount(4 * MIB)
+    delay_ms_max: Annotated[
+        int, setting("Maximum delay of a DELAY message, in milliseconds.", ge=1_000, le=3_456_000_000)
+    ] = 3_456_000_000
+    invisible_ms_min: Annotated[
+        int, setting("Minimum invisible duration of received messages, in milliseconds.", ge=100)
+    ] = 10_000
+    transaction_check_ms: Annotated[
+        int,
+        setting("Age in milliseconds of an undecided transaction when the broker first asks its producer.", ge=100),
+    ] = 6_000
 
 
 class Tls(Section, frozen=True):
@@ -469,6 +437,7 @@ class Config(Section, frozen=True):
     mqtt: MqttListener = MqttListener()
     mqtts: MqttsListener = MqttsListener()
     mqtt_ws: MqttWebListener = MqttWebListener()
+    rocketmq: RocketmqListener = RocketmqListener()
     tls: Tls = Tls()
     limits: Limits = Limits()
     memory: Memory = Memory()
@@ -517,6 +486,7 @@ class Config(Section, frozen=True):
             ("mqtt", self.mqtt),
             ("mqtts", self.mqtts),
             ("mqtt_ws", self.mqtt_ws),
+            ("rocketmq", self.rocketmq),
         ]
         return [(name, each.host or self.host, each.port) for name, each in sections if each.enabled]
 

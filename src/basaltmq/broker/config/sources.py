@@ -15,7 +15,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from basaltmq.broker.config.settings import ByteCount, Config, Leaf, Reload, Section, Share, leaves, value_of
+from basaltmq.broker.config.settings import Config, Leaf, Reload, Section, leaves, value_of
+from basaltmq.broker.config.sizes import ByteCount, Share
 from basaltmq.decoding import converter
 from basaltmq.errors import InvalidConfigError
 

@@ -6,7 +6,8 @@ consumer of a higher one is ready. With a single active consumer, only the first
 next one of the highest priority takes over.
 
 A consumer is ready if it has credit, is active and is not paused. Each priority has a rotation that holds its ready
-consumers only, so a delivery costs the same with one consumer and with thousands.
+consumers only, so a delivery costs the same with one consumer and with thousands. Consumers with a selection are served
+one by one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from basaltmq.broker.consumers.selection import Selection
 from basaltmq.broker.routing.exchange import Arguments
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class Delivered(Protocol):
 
     @property
     def properties(self) -> bytes:
-        """Exchange, routing key and properties: see `properties.open_envelope`."""
+        """Exchange, routing key and properties: see `properties.decode_envelope`."""
         ...
 
     @property
@@ -82,6 +84,7 @@ class Consumer:
         "prefetch",
         "priority",
         "queue",
+        "selection",
         "sink",
         "tag",
     )
@@ -98,6 +101,7 @@ class Consumer:
         prefetch: int,
         arguments: Arguments,
         owner: object,
+        selection: Selection | None = None,
     ) -> None:
         self.queue = queue
         self.sink = sink
@@ -108,6 +112,8 @@ class Consumer:
         self.prefetch = prefetch
         self.arguments = arguments
         self.owner = owner
+        self.selection = selection
+        """None: it takes messages off the head of the queue."""
         self.credit_left = prefetch or UNLIMITED
         self.paused = False
         self.active = True
@@ -149,7 +155,16 @@ class Consumer:
 class Consumers:
     """The consumers of one queue."""
 
-    __slots__ = ("_counts", "_order", "_removed", "_rotations", "_single_active", "_wake")
+    __slots__ = (
+        "_by_priority",
+        "_exclusive",
+        "_order",
+        "_removed",
+        "_rotations",
+        "_single_active",
+        "_wake",
+        "choosing",
+    )
 
     def __init__(self, *, single_active: bool, wake: Callable[[], None], removed: Callable[[Consumer], None]) -> None:
         """`wake` is called when a consumer becomes ready, `removed` after a consumer was removed."""
@@ -157,10 +172,14 @@ class Consumers:
         self._wake = wake
         self._removed = removed
         self._order: dict[Consumer, None] = {}
-        self._counts: dict[int, int] = {}
-        """Number of consumers by priority."""
+        self._by_priority: dict[int, dict[Consumer, None]] = {}
+        """Consumers by priority, in the order of their arrival. A queue may have 10,000 of them."""
+        self._exclusive = 0
+        """Number of exclusive consumers."""
         self._rotations: dict[int, deque[Consumer]] = {}
         """Ready consumers by priority, the highest priority first, the next consumer to serve first."""
+        self.choosing: dict[Consumer, None] = {}
+        """Consumers with a selection, which are in no rotation."""
 
     def __len__(self) -> int:
         return len(self._order)
@@ -170,13 +189,16 @@ class Consumers:
 
     @property
     def has_exclusive(self) -> bool:
-        return any(consumer.exclusive for consumer in self._order)
+        return self._exclusive > 0
 
     def add(self, consumer: Consumer) -> None:
         consumer.active = not (self._single_active and self._order)
         self._order[consumer] = None
+        if consumer.selection is not None:
+            self.choosing[consumer] = None
+        self._exclusive += consumer.exclusive
         priority = consumer.priority
-        self._counts[priority] = self._counts.get(priority, 0) + 1
+        self._by_priority.setdefault(priority, {})[consumer] = None
         if priority not in self._rotations:
             self._rotations[priority] = deque()
             self._rotations = dict(sorted(self._rotations.items(), reverse=True))
@@ -187,16 +209,19 @@ class Consumers:
             return
         consumer.is_cancelled = True
         del self._order[consumer]
+        self.choosing.pop(consumer, None)
+        self._exclusive -= consumer.exclusive
         priority = consumer.priority
-        self._counts[priority] -= 1
-        if not self._counts[priority]:
-            del self._counts[priority]
+        alike = self._by_priority[priority]
+        del alike[consumer]
+        if not alike:
+            del self._by_priority[priority]
             del self._rotations[priority]
-        elif len(self._rotations[priority]) > 2 * self._counts[priority] + ROTATION_SLACK:
+        elif len(self._rotations[priority]) > 2 * len(alike) + ROTATION_SLACK:
             # Cancelled consumers stay in the rotation until their turn comes or until there are too many of them.
             self._rotations[priority] = deque(each for each in self._rotations[priority] if not each.is_cancelled)
         if self._single_active and consumer.active and self._order:
-            successor = max(self._order, key=lambda other: other.priority)
+            successor = next(iter(self._by_priority[max(self._by_priority)]))
             successor.active = True
             self.add_if_ready(successor)
         self._removed(consumer)
@@ -204,7 +229,7 @@ class Consumers:
     def add_if_ready(self, consumer: Consumer) -> None:
         """Add a consumer to its rotation if it is ready, and wake the queue."""
         if consumer.can_take():
-            if not consumer.in_rotation:
+            if not consumer.in_rotation and consumer.selection is None:
                 consumer.in_rotation = True
                 self._rotations[consumer.priority].append(consumer)
             self._wake()

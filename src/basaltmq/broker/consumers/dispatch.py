@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from basaltmq.broker.consumers.consumer import Consumer, distribute, total_credit
+from basaltmq.broker.consumers.picker import Picker
 from basaltmq.broker.consumers.queue import LEASE_BYTES, BrokerQueue
 from basaltmq.broker.message.operations import ACK, REQUEUE, Settlement
 from basaltmq.errors import CorruptionError, QueueFailedError, QueueNotFoundError, StoreStalledError
@@ -42,6 +43,7 @@ class Dispatch:
         self._plane = plane
         self._clock_s = clock_s
         self._settle = settle
+        self._picker = Picker(plane, settle, clock_s)
         self._waiting: dict[BrokerQueue, None] = {}
 
     def __bool__(self) -> bool:
@@ -67,7 +69,7 @@ class Dispatch:
             # Remove it before serving, because a consumer may reschedule it meanwhile.
             del self._waiting[queue]
             try:
-                has_more = self._serve_stream(queue) if queue.is_stream else queue.has_ready and self._serve(queue)
+                has_more = self._serve_stream(queue) if queue.is_stream else self._serve(queue)
             except StoreStalledError:
                 self._waiting[queue] = None
                 return False
@@ -79,7 +81,11 @@ class Dispatch:
         return queue.stream is not None and bool(queue.stream.deliver())
 
     def _serve(self, queue: BrokerQueue) -> bool:
-        """Deliver one batch; True if more messages may be ready."""
+        """Deliver one batch to each kind of consumers; True if more messages may be ready."""
+        is_choosing = bool(queue.consumers.choosing) and self._picker.serve(queue)
+        return (queue.has_ready and self._serve_head(queue)) or is_choosing
+
+    def _serve_head(self, queue: BrokerQueue) -> bool:
         rotation = queue.consumers.first_rotation()
         if rotation is None:
             return False

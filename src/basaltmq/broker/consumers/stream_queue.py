@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from struct import Struct
+from time import perf_counter
 from typing import Any, Final
 
 import msgspec
@@ -51,6 +52,9 @@ OFFSET_HEADER: Final = "x-stream-offset"
 READ_MAX: Final = 256
 READ_BYTES: Final = 1 << 20
 """Limits of one read for one consumer, in records and bytes. Further reads wait for the next turn."""
+
+FILTER_S: Final = 0.002
+"""Time per read for the filter of a consumer. The next read starts with the record after the last one evaluated."""
 
 STALL_RETRY_S: Final = 0.02
 """Delay between tries while the store is stalled."""
@@ -196,12 +200,28 @@ class Stream:
             )
             for record in batch.records()
         ]
+        if consumer.selection is not None and consumer.selection.accepts is not None:
+            deliveries, end = _accepted(deliveries, consumer.selection.accepts)
+            if end is not None:
+                consumer.offset = end
         if deliveries:
             consumer.credit_left -= len(deliveries)
             consumer.delivered += len(deliveries)
             self._queue.delivered += len(deliveries)
             consumer.sink.deliver(consumer, deliveries)
         return moved and consumer.can_take() and consumer.offset < batch.high_watermark
+
+
+def _accepted(read: list[StreamDelivery], accepts: Callable[[Any], bool]) -> tuple[list[StreamDelivery], int | None]:
+    """Return the accepted records. If there is no time for all, also return the offset at which to continue."""
+    until_s = perf_counter() + FILTER_S
+    found = []
+    for number, each in enumerate(read, 1):
+        if accepts(each):
+            found.append(each)
+        if number < len(read) and perf_counter() >= until_s:
+            return found, int.from_bytes(read[number].id, "big")
+    return found, None
 
 
 def _pass_on(future: asyncio.Future[None], done: asyncio.Future[None]) -> None:

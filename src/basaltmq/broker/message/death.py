@@ -49,7 +49,7 @@ class Death:
         self, envelope: bytes, queue: str, reason: str, now_s: int, exchange: str, routing_key: str | None
     ) -> None:
         """`exchange` and `routing_key` are the new ones. With None, the message keeps its own keys."""
-        old_exchange, old_key, raw = properties.open_envelope(envelope)
+        old_exchange, old_key, raw = properties.decode_envelope(envelope)
         parsed = properties.parse(raw)
         headers = parsed.headers
         keys = routing_keys(old_key, headers)
@@ -76,7 +76,7 @@ class Death:
         return True
 
     def envelope(self) -> bytes:
-        return properties.seal(self.exchange, self.routing_key, properties.encode(self.parsed))
+        return properties.encode_envelope(self.exchange, self.routing_key, properties.encode(self.parsed))
 
 
 def _named(which: str, queue: str, reason: str, exchange: str) -> dict[str, str]:

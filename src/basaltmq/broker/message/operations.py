@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.lifecycle.failures import Edit
 from basaltmq.store.families import Family
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -75,8 +76,18 @@ class Settlement(NamedTuple):
     token: int
     ids: Sequence[bytes]
     outcome: str
+    edit: Edit | None = None
+    """Changes the messages, unless they are acknowledged."""
 
 
 ACK: Final = "ack"
 REQUEUE: Final = "requeue"
 REJECT: Final = "reject"
+FAIL: Final = "fail"
+"""The delivery has failed: its attempt counts, and the message returns to its place or is dead-lettered at a limit."""
+
+SETTLE_S: Final = {ACK: 5e-6, REQUEUE: 15e-6, REJECT: 200e-6, FAIL: 200e-6}
+"""Cost of settling one delivery in the turn's batch, in seconds. A rejected or failed message may be dead-lettered."""
+
+SETTLE_PORTIONS: Final = {ACK: 1000, REQUEUE: 500, REJECT: 50, FAIL: 50}
+"""Deliveries settled per batch, which takes some milliseconds."""

@@ -284,18 +284,18 @@ def encode_shortstr(text: str, what: str = "short string") -> bytes:
     return bytes((len(raw),)) + raw
 
 
-BARE: Final = b"\0\0\0\0"
+EMPTY_ENVELOPE: Final = b"\0\0\0\0"
 """The meaning of an empty envelope: a message from a protocol without exchanges and properties."""
 
 
-def seal(exchange: str, routing_key: str, properties: bytes) -> bytes:
+def encode_envelope(exchange: str, routing_key: str, properties: bytes) -> bytes:
     """Return the envelope of a message: exchange, routing key and properties."""
     return encode_shortstr(exchange, "exchange name") + encode_shortstr(routing_key, "routing key") + properties
 
 
-def open_envelope(envelope: bytes) -> tuple[str, str, bytes]:
+def decode_envelope(envelope: bytes) -> tuple[str, str, bytes]:
     """Return exchange, routing key and properties of an envelope."""
-    envelope = envelope or BARE
+    envelope = envelope or EMPTY_ENVELOPE
     try:
         middle = 1 + envelope[0]
         start = middle + 1 + envelope[middle]

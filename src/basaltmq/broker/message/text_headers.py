@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from basaltmq.broker.message.properties import Properties, encode, open_envelope, parse
+from basaltmq.broker.message.properties import Properties, decode_envelope, encode, parse
 from basaltmq.errors import BasaltError
 
 _NUMBERS: Final = (int, float)
@@ -40,7 +40,7 @@ def headers_of(envelope: bytes) -> dict[str, str]:
     if not envelope:
         return {}
     try:
-        table = parse(open_envelope(envelope)[2]).headers
+        table = parse(decode_envelope(envelope)[2]).headers
     except BasaltError:
         return {}
     found: dict[str, str] = {}

@@ -6,22 +6,32 @@ The usual message therefore costs two look-ups and one draft.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from basaltmq.broker.consumers.consumer import total_credit
 from basaltmq.broker.consumers.direct import DirectSink
 from basaltmq.broker.consumers.queue import UNLIMITED_CREDIT, BrokerQueue
-from basaltmq.broker.loop_shares import FAN_OUT_DIRECT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
 from basaltmq.broker.message import amqp_table, properties
 from basaltmq.broker.message.death import MAXLEN, Death, routing_keys
 from basaltmq.broker.message.operations import Publish
-from basaltmq.broker.message.properties import PERSISTENT, Peek
+from basaltmq.broker.message.properties import PERSISTENT, Peek, Properties
 from basaltmq.broker.publishing.tick_batch import TickBatch
 from basaltmq.broker.routing.topology import Topology
-from basaltmq.queues.config import Overflow
+from basaltmq.broker.scheduling.loop_shares import FAN_OUT_DIRECT_S, FAN_OUT_DRAFT_S, FAN_OUT_QUEUE_S
+from basaltmq.queues.config import DURATION_MS_MAX, Overflow
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
 from basaltmq.queues.plane import QueuePlane
+
+DELAY: Final = "x-delay"
+"""Header with the delay of a message that is published to a delayed exchange."""
+
+DELIVERY_DELAY: Final = "x-opt-delivery-delay"
+DELIVERY_TIME: Final = "x-opt-delivery-time"
+"""Headers that delay a message for every exchange: a delay, or a time since 1970, in milliseconds."""
+
+_DELIVERY: Final = b"x-opt-delivery-"
 
 ROUTES_MAX: Final = 16_384
 """Cached routes; a few MiB with usual names. Past it the cache is emptied."""
@@ -41,26 +51,55 @@ TOGETHER_MIN: Final = 16
 A message to 1,000 queues takes 22 ms this way and 77 ms queue by queue; fewer queues were not measured."""
 
 
+MATCH_S_MIN: Final = 1e-4
+"""Matching by properties is charged from here on. A match with a few dozen bindings takes less."""
+
+MATCH_COPY_S: Final = 1e-5
+"""Matching time that counts like one message to one queue of a transaction."""
+
+
 class Route:
     """The queues for messages of one exchange and routing key."""
 
-    __slots__ = ("by_headers", "fan_out", "prefix", "queues", "single")
+    __slots__ = ("by_properties", "fan_out", "is_delayed", "match_s", "prefix", "queues", "single")
 
-    def __init__(self, queues: Sequence[BrokerQueue], prefix: bytes, *, by_headers: bool) -> None:
+    def __init__(
+        self, queues: Sequence[BrokerQueue], prefix: bytes, *, by_properties: bool = False, is_delayed: bool = False
+    ) -> None:
         self.queues = tuple(queues)
         self.prefix = prefix
         """Encoded exchange and routing key: the start of the envelope."""
-        self.by_headers = by_headers
+        self.by_properties = by_properties
+        """Whether headers or properties of the message decide which queues it reaches."""
+        self.is_delayed = is_delayed
         self.fan_out = len(queues)
-        """Number of queues that a message reaches. If headers decide, the number of the last message."""
-        only = queues[0] if len(queues) == 1 and not by_headers else None
+        """Number of queues that a message reaches. If its properties decide, the number of the last message."""
+        self.match_s = 0.0
+        """Processor time of the last match by properties, which each message repeats; 0 if it is short."""
+        only = queues[0] if len(queues) == 1 and not (by_properties or is_delayed) else None
         self.single = only if only is not None and only.is_plain else None
         """The only queue, if it needs no special handling."""
+
+    @property
+    def is_costly(self) -> bool:
+        """Whether a message is charged for its fan-out or for matching its properties."""
+        return self.fan_out > 1 or self.match_s > 0
+
+    @property
+    def copies(self) -> int:
+        """What a message counts in a transaction: one per queue, at least one, and its matching."""
+        return max(1, self.fan_out) + int(self.match_s / MATCH_COPY_S)
 
     def fan_out_s(self, *, is_transient: bool) -> float:
         """Return the estimated cost of a message for this route, in seconds."""
         direct = sum([queue.direct is not None for queue in self.queues]) if is_transient else 0
-        return (self.fan_out - direct) * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S) + direct * FAN_OUT_DIRECT_S
+        queues_s = (self.fan_out - direct) * (FAN_OUT_QUEUE_S + FAN_OUT_DRAFT_S) + direct * FAN_OUT_DIRECT_S
+        return queues_s + self.match_s
+
+    @property
+    def another_s(self) -> float:
+        """Return the estimated cost of a message after another one for this route, in seconds."""
+        return (self.fan_out * FAN_OUT_DRAFT_S if self.fan_out > 1 else 0.0) + self.match_s
 
     def limited(self) -> list[BrokerQueue]:
         """Return the queues whose publishers need credit."""
@@ -80,6 +119,8 @@ class MessageRouter:
         self._routes: dict[tuple[str, str], Route] = {}
         self._routes_version = -1
         self._peeked: dict[bytes, Peek] = {}
+        self.learned = 0
+        """Routes that were not cached. Each may take milliseconds, if an exchange has thousands of bindings."""
 
     def sort(self, publishes: Iterable[Publish]) -> TickBatch:
         """Route messages and group their drafts by queue."""
@@ -104,7 +145,7 @@ class MessageRouter:
                 queue = route.single
                 is_usual = (
                     queue is not None
-                    and not (peek.has_headers and b"CC" in raw)
+                    and not (peek.has_headers and (b"CC" in raw or _DELIVERY in raw))
                     and peek.expiration_ms != 0
                     and (queue.direct is None or peek.delivery_mode == PERSISTENT)
                 )
@@ -136,6 +177,7 @@ class MessageRouter:
         return self._routes.get((exchange, key)) or self._learn_route(exchange, key)
 
     def _learn_route(self, exchange: str, key: str) -> Route:
+        self.learned += 1
         route = self._routes[exchange, key] = self.route(exchange, key)
         return route
 
@@ -147,22 +189,37 @@ class MessageRouter:
 
     def route(self, exchange: str, key: str) -> Route:
         found = self._topology.exchanges.get(exchange)
-        names, by_headers = ([], False) if found is None else self._topology.route(found, [key], {})
-        queues = [self._queues[name] for name in names]
-        return Route(queues, properties.seal(exchange, key, b""), by_headers=by_headers)
+        prefix = properties.encode_envelope(exchange, key, b"")
+        if found is None:
+            return Route((), prefix)
+        began_s = time.thread_time()
+        reached = self._topology.route(found, [key], {})
+        queues = [self._queues[name] for name in reached.queues]
+        route = Route(queues, prefix, by_properties=reached.by_properties, is_delayed=reached.is_delayed)
+        if reached.by_properties:
+            route.match_s = _charged(time.thread_time() - began_s)
+        return route
 
     def _sort_one(self, publish: Publish, route: Route, peek: Peek, batch: TickBatch) -> None:
         """Route a message to several queues, to none, by its headers, or to a queue with special settings."""
         publisher, exchange, key, raw, body, mandatory, number = publish
         queues: Sequence[BrokerQueue] = route.queues
         headers: dict[str, Any] = {}
-        if peek.has_headers:
-            headers = properties.parse(raw).headers
-            if route.by_headers or "CC" in headers or "BCC" in headers:
-                queues = self._queues_of(exchange, routing_keys(key, headers), headers)
+        delay_ms = 0
+        if peek.has_headers or route.by_properties:
+            parsed = properties.parse(raw)
+            headers = parsed.headers
+            if route.by_properties or "CC" in headers or "BCC" in headers:
+                began_s = time.thread_time()
+                queues = self._queues_of(exchange, routing_keys(key, headers), headers, parsed)
                 route.fan_out = len(queues)
+                route.match_s = _charged(time.thread_time() - began_s)
                 if "BCC" in headers:
                     raw = without_bcc(raw)
+            if route.is_delayed and (delay_ms := delay_of(headers)):
+                raw = with_delay_over(raw, delay_ms)
+            if _DELIVERY in raw:
+                delay_ms = max(delay_ms, delivery_delay_of(headers, self._clock_ns() // 1_000_000))
         if not queues:
             if mandatory:
                 batch.returns.append(publish)
@@ -171,7 +228,7 @@ class MessageRouter:
             return
         accepting = [queue for queue in queues if not queue.rejects or self._has_room(queue, len(body), batch)]
         envelope = route.prefix + raw
-        if peek.delivery_mode != PERSISTENT and peek.expiration_ms is None:
+        if peek.delivery_mode != PERSISTENT and peek.expiration_ms is None and not delay_ms:
             accepting, queues = self._deliver_direct(route, accepting, queues, envelope, body, batch)
         if len(accepting) < len(queues):
             batch.has_refused = True
@@ -180,7 +237,7 @@ class MessageRouter:
                     self._overflow(queue, envelope, body, peek, batch)
             if number:
                 batch.nacks.setdefault(publisher, []).append(number)
-        wants_sync = self._enqueue(accepting, envelope, body, peek, headers, batch)
+        wants_sync = self._enqueue(accepting, envelope, body, peek, headers, batch, delay_ms)
         if number and len(accepting) == len(queues):
             confirms = batch.synced if wants_sync else batch.confirms
             confirms.setdefault(publisher, []).append(number)
@@ -209,11 +266,13 @@ class MessageRouter:
             return [], []
         return [each for each in accepting if each not in taken], [each for each in queues if each not in taken]
 
-    def _queues_of(self, exchange: str, keys: Sequence[str], headers: dict[str, Any]) -> list[BrokerQueue]:
+    def _queues_of(
+        self, exchange: str, keys: Sequence[str], headers: dict[str, Any], parsed: Properties
+    ) -> list[BrokerQueue]:
         found = self._topology.exchanges.get(exchange)
         if found is None:
             return []
-        return [self._queues[name] for name in self._topology.route(found, keys, headers)[0]]
+        return [self._queues[name] for name in self._topology.route(found, keys, headers, parsed).queues]
 
     def _enqueue(
         self,
@@ -223,24 +282,27 @@ class MessageRouter:
         peek: Peek,
         headers: dict[str, Any],
         batch: TickBatch,
+        delay_ms: int = 0,
     ) -> bool:
         """Add a message to the groups of its queues. Return whether its confirm waits for a sync."""
         is_persistent = peek.delivery_mode == PERSISTENT
         wants_sync = False
         alike: list[BrokerQueue] = []
-        is_usual = is_persistent and peek.expiration_ms != 0
+        is_usual = is_persistent and peek.expiration_ms != 0 and not delay_ms
         for queue in queues:
             if is_usual and queue.is_plain and queue.durable:
                 alike.append(queue)
             elif queue.is_stream:
                 batch.streams.setdefault(queue, []).append((envelope, body))
                 wants_sync = True
-            elif self._is_instant(queue, peek, batch):
+            elif not delay_ms and self._is_instant(queue, peek, batch):
                 wants_sync = wants_sync or (queue.durable and is_persistent)
                 batch.instant.setdefault(queue, []).append(_draft(queue, envelope, body, peek, headers))
             else:
                 wants_sync = wants_sync or (queue.durable and is_persistent)
-                batch.add(queue, _draft(queue, envelope, body, peek, headers))
+                draft = _draft(queue, envelope, body, peek, headers)
+                draft.delay_ms = delay_ms
+                batch.add(queue, draft)
         if alike:
             wants_sync = True
             draft = Draft(payload=body, properties=envelope, ttl_ms=peek.expiration_ms)
@@ -296,8 +358,12 @@ class MessageRouter:
             settings.dead_letter_routing_key,
         )
         exchange = settings.dead_letter_exchange
-        reached = self._queues_of(exchange, death.keys, death.parsed.headers)
+        reached = self._queues_of(exchange, death.keys, death.parsed.headers, death.parsed)
         return death, [each for each in reached if death.may_enter(each.name)]
+
+
+def _charged(match_s: float) -> float:
+    return match_s if match_s >= MATCH_S_MIN else 0.0
 
 
 def _draft(queue: BrokerQueue, envelope: bytes, body: bytes, peek: Peek, headers: dict[str, Any]) -> Draft:
@@ -313,9 +379,32 @@ def _draft(queue: BrokerQueue, envelope: bytes, body: bytes, peek: Peek, headers
         throttle = _text(headers.get(settings.throttle_header))
         draft.throttle_keys = (throttle,) if throttle else ()
     if settings.dedup_ms is not None:
-        message_id = properties.parse(properties.open_envelope(envelope)[2]).message_id
+        message_id = properties.parse(properties.decode_envelope(envelope)[2]).message_id
         draft.dedup_id = b"" if message_id is None else message_id.encode(errors="surrogateescape")
     return draft
+
+
+def delay_of(headers: dict[str, Any]) -> int:
+    """Return the delay in the headers of a message, in milliseconds; 0 if there is none."""
+    value = headers.get(DELAY)
+    return min(value, DURATION_MS_MAX) if type(value) is int and value > 0 else 0
+
+
+def delivery_delay_of(headers: dict[str, Any], now_ms: int) -> int:
+    """Return the delay until a message may be delivered, in milliseconds."""
+    delay, time_ms = headers.get(DELIVERY_DELAY), headers.get(DELIVERY_TIME)
+    delay_ms = delay if isinstance(delay, int) and not isinstance(delay, bool) else 0
+    if isinstance(time_ms, int) and not isinstance(time_ms, bool):
+        delay_ms = max(delay_ms, time_ms - now_ms)
+    return min(max(0, delay_ms), DURATION_MS_MAX)
+
+
+def with_delay_over(raw: bytes, delay_ms: int) -> bytes:
+    """Return properties with a negative delay: consumers see how long it was, and a further exchange adds none."""
+    parsed = properties.parse(raw)
+    assert parsed.headers_raw is not None, "the delay is a header"
+    parsed.headers_raw = amqp_table.edit(parsed.headers_raw, {DELAY: -delay_ms}, [])
+    return properties.encode(parsed)
 
 
 def _text(value: object) -> str:

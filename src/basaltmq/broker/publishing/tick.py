@@ -2,7 +2,7 @@
 
     publish, enqueue, settle ─> gather ─> one change of the queue plane ─┬─> returns, confirms without a sync
                                                                          ├─> deliveries to consumers
-                                                                         └─> WAL sync ─> confirms, answers
+                                                                         └─> WAL sync ─> confirms, completed calls
 
 - `publish`: messages for an exchange. The router finds their queues; the publisher gets returns and confirms.
 - `enqueue`: messages for a named queue. The waiter gets their ids.
@@ -15,7 +15,7 @@ slow consumers wait for a timer (see `credit`).
 
 A message is confirmed when every queue that accepted it has it: after the sync if it is persistent and one of the
 queues is durable, otherwise after the write. A message that no queue accepted is confirmed too; a `mandatory` one is
-returned first. A full queue that rejects publishes turns the confirm into a nack. An enqueue is answered when it is as
+returned first. A full queue that rejects publishes turns the confirm into a nack. An enqueue completes when it is as
 durable as its queue requires.
 
 Publishes and settlements are written at the end of the turn, with all enqueues that are gathered by then. While only
@@ -23,9 +23,9 @@ enqueues are gathered, they wait for more in two cases, because a write with its
 call in it 50 us:
 
 - No sync is running, and the last turn brought an enqueue: wait for one more turn, up to `GATHER_TURNS_MAX`. Callers
-  that were answered together return one by one.
-- A sync is running: an enqueue cannot be durable before the next sync, so it shares the next write. The callers of the
-  finished sync are answered before that write. Otherwise their answers would wait for the next sync.
+  whose calls completed together return one by one.
+- A sync is running: an enqueue cannot be durable before the next sync, so it shares the next write. The calls of the
+  finished sync complete before that write. Otherwise they would wait for the next sync.
 
 If the store is stalled, nothing of the batch is written. Everything stays gathered, publishers are blocked, and the
 tick tries again. If one operation fails the batch, its halves are written instead, until only the bad operation is
@@ -43,7 +43,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from basaltmq.broker.chores import Chore, Chores
 from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
@@ -51,8 +50,9 @@ from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, RowC
 from basaltmq.broker.publishing.credit import SLOW_S, PublisherCredit
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
-from basaltmq.broker.publishing.tick_batch import Answers, TickBatch
+from basaltmq.broker.publishing.tick_batch import Completions, TickBatch
 from basaltmq.broker.publishing.writer import BatchWriter, refuse
+from basaltmq.broker.scheduling.chores import Chore, Chores
 from basaltmq.errors import BasaltError, CorruptionError, StorageError, StoreStalledError
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.store.sync.loop_commit import LoopCommit
@@ -332,10 +332,10 @@ class Tick:
         self._deliver(batch)
         for publisher, numbers in batch.nacks.items():
             _call(publisher.confirmed, numbers, False)
-        if batch.confirms or batch.answers:
+        if batch.confirms or batch.completions:
             # Confirm one turn later, as after a sync. Publishers confirmed at once would outrun the consumers.
             self.unsynced += 1
-            asyncio.get_running_loop().call_soon(self._answer, batch.confirms, batch.answers, None)
+            asyncio.get_running_loop().call_soon(self._complete, batch.confirms, batch.completions, None)
         waits = [self._streams.append(queue, messages) for queue, messages in batch.streams.items()]
         if waits and batch.synced:
             self.unsynced += 1
@@ -343,10 +343,10 @@ class Tick:
                 waits.append(self._commit.durable())
             asyncio.gather(*waits).add_done_callback(partial(self._appended, batch.synced))
             batch.synced = {}
-        if batch.synced or batch.synced_answers:
+        if batch.synced or batch.synced_completions:
             self.unsynced += 1
             self._syncs += 1
-            synced = partial(self._synced, batch.synced, batch.synced_answers)
+            synced = partial(self._synced, batch.synced, batch.synced_completions)
             try:
                 self._commit.after_sync(asyncio.get_running_loop(), [synced])
             except BasaltError as error:
@@ -356,16 +356,20 @@ class Tick:
         if done.cancelled():
             self.unsynced -= 1
         else:
-            self._answer(confirms, [], done.exception())
+            self._complete(confirms, [], done.exception())
 
-    def _synced(self, confirms: dict[Publisher, list[int]], answers: Answers, error: BaseException | None) -> None:
+    def _synced(
+        self, confirms: dict[Publisher, list[int]], completions: Completions, error: BaseException | None
+    ) -> None:
         self._syncs -= 1
-        self._answer(confirms, answers, error)
+        self._complete(confirms, completions, error)
         if self.gathered:
-            # In the next turn: by then the answers are sent, and the requests that arrived during the sync are read.
+            # In the next turn: by then the responses are sent, and the requests that arrived during the sync are read.
             self.schedule()
 
-    def _answer(self, confirms: dict[Publisher, list[int]], answers: Answers, error: BaseException | None) -> None:
+    def _complete(
+        self, confirms: dict[Publisher, list[int]], completions: Completions, error: BaseException | None
+    ) -> None:
         """Confirm the messages of a batch, or refuse them with the error of the sync."""
         self.unsynced -= 1
         if error is not None:
@@ -376,7 +380,7 @@ class Tick:
                 _log.warning("messages were refused: %s", error)
         for publisher, numbers in confirms.items():
             _call(publisher.confirmed, numbers, error is None)
-        for waiter, ids in answers:
+        for waiter, ids in completions:
             if waiter.done():
                 continue
             if error is None:

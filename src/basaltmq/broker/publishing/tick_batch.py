@@ -15,7 +15,7 @@ from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, Wait
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.leases.delivery import Delivery
 
-Answers: TypeAlias = list[tuple[Waiter[Any], Any]]
+Completions: TypeAlias = list[tuple[Waiter[Any], Any]]
 """Waiters with their results."""
 
 
@@ -23,7 +23,7 @@ class TickBatch:
     """The operations of one turn, ready for the plane."""
 
     __slots__ = (
-        "answers",
+        "completions",
         "confirms",
         "delivered",
         "direct",
@@ -39,7 +39,7 @@ class TickBatch:
         "steps",
         "streams",
         "synced",
-        "synced_answers",
+        "synced_completions",
     )
 
     def __init__(self) -> None:
@@ -63,10 +63,10 @@ class TickBatch:
         """Calls that name their queue, by queue."""
         self.synced: dict[Publisher, list[int]] = {}
         """Confirms to send after the sync."""
-        self.synced_answers: Answers = []
-        """Answers to send after the sync."""
+        self.synced_completions: Completions = []
+        """Calls that complete after the sync, with their results."""
         self.confirms: dict[Publisher, list[int]] = {}
-        self.answers: Answers = []
+        self.completions: Completions = []
         self.nacks: dict[Publisher, list[int]] = {}
         self.rooms: dict[BrokerQueue, list[int]] = {}
         """Remaining capacity of queues that reject publishes: messages and bytes."""

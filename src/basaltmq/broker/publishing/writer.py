@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from basaltmq.broker.message.operations import ACK, REQUEUE, Publish, Settlement, Waiter
+from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Publish, Settlement, Waiter
 from basaltmq.broker.publishing.gathered import Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import TickBatch
@@ -46,7 +46,7 @@ class BatchWriter:
         return [*alone, batch] if batch else alone
 
     def write(self, part: Gathered) -> TickBatch:
-        """Write a part completely or not at all. Return the confirms and answers that are due."""
+        """Write a part completely or not at all. Return the confirms and the completed calls."""
         batch = self._router.sort(part.publishes) if part.publishes else TickBatch()
         for call in part.enqueues:
             batch.enqueues.setdefault(call.queue, []).append(call)
@@ -58,7 +58,7 @@ class BatchWriter:
                 self._apply(batch, part.settlements)
                 for _, change in part.rows:
                     self._plane.write_rows(change.rows)
-        batch.synced_answers += [(change.waiter, None) for _, change in part.rows if change.waiter is not None]
+        batch.synced_completions += [(change.waiter, None) for _, change in part.rows if change.waiter is not None]
         return batch
 
     def write_tx(self, publishes: Sequence[Publish], settlements: Sequence[Settlement]) -> TickBatch:
@@ -83,14 +83,14 @@ class BatchWriter:
         for queue, drafts in batch.instant.items():
             batch.delivered.append((queue, plane.deliver(queue.name, drafts, visibility_ms=queue.lease_ms)))
         acked: dict[tuple[str, int], list[bytes]] = {}
-        for name, token, ids, outcome in settlements:
+        for name, token, ids, outcome, edit in settlements:
             if outcome == ACK:
                 # Most clients acknowledge each message alone. One call per lease costs a fraction of one per message.
                 acked.setdefault((name, token), []).extend(ids)
-            elif outcome == REQUEUE:
+            elif outcome == REQUEUE and edit is None:
                 plane.release(name, token, ids)
             else:
-                plane.nack(name, token, ids, reject=True)
+                plane.nack(name, token, ids, reject=outcome == REJECT, edit=edit, is_failure=outcome != REQUEUE)
         for (name, token), ids in acked.items():
             plane.ack(name, token, ids)
 
@@ -102,10 +102,10 @@ class BatchWriter:
             # With `extra` the broker manages the queue. `durability` then says when the broker is done with a message,
             # not when the message is durable, so wait for the sync.
             is_synced = bool(config.extra) or config.durability is Durability.SYNCED
-            answers = batch.synced_answers if is_synced else batch.answers
+            completions = batch.synced_completions if is_synced else batch.completions
             at = 0
             for call in calls:
-                answers.append((call.waiter, ids[at : at + len(call.drafts)]))
+                completions.append((call.waiter, ids[at : at + len(call.drafts)]))
                 at += len(call.drafts)
 
 

@@ -213,7 +213,7 @@ def _invalid(owner: Owner, name: str, reason: str) -> PreconditionFailedError:
 
 def check_same(owner: Owner, field: str, has: object, asked: object) -> None:
     """Raise if a field of a declaration differs from the existing object."""
-    if has != asked or isinstance(has, bool) is not isinstance(asked, bool):
+    if has != asked or isinstance(has, bool | float) is not isinstance(asked, bool | float):
         raise PreconditionFailedError(
             f"inequivalent arg '{field}' for {owner}: received {_shown(asked)} but current is {_shown(has)}"
         )

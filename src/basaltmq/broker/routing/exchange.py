@@ -5,6 +5,8 @@
     topic     the routing key matches the binding's pattern (topic_trie.py)
     headers   the message's headers match all or any of the binding's arguments; names that begin with x- count only in
               the modes all-with-x and any-with-x
+    x-consistent-hash   one binding per message, by the hash of its routing key (consistent_hash.py)
+    x-delayed-message   as the type in x-delayed-type, after the time in the message's header x-delay
 
 Each type is a table of bindings, which maps a message to destinations. `Topology.route` follows bindings between
 exchanges and handles messages without a route.
@@ -13,9 +15,11 @@ exchanges and handles messages without a route.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+from basaltmq.broker.message.properties import Properties
+from basaltmq.broker.routing.consistent_hash import ConsistentHashTable, check_hash_arguments, weight_of
 from basaltmq.broker.routing.topic_trie import TopicTrie
 from basaltmq.errors import PreconditionFailedError
 
@@ -57,16 +61,27 @@ class ExchangeType(enum.StrEnum):
     FANOUT = "fanout"
     TOPIC = "topic"
     HEADERS = "headers"
+    CONSISTENT_HASH = "x-consistent-hash"
+    DELAYED = "x-delayed-message"
+
+
+DELAYED_TYPE: Final = "x-delayed-type"
+"""Argument of a delayed exchange: the type by which it selects bindings."""
 
 
 class Table(Protocol):
     """The bindings of one exchange, indexed for its type."""
 
+    reads_properties: bool
+    """Whether the selection depends on more than the routing key."""
+
     def add(self, binding: Binding) -> None: ...
 
     def remove(self, binding: Binding) -> None: ...
 
-    def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]: ...
+    def match(
+        self, keys: Iterable[str], headers: Arguments, properties: Properties | None = None
+    ) -> set[Destination]: ...
 
 
 class _Counted:
@@ -87,6 +102,8 @@ class _Counted:
 
 
 class DirectTable:
+    reads_properties = False
+
     def __init__(self) -> None:
         self._by_key: dict[str, _Counted] = {}
 
@@ -99,7 +116,7 @@ class DirectTable:
         if not counted.counts:
             del self._by_key[binding.routing_key]
 
-    def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
+    def match(self, keys: Iterable[str], headers: Arguments, properties: Properties | None = None) -> set[Destination]:
         found: set[Destination] = set()
         for key in keys:
             counted = self._by_key.get(key)
@@ -109,6 +126,8 @@ class DirectTable:
 
 
 class FanoutTable:
+    reads_properties = False
+
     def __init__(self) -> None:
         self._all = _Counted()
 
@@ -118,11 +137,13 @@ class FanoutTable:
     def remove(self, binding: Binding) -> None:
         self._all.remove(binding.destination)
 
-    def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
+    def match(self, keys: Iterable[str], headers: Arguments, properties: Properties | None = None) -> set[Destination]:
         return set(self._all.counts)
 
 
 class TopicTable:
+    reads_properties = False
+
     def __init__(self) -> None:
         self._trie: TopicTrie[Destination] = TopicTrie()
 
@@ -132,7 +153,7 @@ class TopicTable:
     def remove(self, binding: Binding) -> None:
         self._trie.remove(binding.routing_key, binding.destination)
 
-    def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
+    def match(self, keys: Iterable[str], headers: Arguments, properties: Properties | None = None) -> set[Destination]:
         found: set[Destination] = set()
         for key in keys:
             found |= self._trie.match(key)
@@ -194,6 +215,8 @@ class HeadersTable:
     the one with the fewest other bindings.
     """
 
+    reads_properties = True
+
     def __init__(self) -> None:
         self._index_keys: dict[Identity, tuple[IndexKey, ...]] = {}
         self._by_index_key: dict[IndexKey, dict[Identity, tuple[_Condition, Destination]]] = {}
@@ -221,7 +244,7 @@ class HeadersTable:
         if not index_keys and not header_condition(binding.arguments).is_any:
             self._always.remove(binding.destination)
 
-    def match(self, keys: Iterable[str], headers: Arguments) -> set[Destination]:
+    def match(self, keys: Iterable[str], headers: Arguments, properties: Properties | None = None) -> set[Destination]:
         reached = set(self._always.counts)
         for name, value in headers.items():
             for index_key in {name, _index_key(name, value)}:
@@ -234,12 +257,47 @@ class HeadersTable:
 _NO_BINDINGS: Final[Mapping[Identity, tuple[_Condition, Destination]]] = {}
 
 
-_TABLES: Final[Mapping[ExchangeType, type[Table]]] = {
+_TABLES: Final[Mapping[ExchangeType, Callable[[], Table]]] = {
     ExchangeType.DIRECT: DirectTable,
     ExchangeType.FANOUT: FanoutTable,
     ExchangeType.TOPIC: TopicTable,
     ExchangeType.HEADERS: HeadersTable,
 }
+
+
+def _table(kind: ExchangeType, arguments: Arguments) -> Table:
+    if kind is ExchangeType.DELAYED:
+        kind = delayed_type(arguments)
+    return ConsistentHashTable(arguments) if kind is ExchangeType.CONSISTENT_HASH else _TABLES[kind]()
+
+
+def delayed_type(arguments: Arguments) -> ExchangeType:
+    """Return the type by which a delayed exchange selects bindings."""
+    asked = arguments.get(DELAYED_TYPE)
+    try:
+        kind = ExchangeType(str(asked))
+    except ValueError:
+        kind = ExchangeType.DELAYED
+    if kind is ExchangeType.DELAYED:
+        known = ", ".join(each for each in ExchangeType if each is not ExchangeType.DELAYED)
+        raise PreconditionFailedError(f"invalid argument {DELAYED_TYPE} {asked!r:.80}; use one of {known}")
+    return kind
+
+
+def check_type_arguments(kind: ExchangeType, arguments: Arguments) -> None:
+    """Raise PreconditionFailedError for invalid arguments of an exchange type."""
+    if kind is ExchangeType.DELAYED:
+        kind = delayed_type(arguments)
+    if kind is ExchangeType.CONSISTENT_HASH:
+        check_hash_arguments(arguments)
+
+
+def check_binding(exchange: Exchange, routing_key: str, arguments: Arguments) -> None:
+    """Raise PreconditionFailedError for a binding that the type of its exchange does not understand."""
+    if isinstance(exchange.table, HeadersTable):
+        header_condition(arguments)
+    elif isinstance(exchange.table, ConsistentHashTable):
+        weight_of(routing_key)
 
 
 class Exchange:
@@ -281,7 +339,7 @@ class Exchange:
         """Name of the policy that applies."""
         self.bindings: dict[Identity, Binding] = {}
         self.published = 0
-        self.table: Table = _TABLES[kind]()
+        self.table = _table(kind, self.arguments)
 
     def add(self, binding: Binding) -> None:
         self.table.add(binding)

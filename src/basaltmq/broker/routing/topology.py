@@ -20,11 +20,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from basaltmq.broker.message import amqp_table
+from basaltmq.broker.message.properties import Properties
 from basaltmq.broker.routing.arguments import Owner, check_exchange_arguments, check_same
+from basaltmq.broker.routing.consistent_hash import HEADER, PROPERTY
 from basaltmq.broker.routing.exchange import (
+    DELAYED_TYPE,
     EXCHANGE,
     QUEUE,
     Arguments,
@@ -32,7 +35,8 @@ from basaltmq.broker.routing.exchange import (
     Destination,
     Exchange,
     ExchangeType,
-    header_condition,
+    check_binding,
+    check_type_arguments,
 )
 from basaltmq.errors import (
     AccessRefusedError,
@@ -63,11 +67,24 @@ PREDECLARED: Final = (
 NAME_BYTES_MAX: Final = 255
 """Maximum length of names and routing keys: an AMQP short string."""
 
-REMOVED_AT_ONCE: Final = 500
+REMOVED_PER_BATCH: Final = 500
 """Bindings removed in one batch, which takes a few milliseconds."""
+
+EXCHANGE_ARGUMENTS: Final = ("alternate-exchange", DELAYED_TYPE, HEADER, PROPERTY)
+"""Arguments of exchanges that have an effect, and must be equal when an exchange is declared again."""
 
 _AUTO_DELETE: Final = 1
 _INTERNAL: Final = 2
+
+
+class Reached(NamedTuple):
+    """Where a message goes."""
+
+    queues: list[str]
+    by_properties: bool
+    """Whether more than the routing key decided."""
+    is_delayed: bool
+    """Whether a delayed exchange is on the way."""
 
 
 class Topology:
@@ -140,11 +157,11 @@ class Topology:
     ) -> Exchange:
         """Return the exchange of this name, created if it is missing. Raises if an existing one differs."""
         found = self.exchanges.get(name)
+        if name == "":
+            raise AccessRefusedError("operation not permitted on the default exchange")
         if passive:
             return self.get(name)
         owner = Owner("exchange", name, self._vhost)
-        if name == "":
-            raise AccessRefusedError("operation not permitted on the default exchange")
         try:
             wanted = ExchangeType(kind)
         except ValueError:
@@ -158,7 +175,7 @@ class Topology:
                 ("durable", found.durable, durable),
                 ("auto_delete", found.auto_delete, auto_delete),
                 ("internal", found.internal, internal),
-                ("alternate-exchange", found.arguments.get("alternate-exchange"), arguments.get("alternate-exchange")),
+                *((each, found.arguments.get(each), arguments.get(each)) for each in EXCHANGE_ARGUMENTS),
             ):
                 check_same(owner, field, has, asked)
             return found
@@ -166,6 +183,7 @@ class Topology:
         if name.startswith("amq."):
             raise AccessRefusedError(f"exchange name '{name}' contains reserved prefix 'amq.*'")
         check_exchange_arguments(owner, arguments)
+        check_type_arguments(wanted, arguments)
         exchange = Exchange(
             name, wanted, durable=durable, auto_delete=auto_delete, internal=internal, arguments=arguments
         )
@@ -201,8 +219,7 @@ class Topology:
             raise AccessRefusedError("operation not permitted on the default exchange")
         check_name("routing key", routing_key)
         arguments = dict(arguments or {})
-        if exchange.type is ExchangeType.HEADERS:
-            header_condition(arguments)
+        check_binding(exchange, routing_key, arguments)
         binding = Binding(
             source, destination, routing_key, arguments, hash_arguments(arguments), exchange.durable and durable
         )
@@ -235,11 +252,11 @@ class Topology:
         Use it before a deletion. After a crash in between, the object still exists with the remaining bindings.
         """
         while True:
-            portion = list(islice(self._incoming.get(destination, {}).values(), REMOVED_AT_ONCE))
+            portion = list(islice(self._incoming.get(destination, {}).values(), REMOVED_PER_BATCH))
             exchange = self.exchanges.get(destination.name) if destination.kind == EXCHANGE else None
-            if len(portion) < REMOVED_AT_ONCE and exchange is not None:
-                portion = list(islice(exchange.bindings.values(), REMOVED_AT_ONCE))
-            if len(portion) < REMOVED_AT_ONCE:
+            if len(portion) < REMOVED_PER_BATCH and exchange is not None:
+                portion = list(islice(exchange.bindings.values(), REMOVED_PER_BATCH))
+            if len(portion) < REMOVED_PER_BATCH:
                 return
             # Keep the last one, so that an auto-delete exchange is deleted together with the destination.
             self._remove(portion[:-1])
@@ -318,10 +335,16 @@ class Topology:
     def bindings_to(self, destination: Destination) -> list[Binding]:
         return list(self._incoming.get(destination, {}).values())
 
-    def route(self, exchange: Exchange, routing_keys: Sequence[str], headers: Arguments) -> tuple[list[str], bool]:
-        """Return the queues that a message reaches, and whether its headers influenced the route."""
+    def route(
+        self,
+        exchange: Exchange,
+        routing_keys: Sequence[str],
+        headers: Arguments,
+        properties: Properties | None = None,
+    ) -> Reached:
+        """Return the queues that a message reaches."""
         found: dict[str, None] = {}
-        by_headers = False
+        by_properties = is_delayed = False
         seen = {exchange.name}
         todo = [exchange]
         while todo:
@@ -329,8 +352,9 @@ class Topology:
             if here.name == "":
                 reached = {Destination(QUEUE, key) for key in routing_keys if self._has_queue(key)}
             else:
-                reached = here.table.match(routing_keys, headers)
-                by_headers = by_headers or here.type is ExchangeType.HEADERS
+                reached = here.table.match(routing_keys, headers, properties)
+                by_properties = by_properties or here.table.reads_properties
+                is_delayed = is_delayed or here.type is ExchangeType.DELAYED
             if not reached and here.alternate is not None:
                 reached = {Destination(EXCHANGE, here.alternate)}
             for kind, name in reached:
@@ -341,7 +365,7 @@ class Topology:
                     following = self.exchanges.get(name)
                     if following is not None:
                         todo.append(following)
-        return list(found), by_headers
+        return Reached(list(found), by_properties, is_delayed)
 
 
 def check_name(what: str, name: str) -> None:

@@ -15,9 +15,13 @@ debt. Each turn reduces the debt by `REPAID_S`. Connections whose next message i
 idle turn takes microseconds, so fan-outs are delayed only while other connections have work. Messages with large
 headers are treated in the same way.
 
-Some work has a cost of its own per connection, and thousands of connections may cause it in the same turn: opening a
-session, and cleaning up after a lost connection. `do` runs it at once while the turn has time for it, and later turns
-do the rest, in order.
+Some work has a cost of its own per connection, and thousands of connections may cause it in the same turn. It waits in
+two lines, which get equal shares of `WORK_S` per turn:
+
+    do                                  clients wait for it: opening a session, SUBSCRIBE
+    clean_up, close_later, in_portions  closing sockets, cleaning up after lost connections, the checks of each second
+
+Work runs at once while the turn has time for it and its line is empty. Later turns do the rest, in order.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 TURN_S: Final = 0.01
@@ -47,7 +52,13 @@ REPAID_S: Final = 0.004
 meets one batch, seldom two."""
 
 WORK_S: Final = 0.005
-"""Time per turn for work given to `do`. The last piece may exceed it."""
+"""Time per turn for the work of both lines. The last piece may exceed it."""
+
+CLOSE_S: Final = 30e-6
+"""Cost of closing a socket later in the turn: the event loop calls `connection_lost`, then close(2)."""
+
+PIECE_S: Final = 0.0005
+"""Time for the steps that `in_portions` takes at once. Longer pieces would delay the work between them."""
 
 FAN_OUT_QUEUE_S: Final = 15e-6
 FAN_OUT_DRAFT_S: Final = 4e-6
@@ -63,6 +74,7 @@ class LoopShares:
     """Splits the time of turns among the connections of one loop."""
 
     __slots__ = (
+        "_cleaning",
         "_clock_s",
         "_ends_s",
         "_in_line",
@@ -82,7 +94,8 @@ class LoopShares:
         self.owed_s = 0.0
         """Debt: fan-out time that later turns have not yet compensated."""
         self._in_line: deque[Callable[[], None]] = deque()
-        self._work: deque[Callable[[], None]] = deque()
+        self._work: deque[Callable[[], object]] = deque()
+        self._cleaning: deque[Callable[[], object]] = deque()
         self._worked_s = 0.0
         self._clock_s = clock_s
         self._used_s = 0.0
@@ -133,15 +146,57 @@ class LoopShares:
         self._in_line.append(go_on)
         self._schedule()
 
-    def do(self, work: Callable[[], None]) -> None:
-        """Call `work` now, or in a later turn if this one has no time left for it. In order of arrival."""
-        if self._work or self._worked_s >= WORK_S:
-            self._work.append(work)
+    def do(self, work: Callable[[], object]) -> None:
+        """Call `work`, for which a client waits, now or in a later turn."""
+        self._add(self._work, work)
+
+    def clean_up(self, work: Callable[[], object]) -> None:
+        """Call `work`, for which no client waits, now or in a later turn."""
+        self._add(self._cleaning, work)
+
+    def close_later(self, transport: asyncio.Transport | None) -> bool:
+        """Close the socket of a client that has closed its side, now or in a later turn.
+
+        For `eof_received`, whose result this is. TLS transports ignore it and close at once.
+        """
+        if transport is None or transport.get_extra_info("ssl_object") is not None:
+            return False
+        self.clean_up(partial(self._close, transport))
+        return True
+
+    def _close(self, transport: asyncio.Transport) -> None:
+        transport.close()
+        self._worked_s += CLOSE_S
+
+    def in_portions(self, steps: Iterator[object], done: Callable[[], object]) -> None:
+        """Take all steps, then call `done`, over as many turns as it takes. Other work runs in between.
+
+        A step that fails does not end a `map`. It ends a generator.
+        """
+
+        self.clean_up(partial(self._piece, steps, done))
+
+    def _piece(self, steps: Iterator[object], done: Callable[[], object]) -> None:
+        until_s = self._clock_s() + PIECE_S
+        try:
+            next(steps)
+            while self._clock_s() < until_s:
+                next(steps)
+        except StopIteration:
+            done()
+            return
+        except Exception:
+            _log.exception("a step for a connection failed")
+        self._cleaning.append(partial(self._piece, steps, done))
+
+    def _add(self, line: deque[Callable[[], object]], work: Callable[[], object]) -> None:
+        if line or self._worked_s >= WORK_S:
+            line.append(work)
         else:
-            self._do(work)
+            self._run(work)
         self._schedule()
 
-    def _do(self, work: Callable[[], None]) -> None:
+    def _run(self, work: Callable[[], object]) -> None:
         began_s = self._clock_s()
         try:
             work()
@@ -157,8 +212,10 @@ class LoopShares:
     def _next_turn(self) -> None:
         self._is_scheduled = False
         self._worked_s = 0.0
-        while self._work and self._worked_s < WORK_S:
-            self._do(self._work.popleft())
+        while (self._work or self._cleaning) and self._worked_s < WORK_S:
+            for line in (self._work, self._cleaning):
+                if line:
+                    self._run(line.popleft())
         self._used_s = self._worked_s
         self.owed_s = max(0.0, self.owed_s - REPAID_S)
         self._is_serving = True
@@ -167,5 +224,5 @@ class LoopShares:
                 break
             self._in_line.popleft()()
         self._is_serving = False
-        if self.owed_s or self._in_line or self._work:
+        if self.owed_s or self._in_line or self._work or self._cleaning:
             self._schedule()

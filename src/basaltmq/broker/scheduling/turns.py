@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, TypeVar
 
 TURN_S: Final = 0.002
-"""Time per turn. Shorter than an fsync of most disks, which confirms wait for anyway."""
+"""Time per turn. An fsync, which confirms wait for anyway, takes longer on most disks."""
 
 
 Item = TypeVar("Item")

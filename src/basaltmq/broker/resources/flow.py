@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from basaltmq.broker.memory_limit import resident_bytes
+from basaltmq.broker.resources.memory_limit import resident_bytes
 from basaltmq.store.space.free_space import CLEAR, FreeSpace, free_bytes
 from basaltmq.store.space.reserve import Reserve
 
@@ -124,7 +124,7 @@ class Watch:
         """Measure once, and turn alarms on or off."""
         most = self._resident_max_bytes()
         try:
-            low = self.space.look()
+            low = self.space.check()
             self.resident_bytes = self._resident()
         except OSError as error:
             _log.error("cannot measure free disk space and memory: %s", error)

@@ -1,0 +1,33 @@
+"""What a consumer takes from anywhere in its queue: messages that a filter accepts, or copies of all messages.
+
+A usual consumer takes messages off the head of the queue. One with a selection reads the queue with a scan of its own
+(`queues/browsing/scan.py`), each message once, and leases those that it accepts. Messages that it does not accept stay
+where they are. A consumer of copies leases nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from basaltmq.queues.browsing.scan import Scan
+
+
+class Selection:
+    """The choice of one consumer, and how far it has read the queue."""
+
+    __slots__ = ("accepts", "is_copy", "scan", "waiting")
+
+    def __init__(self, accepts: Callable[[Any], bool] | None, *, is_copy: bool = False) -> None:
+        """`accepts` gets a delivery. It is called for each message of the queue, so it must be fast and not raise."""
+        self.accepts = accepts
+        self.is_copy = is_copy
+        self.scan = Scan()
+        self.waiting: deque[bytes] = deque()
+        """Keys of accepted messages for which the consumer had no credit."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there may be messages that the consumer has not read."""
+        return bool(self.waiting) or self.scan.is_behind

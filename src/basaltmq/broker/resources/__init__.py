@@ -1,0 +1,1 @@
+"""Memory and disk space: limits, alarms that block publishers, and space reclamation."""
