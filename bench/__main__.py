@@ -43,6 +43,7 @@ BENCHES: Final = [
     "peers",
     "pipeline",
     "mqtt",
+    "amqp10",
 ]
 
 

@@ -5,8 +5,9 @@ few milliseconds. Its AMQP clients have a virtual host of their own. The figures
 "p99" is of `answer`. "fsync" is an fdatasync of the probe itself, because clients share the disk in any design.
 
 Time in which the broker's loop or the probe was ready to run and other processes had the processor (schedstat) does not
-count, so the figures hold for an otherwise idle machine. "elapsed" is the longest wait with that time. "loop s" is the
-processor time of the loop's thread for the aggressor and the probe.
+count, so the figures hold for an otherwise idle machine. "elapsed" is the longest wait with that time. "turn" is
+the longest turn of the loop in processor time of its thread: other programs do not change it, so it shows best what is
+not split. "loop s" is the processor time of the loop's thread for the aggressor and the probe.
 
 BASALT_SCENARIOS=name,name runs some of them. BASALT_PROBE_VHOST=/ puts the AMQP probes into the virtual host of the
 aggressor. BASALT_FLAGS="--flag=value ..." goes to `basalt serve`. BASALT_ROUNDS=n runs each scenario n times.
@@ -32,6 +33,7 @@ from urllib.parse import quote
 from bench.client_latency_probe import Waits, probe
 from bench.client_latency_scenarios import SCENARIOS
 from bench.client_latency_target import Target
+from bench.client_latency_watch import LongestTurn
 from bench.row import Row
 from bench.size import is_quick
 
@@ -49,7 +51,7 @@ PROBE: Final = os.environ.get("BASALT_PROBE_VHOST", "probe")
 ROUNDS: Final = int(os.environ.get("BASALT_ROUNDS", "1"))
 IS_WATCHED: Final = bool(os.environ.get("BASALT_WATCH"))
 FLAGS: Final = os.environ.get("BASALT_FLAGS", "").split()
-COLUMNS: Final = ("loop", "answer", "p99", "synced", "kafka", "grpc", "admin", "fsync", "elapsed", "loop s")
+COLUMNS: Final = ("loop", "answer", "p99", "synced", "kafka", "grpc", "admin", "fsync", "elapsed", "turn", "loop s")
 READY: Final = re.compile(r'"ports":\s*(\{[^}]*\})')
 
 
@@ -63,12 +65,12 @@ def run() -> list[Row]:
         for _ in range(ROUNDS):
             try:
                 with tempfile.TemporaryDirectory(prefix="basalt-bench-latency-") as folder:
-                    waits, loop_s = _measure(Path(folder), SCENARIOS[name])
+                    waits, turn_ms, loop_s = _measure(Path(folder), SCENARIOS[name])
             except (AssertionError, BasaltError, OSError) as error:
                 print(f"{name:<22}  failed: {error!r:.200}", flush=True)
                 continue
             loop, answer, *others = (max(each, default=0.0) for each in waits)
-            figures = (loop, answer, _p99(waits.answer), *others)
+            figures = (loop, answer, _p99(waits.answer), *others, turn_ms)
             print(f"{name:<22}" + "".join(f"{each:8.0f}" for each in figures) + f"{loop_s:8.2f}", flush=True)
             worst.append(answer)
         if worst:
@@ -82,7 +84,7 @@ def _p99(waits: list[float]) -> float:
     return sorted(waits)[int(len(waits) * 0.99)] if waits else 0.0
 
 
-def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tuple[Waits, float]:
+def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tuple[Waits, float, float]:
     with _broker(folder) as (pid, target), contextlib.ExitStack() as stack:
         api = HttpClient(Login(f"http://127.0.0.1:{target.admin}"))
         api.put(f"/api/vhosts/{quote(PROBE, safe='')}")
@@ -100,20 +102,23 @@ def _measure(folder: Path, scenario: Callable[[Target], Iterator[None]]) -> tupl
         ours.recv()
         time.sleep(SETTLE_S)
         schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat")
+        longest = LongestTurn(folder / "turn")
+        longest.cpu_s = 0.0
         began_ns = int(schedstat.read_text().split()[0])
         next(steps, None)
         time.sleep(SETTLE_S)
         loop_s = (int(schedstat.read_text().split()[0]) - began_ns) / 1e9
+        turn_ms = longest.cpu_s * 1000
         ours.send(None)
         assert ours.poll(STOP_S), "the probe did not end"
-        return Waits(*ours.recv()), loop_s
+        return Waits(*ours.recv()), turn_ms, loop_s
 
 
 @contextlib.contextmanager
 def _broker(folder: Path) -> Iterator[tuple[int, Target]]:
     ports = [f"--{name.replace('_', '-')}-port=0" for name in Target._fields]
-    module = "bench.client_latency_watch" if IS_WATCHED else "basaltmq.cli"
-    command = [sys.executable, "-m", module, "serve", f"--data-dir={folder / 'data'}", "--log-format=json", *FLAGS]
+    watch = ["bench.client_latency_watch", str(folder / "turn")]
+    command = [sys.executable, "-m", *watch, "serve", f"--data-dir={folder / 'data'}", "--log-format=json", *FLAGS]
     log = folder / "log"
     with open(log, "ab") as out, subprocess.Popen([*command, *ports], stdout=out, stderr=out) as process:
         try:

@@ -21,6 +21,7 @@ class Target(NamedTuple):
     kafka: int
     mqtt: int
     mqtt_ws: int
+    rocketmq: int
 
     def wire(self, vhost: str = "/") -> Wire:
         return Wire(self.amqp, vhost, timeout_s=SETUP_S)

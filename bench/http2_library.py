@@ -1,8 +1,9 @@
 """Our HTTP/2 connection and PyPI's `h2`, in CPU time per unary gRPC request, without sockets.
 
 Both state machines run as a server in this process. Each receives the same calls as prepared bytes (headers, then DATA
-with END_STREAM) and answers each call with headers, data and trailers. The preparation is not timed. The client honours
-the settings of each server: it sends literal header fields to ours, and fields indexed in HPACK's table to `h2`.
+with END_STREAM) and responds to each call with headers, data and trailers. The preparation is not timed. The client
+honours the settings of each server: it sends literal header fields to ours, and fields indexed in HPACK's table to
+`h2`.
 
 `h2` is not a dependency of Basalt. Without it only our connection is measured. To compare, install it next to Basalt:
 
@@ -28,10 +29,10 @@ from basaltmq.protocols.grpc.http2 import frames as f
 from basaltmq.protocols.grpc.http2.connection import Connection
 from basaltmq.protocols.grpc.http2.events import Data
 from basaltmq.protocols.grpc.http2.frame_sender import CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES
-from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_TAKEN, HEAD, HEAD_BYTES, WINDOW_DEFAULT, Setting
+from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_ACCEPTED, HEAD, HEAD_BYTES, WINDOW_DEFAULT, Setting
 from basaltmq.protocols.grpc.http2.header_blocks import LIST_BYTES_MAX, HeaderCache
 from basaltmq.protocols.grpc.messages import prefix
-from basaltmq.protocols.grpc.server.call import ANSWER, OK
+from basaltmq.protocols.grpc.server.call import OK, RESPONSE_HEADERS
 
 ROUNDS: Final = sized(5, 3)
 READ_BYTES: Final = 64 << 10
@@ -98,7 +99,7 @@ class Ours:
                 core.consumed(stream, event.size_bytes)
                 if event.has_ended:
                     message = b"".join(self._parts.pop(stream.id))
-                    core.answer(stream, ANSWER, message[:PREFIX_BYTES], message[PREFIX_BYTES:], OK)
+                    core.respond(stream, RESPONSE_HEADERS, message[:PREFIX_BYTES], message[PREFIX_BYTES:], OK)
         return core.take_parts()
 
 
@@ -132,12 +133,12 @@ class Library:
             client=False,
             initial_values={
                 codes.INITIAL_WINDOW_SIZE: STREAM_WINDOW_BYTES,
-                codes.MAX_FRAME_SIZE: FRAME_BYTES_TAKEN,
+                codes.MAX_FRAME_SIZE: FRAME_BYTES_ACCEPTED,
                 codes.MAX_CONCURRENT_STREAMS: 1_000,
                 codes.MAX_HEADER_LIST_SIZE: LIST_BYTES_MAX,
             },
         )
-        self._core.max_inbound_frame_size = FRAME_BYTES_TAKEN
+        self._core.max_inbound_frame_size = FRAME_BYTES_ACCEPTED
         self._core.initiate_connection()
         self._core.increment_flow_control_window(CONNECTION_WINDOW_BYTES - WINDOW_DEFAULT)
         self._data, self._ended = h2_events.DataReceived, h2_events.StreamEnded
@@ -191,7 +192,7 @@ def run() -> list[Row]:
 
 def _reads(load: Load, uses_table: bool) -> list[bytes]:
     """The bytes that a client sends, one item per read. The first is its opening."""
-    opening = f.settings([(Setting.INITIAL_WINDOW_SIZE, 4 << 20), (Setting.MAX_FRAME_SIZE, FRAME_BYTES_TAKEN)])
+    opening = f.settings([(Setting.INITIAL_WINDOW_SIZE, 4 << 20), (Setting.MAX_FRAME_SIZE, FRAME_BYTES_ACCEPTED)])
     opening = f.PREFACE + opening + f.SETTINGS_ACK + f.window_update(0, WINDOW_GROWTH)
     encoder = hpack.Encoder()
     if not uses_table:
@@ -202,9 +203,11 @@ def _reads(load: Load, uses_table: bool) -> list[bytes]:
     for number in range(load.calls):
         stream = 2 * number + 1
         parts = [f.frame(f.HEADERS, f.END_HEADERS, stream, encoder.encode(REQUEST, huffman=True))]
-        for at in range(0, len(message), FRAME_BYTES_TAKEN):
-            is_last = at + FRAME_BYTES_TAKEN >= len(message)
-            parts.append(f.frame(f.DATA, f.END_STREAM if is_last else 0, stream, message[at : at + FRAME_BYTES_TAKEN]))
+        for at in range(0, len(message), FRAME_BYTES_ACCEPTED):
+            is_last = at + FRAME_BYTES_ACCEPTED >= len(message)
+            parts.append(
+                f.frame(f.DATA, f.END_STREAM if is_last else 0, stream, message[at : at + FRAME_BYTES_ACCEPTED])
+            )
         calls.append(b"".join(parts))
     if load.calls_per_read:
         step = load.calls_per_read
@@ -221,7 +224,7 @@ def _cpu_us(load: Load, server: Server, reads: list[bytes]) -> float:
     ended, content_bytes = _answers(b"".join(b"".join(parts) for parts in sent))
     expected = (load.calls, load.calls * (load.message_bytes + PREFIX_BYTES))
     if (ended, content_bytes) != expected:
-        raise RuntimeError(f"{load.name}: {ended} answers with {content_bytes} bytes, not {expected}")
+        raise RuntimeError(f"{load.name}: {ended} responses with {content_bytes} bytes, not {expected}")
     return spent_s * 1e6 / load.calls
 
 

@@ -22,7 +22,7 @@ from bench.log_rig import middle
 from bench.row import Row
 
 import basaltmq
-from basaltmq.log.batches.arrow import from_arrow
+from basaltmq.log.arrow import from_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

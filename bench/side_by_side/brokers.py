@@ -115,7 +115,8 @@ def mosquitto(program: str, folder: Path) -> contextlib.AbstractContextManager[S
 @contextlib.contextmanager
 def _basalt(folder: Path, port: int, flags: list[str], answers: Callable[[int], bool]) -> Iterator[Side]:
     folder.mkdir(parents=True, exist_ok=True)
-    others = {"BASALT_FILA_PORT": "0", "BASALT_ADMIN_PORT": "0", "BASALT_MQTT_PORT": "0", "BASALT_MQTT_WS_PORT": "0"}
+    doors = ("FILA", "ADMIN", "MQTT", "MQTT_WS", "ROCKETMQ")
+    others = {f"BASALT_{door}_PORT": "0" for door in doors}
     environment = {**os.environ, **others}
     _compile(folder / "bytecode", environment)
     serve = [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={folder / 'basalt'}"]

@@ -27,5 +27,5 @@ def parse_durability(text: str) -> Durability:
     try:
         return Durability(text)
     except ValueError:
-        known = ", ".join(level.value for level in Durability)
-        raise InvalidArgumentError(f"{text!r} is not a durability level; use one of {known}") from None
+        known = ", ".join(Durability)
+        raise InvalidArgumentError(f"{text!r:.80} is not a durability level; use one of {known}") from None

@@ -245,7 +245,7 @@ class HttpClient:
                 "its CA in the option ca"
             )
         why = str(error) or type(error).__name__
-        return f"no broker answers at {self.login.server} ({why}): start it with basalt serve, or correct the address"
+        return f"no broker responds at {self.login.server} ({why}): start it with basalt serve, or correct the address"
 
     def _refusal(self, status: int, body: bytes) -> BasaltError:
         try:
@@ -270,7 +270,7 @@ class HttpClient:
 class RetryingClient(HttpClient):
     """Repeats requests for `Login.retry_s`, and raises the error class that belongs to the broker's code.
 
-    UnavailableError stands for a broker that was not reachable, or busy, until the end.
+    UnavailableError means that the broker was unreachable or busy for the whole retry time.
     """
 
     def __init__(

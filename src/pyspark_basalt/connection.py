@@ -22,11 +22,11 @@ import msgspec
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.http_client import GUEST, RETRY_S, Login, check_server
+from basaltmq.pipeline.source import PASSWORD
 from basaltmq.pipeline.store_path import DEFAULT_VHOST
 
 NAMES: Final = ("path", "server", "user", "password", "vhost", "ca", "retryTimeoutMs")
 _SERVER_ONLY: Final = ("user", "password", "ca", "retryTimeoutMs")
-PASSWORD: Final = "BASALT_PASSWORD"  # noqa: S105 the name of a variable
 
 
 class StoreLocation(msgspec.Struct, frozen=True):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
+from basaltmq.clock import now_ms
 from basaltmq.errors import StoreLockedError
 from basaltmq.pipeline.store_path import store_path
 from basaltmq.store.open import open_store
@@ -26,7 +25,7 @@ def commit_group(location: StoreLocation, group: str, offsets: Offsets) -> None:
             "or remove commitGroup"
         ) from None
     try:
-        plane = StreamPlane(store, lambda: time.time_ns() // 1_000_000)
+        plane = StreamPlane(store, now_ms)
         try:
             topics = {name: plane.topics.find(name) for name in offsets}
             commits = {

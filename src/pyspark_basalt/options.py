@@ -69,7 +69,7 @@ class Bound(msgspec.Struct, frozen=True):
     """One bound of a read: a position for all partitions, offsets by partition, or a time."""
 
     position: int = EARLIEST
-    """For partitions without an offset or a time of their own."""
+    """For partitions that are in neither `offsets` nor `timestamps`."""
     offsets: Offsets = {}
     timestamp_ms: int | None = None
     timestamps: Offsets = {}

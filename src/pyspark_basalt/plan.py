@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import msgspec
 
 from basaltmq.errors import InvalidArgumentError, NotFoundError, TopicNotFoundError
+from basaltmq.pipeline.source import Topics
 from basaltmq.streams.adapter import ShardInfo
 from pyspark_basalt.losses import check_kept, report_gone, report_recreated
 from pyspark_basalt.offsets import EARLIEST, LATEST, Ids, Offsets
 from pyspark_basalt.options import Bound, ReadOptions
-from pyspark_basalt.views import TopicView
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Piece(msgspec.Struct, frozen=True):
     """Topic id at planning. None accepts any topic of the name."""
 
 
-def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]]:
+def partitions_of(view: Topics, options: ReadOptions) -> list[tuple[str, int]]:
     """Return the topics and partitions of a query at this moment."""
     if options.assign is not None:
         for name, numbers in options.assign.items():
@@ -56,7 +56,7 @@ def partitions_of(view: TopicView, options: ReadOptions) -> list[tuple[str, int]
 
 
 def resolve(
-    view: TopicView, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str, may_be_gone: bool = False
+    view: Topics, bound: Bound, partitions: list[tuple[str, int]], *, which_end: str, may_be_gone: bool = False
 ) -> tuple[Offsets, Ids]:
     """Return the offset of one bound ("from" or "to") for every partition, and the ids of their topics.
 
@@ -86,7 +86,7 @@ def resolve(
     return resolved, ids
 
 
-def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: ShardInfo, which_end: str) -> int:
+def _resolve_one(view: Topics, bound: Bound, topic: str, number: int, info: ShardInfo, which_end: str) -> int:
     timestamp_ms = bound.timestamps.get(topic, {}).get(number, bound.timestamp_ms)
     if timestamp_ms is not None:
         found = view.offset_at(topic, number, timestamp_ms)
@@ -109,7 +109,7 @@ def _resolve_one(view: TopicView, bound: Bound, topic: str, number: int, info: S
 
 
 def pieces(
-    view: TopicView,
+    view: Topics,
     start: Offsets,
     end: Offsets,
     options: ReadOptions,
@@ -143,7 +143,7 @@ def pieces(
 
 
 def _info_of(
-    view: TopicView, topic: str, number: int, wanted: str | None, span: tuple[int, int], options: ReadOptions
+    view: Topics, topic: str, number: int, wanted: str | None, span: tuple[int, int], options: ReadOptions
 ) -> ShardInfo | None:
     """Return the planned partition. None if it is gone and the query accepts that."""
     try:
@@ -158,7 +158,7 @@ def _info_of(
     return info
 
 
-def _cut(view: TopicView, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:
+def _cut(view: Topics, piece: Piece, total: int, options: ReadOptions) -> Iterator[Piece]:
     count = piece.end - piece.begin
     parts = 1
     info = view.info(piece.topic, piece.partition)

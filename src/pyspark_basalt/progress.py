@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from basaltmq.errors import NotFoundError
+from basaltmq.pipeline.source import Topics
 from pyspark_basalt.losses import check_end, report_loss, report_recreated
 from pyspark_basalt.offsets import Ids, Offsets
 from pyspark_basalt.options import ReadOptions
-from pyspark_basalt.views import TopicView
 
 
 class Position(NamedTuple):
@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     """Whether a loss moved the position. The checkpoint must hold the new one before the topic passes the old one."""
 
 
-def advance(view: TopicView, stored: Position, latest: Position, options: ReadOptions) -> Progress:
+def advance(view: Topics, stored: Position, latest: Position, options: ReadOptions) -> Progress:
     """Return the next range. A topic that is no longer listed keeps its position, so that its return is recognised."""
     begins: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
     ends: Offsets = {topic: dict(of) for topic, of in stored.offsets.items()}
@@ -56,7 +56,7 @@ def advance(view: TopicView, stored: Position, latest: Position, options: ReadOp
     return Progress(begins, Position(ends, ids), is_corrected)
 
 
-def _beginning(view: TopicView, topic: str, number: int, end: int, is_recreated: bool, options: ReadOptions) -> int:
+def _beginning(view: Topics, topic: str, number: int, end: int, is_recreated: bool, options: ReadOptions) -> int:
     """Return the first offset of a partition that is new to the query."""
     try:
         start_offset = view.info(topic, number).start_offset

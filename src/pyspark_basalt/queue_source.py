@@ -153,9 +153,8 @@ class QueueStreamReader(_QueueReader, DataSourceStreamReader, SupportsTriggerAva
             return offsets[self.queue][0]
         except KeyError:
             raise InvalidArgumentError(
-                f"the checkpoint does not belong to queue {self.queue!r} but to "
-                f"{', '.join(offsets) or 'nothing'}: give the "
-                "query a checkpointLocation of its own"
+                f"the checkpoint belongs to {', '.join(offsets) or 'nothing'}, not to queue {self.queue!r}: use a "
+                "separate checkpointLocation for each query"
             ) from None
 
 

@@ -12,13 +12,10 @@ from basaltmq.streams.adapter import ShardInfo
 from pyspark_basalt.losses import check_kept, report_gone, skip_damage
 from pyspark_basalt.options import ReadOptions
 from pyspark_basalt.plan import Piece
-from pyspark_basalt.rows import CREATE_TIME, is_recreated
+from pyspark_basalt.rows import CREATE_TIME, HEADERS_TYPE, is_recreated
 
 OUT_OF_RANGE = "offset_out_of_range"
 """Error code for an offset that retention deleted."""
-
-_HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
-_HEADERS = pa.list_(pa.field("element", _HEADER))
 
 
 def read_remote(view: RemoteView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -74,5 +71,5 @@ def _rows(batch: pa.RecordBatch, piece: Piece, options: ReadOptions) -> pa.Recor
         "timestampType": pa.repeat(pa.scalar(CREATE_TIME, pa.int32()), count),
     }
     if options.include_headers:
-        columns["headers"] = batch.column("headers").cast(_HEADERS)
+        columns["headers"] = batch.column("headers").cast(HEADERS_TYPE)
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

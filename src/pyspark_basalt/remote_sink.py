@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pyarrow as pa
 
+from basaltmq.clock import now_ms
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.streams.imports.upload import pack
 from pyspark_basalt.chunks import ChunkSplitter
@@ -23,7 +23,7 @@ def send_rows(
     batch: int,
     number: int,
     topic: str | None,
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    clock_ms: Callable[[], int] = now_ms,
 ) -> Iterator[dict[str, Any]]:
     """Stage the rows of task `number`. Yield the parts."""
     splitter = ChunkSplitter(lambda name: remote.topic(name).config.partitions, topic, clock_ms(), turn=number)

@@ -41,7 +41,9 @@ CREATE_TIME: Final = 0
 """Kafka's `timestampType` for a timestamp from the producer."""
 
 _US: Final = pa.timestamp("us", tz="UTC")
-_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+HEADERS_TYPE: Final = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
 _PLAIN: Final = pa.schema(
     [
         pa.field("key", pa.binary()),
@@ -53,7 +55,7 @@ _PLAIN: Final = pa.schema(
         pa.field("timestampType", pa.int32()),
     ]
 )
-_WITH_HEADERS: Final = _PLAIN.append(pa.field("headers", pa.list_(pa.field("element", _HEADER))))
+_WITH_HEADERS: Final = _PLAIN.append(pa.field("headers", HEADERS_TYPE))
 
 
 def read_piece(view: StreamView, piece: Piece, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -148,7 +150,7 @@ class _Rows:
         ]
         if not self._with_headers:
             return pa.RecordBatch.from_arrays(columns, schema=_PLAIN)
-        columns.append(records.column("headers").cast(_WITH_HEADERS.field("headers").type))
+        columns.append(records.column("headers").cast(HEADERS_TYPE))
         return pa.RecordBatch.from_arrays(columns, schema=_WITH_HEADERS)
 
     def _repeat(self, count: int) -> tuple[Any, Any, Any]:

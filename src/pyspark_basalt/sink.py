@@ -5,12 +5,11 @@ the duration of the import; no other process may have it open for writing. With 
 to the broker's stage, and the driver requests the import (remote_sink.py).
 
 The run of a stream is its query id, which is in its checkpoint, and its batches have Spark's numbers. So a batch that
-is repeated after a crash is recognised. A batch write is a run of its own, unless `runId` and `batchId` are given.
+is repeated after a crash is recognised. Each batch write is a new run, unless `runId` and `batchId` are given.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
+from basaltmq.clock import now_ms
 from basaltmq.errors import BasaltError, InvalidArgumentError
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.store_path import store_path
@@ -107,7 +107,7 @@ def stage_rows(
     number: int,
     view: StreamView,
     topic: str | None,
-    clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    clock_ms: Callable[[], int] = now_ms,
 ) -> Staged:
     """Stage the rows of task `number`."""
     topics: dict[str, Topic] = {}

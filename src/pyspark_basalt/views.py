@@ -6,37 +6,21 @@ tasks. This cache is the only module-level state of the package.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
 from basaltmq.errors import BasaltError
 from basaltmq.http_client import Login, RetryingClient
 from basaltmq.pipeline.remote import RemoteView
+from basaltmq.pipeline.source import Topics
 from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.store.open import open_view
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.adapter import ShardInfo
-from basaltmq.streams.topics import Topic
 from basaltmq.streams.view import StreamView
 from pyspark_basalt.connection import StoreLocation
 
 VIEWS_MAX: Final = 4
 """Maximum number of cached views. A view holds open files and some megabytes of memory."""
-
-
-class TopicView(Protocol):
-    """Interface that planning needs."""
-
-    def topics(self) -> Iterator[Topic]: ...
-
-    def topic(self, name: str) -> Topic: ...
-
-    def info(self, name: str, partition: int) -> ShardInfo: ...
-
-    def offset_at(self, name: str, partition: int, timestamp_ms: int) -> int: ...
-
-    def refresh(self) -> None: ...
 
 
 @lru_cache(maxsize=VIEWS_MAX)
@@ -85,7 +69,7 @@ def remote_of(login: Login, *, in_task: bool = False, refresh: bool = False) -> 
     return view
 
 
-def topics_at(location: StoreLocation, *, refresh: bool = False, is_first: bool = False) -> TopicView:
+def topics_at(location: StoreLocation, *, refresh: bool = False, is_first: bool = False) -> Topics:
     """Return the topics of a location, for the driver. With `is_first`, an unreachable broker fails soon."""
     if location.login is None:
         return view_of(location.path, location.vhost, refresh=refresh)

@@ -1,7 +1,7 @@
-"""What a child does to a virtual host until it is killed, and what is looked for in those that come after it.
+"""Workload of a child on a virtual host until it is killed, and the checks in its successors.
 
-Labels are `queue:number`: a message in the queue it was routed to. A message that was rejected is found in `dead`, and
-its history says where it died.
+A label `queue:number` names a message in the queue it was routed to. A rejected message is in `dead`, and its history
+names the original queue.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def open_vhost(path: str) -> tuple[RocksStore, VHost]:
 
 
 class Client:
-    """Publishes and consumes at random, and says what it knows."""
+    """Publishes and consumes at random, and reports each step."""
 
     def __init__(self, emit: Emit, vhost: VHost, seed: int) -> None:
         self.emit = emit
@@ -74,7 +74,7 @@ class Client:
             [("all", "", QUEUES), ("", "a", ("a",)), ("", "b", ("b",)), ("", STREAM, (STREAM,)), ("own", "k", ())]
         )
         if exchange == "own":
-            # A queue of its own, declared a moment before: a confirm promises that it is there as well.
+            # A queue declared just before. A confirm implies that the queue is durable too.
             names = (f"own-{text}",)
             self.vhost.declare_exchange("own", "direct")
             self.vhost.declare_queue(names[0], durable=True)
@@ -136,7 +136,7 @@ class Finder:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Say what is there, and that counts and rows agree."""
+    """Report all messages, and check that counts and rows agree."""
 
     async def whole() -> None:
         store, vhost = open_vhost(path)
@@ -152,7 +152,7 @@ def check(emit: Emit, path: str) -> None:
             labels = []
             while (got := vhost.get(queue.name)) is not None:
                 delivery = got[0]
-                headers = properties.parse(properties.open_envelope(delivery.properties)[2]).headers
+                headers = properties.parse(properties.decode_envelope(delivery.properties)[2]).headers
                 origin = headers.get("x-first-death-queue", queue.name)
                 labels.append(f"{origin}:{delivery.payload.decode().strip()}")
                 vhost.settle([Settlement(queue.name, delivery.token, [delivery.id], ACK)])

@@ -1,4 +1,4 @@
-"""What a child does to a catalog until it is killed; each change is told when it is tried and when it is confirmed."""
+"""Workload of a child on a catalog until it is killed. It reports each change before and after."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP = 4
 
 
 def run(emit: Emit, path: str, seed: int) -> None:
-    """Change the catalog, telling of each change before it is tried (`?`) and after it is confirmed (`+`)."""
+    """Change the catalog. Report each change before it starts (`?`) and after it is confirmed (`+`)."""
     deletion.OBJECTS_PER_BATCH_MAX = STEP  # type: ignore[misc]
     rng = random.Random(seed)
     catalog = Catalog(open_store(Path(path)))

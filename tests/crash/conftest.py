@@ -1,4 +1,4 @@
-"""One fork server per worker, with the shim in it."""
+"""Fixture: one fork server per worker, with the fault shim loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What children do on a disk that fills up or fails. Each says what it saw; the tests judge."""
+"""Workloads of children on a full or failing disk. They report what they observe; the tests check it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,21 @@ def batch_of(number: int) -> Batch:
 
 
 def numbers(store: RocksStore) -> set[int]:
-    """What is there, whole in all three families."""
+    """Return the tokens, which must be in all three families."""
     one, two, three = ({int(key): value for key, value in store.scan(family)} for family in FAMILIES)
-    assert one == two == three, "half-applied"
+    assert one == two == three, "partially applied"
     assert all(value == b"%06d" % number * 1000 for number, value in one.items())
     return set(one)
 
 
+def commit(store: RocksStore, commits: GroupCommit, batch: Batch) -> None:
+    """Write a batch and wait until it is durable."""
+    store.write(batch)
+    commits.wait_durable()
+
+
 def attempt(emit: Emit, name: str, action: Callable[[], object]) -> None:
-    """Do it and say how it ended: the error's class and text, or `fine`."""
+    """Run it. Return the error's class and text, or `fine`."""
     try:
         action()
     except BasaltError as error:
@@ -48,26 +54,26 @@ def attempt(emit: Emit, name: str, action: Callable[[], object]) -> None:
 
 
 def fill(emit: Emit, path: str, control: str, what: str, ops: str, pattern: str, code: int, half: int) -> None:
-    """Confirm some, make the disk fail, do `what`, then heal the disk, open again and look."""
+    """Confirm some writes, make the disk fail, run `what`, heal the disk, and check the reopened store."""
     base = Path(path)
     shim = Shim(base.parent, Path(control))
     store = open_store(base)
     commits = GroupCommit(store)
     for number in range(CONFIRMED):
-        commits.commit(batch_of(number))
+        commit(store, commits, batch_of(number))
     unconfirmed = batch_of(CONFIRMED)
     if what in ("flush", "close"):
         store.write(batch_of(CONFIRMED))
     shim.fail(ops, pattern, code, half=bool(half))
     actions: dict[str, Callable[[], object]] = {
-        "commit": lambda: commits.commit(unconfirmed),
+        "commit": lambda: commit(store, commits, unconfirmed),
         "flush": store.flush,
         "checkpoint": lambda: store.checkpoint(base.with_name("copy")),
         "close": lambda: None,
     }
     attempt(emit, what, actions[what])
     attempt(emit, "get", lambda: store.get(Family.MESSAGES, b"x"))
-    attempt(emit, "write", lambda: commits.commit(batch_of(CONFIRMED + 1)))
+    attempt(emit, "write", lambda: commit(store, commits, batch_of(CONFIRMED + 1)))
     if what != "close":
         shim.heal()
     commits.close()
@@ -117,19 +123,19 @@ def with_rows(path: Path) -> RocksStore:
 
 
 def fail_one_sync(emit: Emit, path: str, control: str) -> None:
-    """Eight threads wait for one sync that fails; others were confirmed before, others ask after."""
+    """Eight threads wait for a failing sync. Other writes were confirmed before; others follow."""
     base = Path(path)
     shim = Shim(base.parent, Path(control))
     store = open_store(base)
     commits = GroupCommit(store)
     for number in range(CONFIRMED):
-        commits.commit(batch_of(number))
+        commit(store, commits, batch_of(number))
     shim.fail("fdatasync,fsync", "*/kv/*.log", errno.EIO)
     start = threading.Barrier(8)
 
     def waiter(number: int) -> None:
         start.wait(30)
-        attempt(emit, "waiter", lambda: commits.commit(batch_of(number)))
+        attempt(emit, "waiter", lambda: commit(store, commits, batch_of(number)))
 
     threads = [threading.Thread(target=waiter, args=(CONFIRMED + number,)) for number in range(8)]
     for thread in threads:
@@ -137,14 +143,14 @@ def fail_one_sync(emit: Emit, path: str, control: str) -> None:
     for thread in threads:
         thread.join()
     shim.heal()
-    attempt(emit, "after", lambda: commits.commit(batch_of(CONFIRMED + 8)))
+    attempt(emit, "after", lambda: commit(store, commits, batch_of(CONFIRMED + 8)))
     commits.close()
     store.close()
     _look(emit, base)
 
 
 def open_on(emit: Emit, path: str, control: str, code: int) -> None:
-    """Open a store on a file system that lets nothing be written."""
+    """Open a store on a file system where no write succeeds."""
     shim = Shim(Path(path), Path(control))
     shim.rule(
         f"open,mkdir,link,rename * {code} 0 all",
@@ -164,7 +170,7 @@ def hold(emit: Emit, path: str) -> None:
 
 
 def open_as_nobody(emit: Emit, path: str) -> None:
-    """Open as a user who may read and not write."""
+    """Open a store as a user without write permission."""
     import os
 
     os.setgroups([])
@@ -183,7 +189,7 @@ def _look(emit: Emit, base: Path) -> None:
 
 
 def back_up(emit: Emit, path: str) -> None:
-    """A store, a checkpoint of it and a restore of that, each told when it is done; then wait for the end."""
+    """Write a store, checkpoint it and restore the checkpoint. Report each step, then wait to be killed."""
     base = Path(path)
     store = with_rows(base / "store")
     emit("stored")

@@ -1,6 +1,6 @@
-"""Children that die: a fork server, the fault shim, and power loss.
+"""Killable child processes: a fork server, the fault shim, and simulated power loss.
 
-How to use it, for any suite that wants to kill what it tests:
+Usage:
 
     @pytest.fixture(scope="module")
     def forge(tmp_path_factory):                      # one interpreter, forked per child: no import cost per round
@@ -11,17 +11,17 @@ How to use it, for any suite that wants to kill what it tests:
     for line in child.lines(timeout_s=20): ...        # what the child emitted, until it ends
     child.kill()                                      # SIGKILL; returns when the process is gone and its locks with it
 
-A child's function is `def run(emit: Emit, *args) -> None`; `emit(text)` hands one line to the parent before it returns,
-so what was emitted before the kill is known. The last line of a child that came to its end is `END`; one that raised
-ends with `ERROR` and the traceback. The fork server never opens a store itself, so a fork never copies its threads.
+A child's function is `def run(emit: Emit, *args) -> None`. `emit(text)` passes one line to the parent before it
+returns, so all lines emitted before a kill are known. The last line is `END`, or `ERROR` and a traceback. The fork
+server never opens a store, so a fork never copies its threads.
 
 Faults: give the child a `Shim` and write rules to its control file (see shim.c): `shim.fail("write,pwrite", "*.log",
 errno.ENOSPC)`, and `shim.heal()`. They count from the moment the file appears.
 
-Power loss: `PowerLoss(root)` before the child starts takes everything there as durable; after the kill `play(target)`
-builds what a disk would hold that keeps nothing but what was synced: files cut back to their last synced length, bytes
-that were written over as they were, names only as of the last sync of their directory, removed files back where the
-removal was not synced. `Tails` says what the disk shows beyond the synced length, and of writes over other bytes.
+Power loss: `PowerLoss(root)` before the child starts considers all files durable. After the kill, `play(target)` builds
+the content of a disk that keeps only synced data. Files have their last synced length, and unsynced overwrites are
+undone. Names are those of the last sync of their directory; unsynced removals are undone. `Tails` defines what the disk
+shows beyond the synced length and of overwrites.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ Emit: TypeAlias = Callable[[str], None]
 END: Final = "END"
 ERROR: Final = "ERROR"
 GONE_WAIT_S: Final = 30.0
-"""A killed process that is not gone by then hangs in the kernel."""
+"""Maximum time of a killed process to end. Beyond it, the process hangs in the kernel."""
 
 SECTOR_BYTES: Final = 512
-"""What a disk writes whole or not at all."""
+"""Bytes that a disk writes atomically."""
 
 _SOURCE: Final = Path(__file__).with_name("shim.c")
 _REPO: Final = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ _REQUEST_BYTES_MAX: Final = 60_000
 
 
 def compile_shim(folder: Path) -> Path:
-    """The shim, compiled into `folder`."""
+    """Compile the shim into `folder`."""
     library = folder / "shim.so"
     if not library.exists():
         draft = folder / f"shim.{os.getpid()}.so"
@@ -75,20 +75,20 @@ def compile_shim(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Shim:
-    """What the shim does in one child: files below `root` fail by the control file's rules and are recorded."""
+    """Settings of the shim in one child: files below `root` fail by the rules of the control file and are recorded."""
 
     root: Path
     control: Path
     record: Path | None = None
-    graveyard: Path | None = None
+    removed: Path | None = None
 
     @classmethod
     def beside(cls, root: Path) -> Shim:
-        """Faults only, ruled by a file next to `root`."""
+        """Return a shim for faults only, with a control file next to `root`."""
         return cls(root, root.with_name(root.name + ".control"))
 
     def fail(self, ops: str, pattern: str, code: int, *, skip: int = 0, half: bool = False) -> None:
-        """Let the calls `ops` (comma-separated) on files like `pattern` fail, after `skip` have passed."""
+        """Let the calls `ops` (comma-separated) on files that match `pattern` fail, after `skip` successful ones."""
         self.rule(f"{ops} {pattern} {code} {skip} {'half' if half else 'all'}")
 
     def rule(self, *lines: str) -> None:
@@ -101,7 +101,7 @@ class Shim:
 
 
 class Child:
-    """A forked process and what it says."""
+    """A forked process and its output."""
 
     def __init__(self, pid: int, out: int) -> None:
         self.pid = pid
@@ -110,8 +110,8 @@ class Child:
         self._rest = b""
 
     def lines(self, timeout_s: float) -> Iterator[str]:
-        """What the child emits, until it ends. TimeoutError if it is silent for longer."""
-        # Not `select`, which knows no file descriptor above a thousand.
+        """Yield the lines of the child until it ends. Raises TimeoutError if it is silent for longer."""
+        # Not `select`, which supports no file descriptor above 1023.
         poll = select.poll()
         poll.register(self._out, select.POLLIN)
         while True:
@@ -120,13 +120,13 @@ class Child:
                 raise TimeoutError(f"child {self.pid} said nothing for {timeout_s} s")
             chunk = os.read(self._out, 1 << 16)
             if not chunk:
-                # A last line without an end was cut by the kill, and counts as not said.
+                # The kill truncated a last line without an end. It is ignored.
                 return
             *whole, self._rest = (self._rest + chunk).split(b"\n")
             yield from (line.decode() for line in whole)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until the process is gone with everything it held."""
+        """Send SIGKILL, and wait until the process has ended and its locks are released."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         self.wait_gone()
@@ -138,11 +138,11 @@ class Child:
             raise TimeoutError(f"child {self.pid} is not gone after {GONE_WAIT_S} s")
 
     def finish(self, timeout_s: float = 60.0) -> list[str]:
-        """Everything up to the child's own end; AssertionError with its traceback if it raised or was cut short."""
+        """Return all lines. Raises AssertionError with the traceback if the child failed."""
         said = list(self.lines(timeout_s))
         self.wait_gone()
         self.close()
-        assert said, f"child {self.pid} ended without a word"
+        assert said, f"child {self.pid} ended without output"
         assert said[-1] == END, "\n".join(said[-60:])
         return said[:-1]
 
@@ -154,11 +154,10 @@ class Child:
 def deaths(
     rng: random.Random, count: int, early: float, *, until: Callable[[], object] = lambda: True
 ) -> Iterator[bool]:
-    """Whether each of `count` children dies early, while it opens: the share `early` of them, at random places.
+    """Yield for each of `count` children whether it is killed during its open: a share `early`, at random places.
 
-    The share is fixed, so that whatever the seed the others open, which is what tests count on. Where they count on
-    what the children get done as well, `until` says whether it was enough, and up to `count` more children follow: on
-    a machine that hardly gets to work the kills come too soon.
+    The share is fixed, so that enough children open with any seed. With `until`, up to `count` more children follow
+    until it returns True: on a slow machine the kills may come before enough work.
     """
     plan = [number < round(count * early) for number in range(count)]
     rng.shuffle(plan)
@@ -172,7 +171,7 @@ def deaths(
 def listen_and_kill(
     child: Child, receive_line: Callable[[str], None], rng: random.Random, *, early: bool, early_s: float, late_s: float
 ) -> None:
-    """Listen to a child that says "opened" once it is, and kill it at a random moment.
+    """Read the lines of a child, which reports "opened", and kill it at a random time.
 
     If `early`, within `early_s` of its start, while it opens; else within `late_s` of "opened".
     """
@@ -197,7 +196,7 @@ def listen_and_kill(
 
 
 class Forge:
-    """A process that imports once and forks a child per request."""
+    """A process that imports all modules once and forks a child per request."""
 
     def __init__(self, shim: Path | None = None) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -224,15 +223,15 @@ class Forge:
             "shim": None if shim is None else [str(part or "") for part in _parts(shim)],
         }
         raw = json.dumps(request).encode()
-        assert len(raw) < _REQUEST_BYTES_MAX, "hand large things over in a file"
+        assert len(raw) < _REQUEST_BYTES_MAX, "pass large arguments in a file"
         socket.send_fds(self._socket, [raw], [writing])
         os.close(writing)
         answer = self._socket.recv(64)
-        assert answer, "the fork server is gone"
+        assert answer, "the fork server has ended"
         return Child(int(answer), reading)
 
     def run(self, function: str, *args: str | int, shim: Shim | None = None, timeout_s: float = 60.0) -> list[str]:
-        """Run a function in a child to its end; what it emitted."""
+        """Run a function in a child to its end. Return its lines."""
         return self.start(function, *args, shim=shim).finish(timeout_s)
 
     def __enter__(self) -> Self:
@@ -246,11 +245,11 @@ class Forge:
 
 
 def _parts(shim: Shim) -> tuple[Path | None, ...]:
-    return (shim.root, shim.control, shim.record, shim.graveyard)
+    return (shim.root, shim.control, shim.record, shim.removed)
 
 
 def serve(fd: int) -> None:
-    """The fork server's loop: a request and a pipe in, a pid out."""
+    """Loop of the fork server: receive a request and a pipe, return a pid."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     link = socket.socket(fileno=fd)
     while True:
@@ -259,7 +258,7 @@ def serve(fd: int) -> None:
             return
         request = json.loads(raw)
         with contextlib.suppress(Exception):
-            # Once for all children of this kind; what goes wrong the child says.
+            # Import once for all children. The child reports errors.
             importlib.import_module(request["function"].partition(":")[0])
         pid = os.fork()
         if pid == 0:
@@ -267,12 +266,12 @@ def serve(fd: int) -> None:
             _be_child(request, fds[0])
         os.close(fds[0])
         link.send(str(pid).encode())
-        # The child stays a zombie until the parent has had time to take hold of it by its pid.
+        # The child stays a zombie until the parent has opened a pidfd.
         _reap(but=pid)
 
 
 def _reap(but: int) -> None:
-    """Collect children that are gone; the youngest may not be known to the parent yet."""
+    """Reap ended children, except the latest, which the parent may not know yet."""
     while True:
         try:
             info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -311,7 +310,7 @@ def _be_child(request: dict[str, object], out: int) -> None:
 
 
 class Tails(enum.Enum):
-    """What a disk shows of a log beyond the bytes that were synced."""
+    """Content of a log after its synced bytes, after a power loss."""
 
     CUT = "nothing"
     TORN = "some of what was written"
@@ -320,17 +319,17 @@ class Tails(enum.Enum):
 
 
 class PowerLoss:
-    """Follows what is durable below `root`, from a state that is."""
+    """Tracks the durable data below `root`, starting with a durable state."""
 
     def __init__(self, root: Path, scratch: Path) -> None:
         self.root = root
         self._scratch = scratch
         scratch.mkdir(parents=True)
-        (scratch / "graves").mkdir()
+        (scratch / "removed").mkdir()
         self._names: dict[str, dict[str, int | None]] = {}
         self._synced: dict[int, int] = {}
         self._written: dict[int, tuple[int, int, int, int]] = {}
-        """Writes over other bytes that may be lost: file, place, bytes, where the others are kept, by number."""
+        """Unsynced overwrites by number: file, position, length, and position of the old bytes."""
         self._names[str(root.parent)] = {}
         for folder, folders, files in os.walk(root):
             names = self._names.setdefault(folder, {})
@@ -345,16 +344,16 @@ class PowerLoss:
         self._kept = b""
 
     def shim(self) -> Shim:
-        return Shim(self.root, self._scratch / "control", self._scratch / "record", self._scratch / "graves")
+        return Shim(self.root, self._scratch / "control", self._scratch / "record", self._scratch / "removed")
 
     def play(self, target: Path, tails: Tails, rng: random.Random) -> None:
-        """Build at `target` what is left of `root`."""
+        """Build at `target` the durable content of `root`."""
         record = self._scratch / "record"
         if record.exists():
             for line in record.read_text().splitlines():
                 self._follow(line)
             self._kept = record.with_name("record.undo").read_bytes()
-        bodies = {int(path.name): path for path in (self._scratch / "graves").iterdir()}
+        bodies = {int(path.name): path for path in (self._scratch / "removed").iterdir()}
         for folder, _, files in os.walk(self.root):
             for name in files:
                 path = Path(folder, name)
@@ -420,7 +419,7 @@ class PowerLoss:
             (target / name).write_bytes(body[: synced[name]] + tail)
 
     def _take_back(self, ino: int, path: Path, tails: Tails, rng: random.Random) -> bytes:
-        """What a file holds without the writes over other bytes that were not synced, or with some sectors of them."""
+        """Return the content of a file without unsynced overwrites, or with some of their sectors."""
         body = bytearray(path.read_bytes())
         for number in sorted(self._written, reverse=True):
             its, at, size, kept_at = self._written[number]
@@ -434,10 +433,9 @@ class PowerLoss:
 
 
 def _choose_torn(files: dict[str, bytes], synced: dict[str, int], rng: random.Random) -> str:
-    """The log the disk was writing when the power went: those before it were written out, those after it were not.
+    """Return the log that the disk was writing at the power loss. Earlier logs are complete; later ones have no tail.
 
-    Only logs show a tail: every other file is synced before anything refers to it. And only one that has unsynced
-    bytes, or the last, was being written.
+    Only logs have a tail, because every other file is synced before anything refers to it.
     """
     logs = sorted(name for name in files if name.endswith(".log"))
     return rng.choice([name for name in logs if synced[name] < len(files[name])] or logs[-1:] or [""])
@@ -457,7 +455,7 @@ def remove(path: Path) -> None:
 
 
 def pause(seconds: float) -> None:
-    """The moment a kill falls into is what is random here, so this is a wait by the clock on purpose."""
+    """Wait for a random time, to kill the child at a random point."""
     time.sleep(seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a child does to the log on a disk that fills up or fails. It says what it saw; the test judges."""
+"""Workload of a child on the log with a full or failing disk. It reports what it observes; the test checks it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.crash.harness import Emit, Shim
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
 from basaltmq.log.batches.record import Record
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.store.open import open_store
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.offsets import PersistentOffsets
@@ -24,13 +24,13 @@ from basaltmq.streams.watermark import Watermarks
 
 CONFIRMED = 8
 ATTEMPTS = 30
-"""Appends on the bad disk: enough for the ring to be drained, and for a segment to be left."""
+"""Appends on the failing disk: enough to drain the ring and to roll a segment."""
 
 OPTIONS = LaneOptions(segment_bytes=96 << 10, ring_bytes=64 << 10, ring_after=1, moved_bytes_min=2000)
 
 
 class Streams:
-    """An engine with one shard, as an application has it."""
+    """An engine with one shard."""
 
     def __init__(self, base: Path, options: LaneOptions = OPTIONS) -> None:
         self.store = open_store(base / "store")
@@ -45,13 +45,13 @@ class Streams:
         self.shard = found
 
     def append(self, number: int, size_bytes: int) -> int:
-        """Its offset, when it is durable."""
+        """Append a record. Return its offset when it is durable."""
         append = self.engine.write(self.shard, Record(b"%d " % number + b"x" * size_bytes))
         self.engine.wait(append)
         return append.base_offset
 
     def held(self) -> dict[int, int]:
-        """The numbers that were appended, by offset."""
+        """Return the appended numbers by offset."""
         info = self.engine.shard_info(self.shard)
         found: dict[int, int] = {}
         offset = info.start_offset
@@ -68,7 +68,7 @@ class Streams:
 
 
 def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, code: int, half: int, size_bytes: int) -> None:
-    """Confirm some, make the disk fail, append until the log stops, heal the disk, open again and look."""
+    """Confirm records, make the disk fail, append until the log stops, heal the disk, and check the reopened log."""
     base = Path(path)
     shim = Shim(base.parent, Path(control))
     streams = Streams(base)
@@ -97,7 +97,7 @@ def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, code: int,
 
 
 def doubt(emit: Emit, path: str, control: str, size_bytes: int) -> None:
-    """Have the sync of a segment fail, heal the disk, open again and say what the start has written again."""
+    """Let the sync of a segment fail, heal the disk, reopen, and report what the start wrote again."""
     base = Path(path)
     shim = Shim(base.parent, Path(control))
     streams = Streams(base, LaneOptions(ring_bytes=0))
@@ -125,7 +125,7 @@ def doubt(emit: Emit, path: str, control: str, size_bytes: int) -> None:
 
 
 def _have_ring(streams: Streams) -> None:
-    """Wait until what has been confirmed went through a ring."""
+    """Wait until the lane uses a ring."""
     log = streams.engine.lanes[0].log
     worker = log._worker
     assert worker is not None

@@ -1,12 +1,12 @@
-"""What a child does to streams in the commit log until it is killed, and what must hold after. Lines to the parent:
+"""Workload of a child on streams in the commit log until it is killed, and the checks afterwards. Its lines:
 
-    = shard offset value    after open: a record that is there; then `opened`
-    s shard start next      after open: where the shard begins and ends
+    = shard offset value    after open: an existing record; then `opened`
+    s shard start next      after open: the start and the end of the shard
     + shard offset value    an append is confirmed at the shard's level
-    ? shard offset          a delete is on its way         - shard offset    it is confirmed
-    ^ shard start           the start offset is on its way up to here
+    ? shard offset          a delete starts                - shard offset    it is confirmed
+    ^ shard start           the start offset is being raised to this
 
-Shards 0 and 1 ask for `synced`, shard 2 for `written`. Values are unique, so that an offset given out twice shows.
+Shards 0 and 1 use `synced`, shard 2 `written`. Values are unique, so that a reused offset is detected.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.crash.harness import ERROR, Child, Emit
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
 from basaltmq.log.batches.record import Record
-from basaltmq.log.lane import LaneOptions
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
 from basaltmq.store.open import open_store
@@ -37,9 +37,9 @@ from basaltmq.streams.watermark import Watermarks
 LEVELS: Final = (Durability.SYNCED, Durability.SYNCED, Durability.WRITTEN)
 SEGMENT_BYTES: Final = 16 << 10
 RING_BYTES: Final = 32 << 10
-"""Little enough to go round several times before a child is killed."""
+"""Size of the ring: so small that it wraps several times before a kill."""
 KEPT: Final = 150
-"""Records a shard keeps, so that a dump stays short and segments become garbage."""
+"""Records that a shard keeps, so that dumps are short and segments become garbage."""
 
 
 class Streams:
@@ -105,7 +105,7 @@ def run(emit: Emit, path: str, seed: int) -> None:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Open, dump, and compare the index with one that is built from nothing."""
+    """Open, dump, and compare the index with a rebuilt one."""
     streams = Streams(Path(path))
     streams.dump(emit)
     streams.engine.index.settle()
@@ -129,7 +129,7 @@ def check(emit: Emit, path: str) -> None:
 
 
 def run_ahead(emit: Emit, path: str, seed: int) -> None:
-    """Bring the index to disk with frames that the log does not have there yet, and wait for the end."""
+    """Write an index checkpoint with frames that the log has not synced, and wait to be killed."""
     rng = random.Random(seed)
     streams = Streams(Path(path))
     append = streams.engine.batch_write
@@ -138,7 +138,7 @@ def run_ahead(emit: Emit, path: str, seed: int) -> None:
     streams.engine.checkpoint()
     log = streams.engine.lanes[0].log
     emit(f"synced {log.end}")
-    # Not enough to fill the segment: a complete one is synced.
+    # Not enough to fill the segment, because a full one is synced.
     while log.end - log.active_start < SEGMENT_BYTES - 1000:
         append(rng.choice(streams.numbers), [Record(b"%d" % rng.getrandbits(64), b"k")], Durability.WRITTEN)
     streams.engine.index.flush_to_disk()
@@ -147,7 +147,7 @@ def run_ahead(emit: Emit, path: str, seed: int) -> None:
 
 
 def check_taken_back(emit: Emit, path: str) -> None:
-    """Open, say where the log ends and whether the index was built again, then compare it with one that is."""
+    """Open, report the end of the log and whether the index was rebuilt, and compare it with a rebuilt one."""
     real = StreamIndex.wipe
 
     def wipe(self: StreamIndex) -> None:
@@ -202,7 +202,7 @@ def _manage(emit: Emit, streams: Streams, rng: random.Random) -> None:
         try:
             streams.engine.read_by_key(number, b"k", info.start_offset).records()
         except BasaltError:
-            # Somebody moved the start.
+            # The start was raised meanwhile.
             return
 
 
@@ -211,11 +211,11 @@ def _now_ms() -> int:
 
 
 class Expectation:
-    """What the parent was told, and whether what it is shown agrees."""
+    """The lines of the children, and checks of their dumps."""
 
     def __init__(self, levels: tuple[Durability, ...]) -> None:
         self.levels = levels
-        """The levels that survive what is done to the child."""
+        """Durability levels that survive this kind of crash."""
         self.checks = 0
         self._confirmed: dict[int, dict[int, str]] = defaultdict(dict)
         self._going: dict[int, set[int]] = defaultdict(set)
@@ -246,18 +246,18 @@ class Expectation:
         for at, level in enumerate(LEVELS):
             shown, confirmed = self._shown[at], self._confirmed[at]
             start, following = self._ends[at]
-            assert start <= max(self._start[at], 0), f"shard {at} begins at {start}, nobody asked for that"
+            assert start <= max(self._start[at], 0), f"shard {at} begins at {start} without a request"
             if level in self.levels:
                 for offset, value in confirmed.items():
                     if offset >= start and offset not in self._going[at]:
                         assert shown.get(offset) == value, (
                             f"shard {at} offset {offset}: {shown.get(offset)} not {value}"
                         )
-                    assert offset < following, f"shard {at} would give offset {offset} out again"
+                    assert offset < following, f"shard {at} would reuse offset {offset}"
                 assert not self._gone[at] & shown.keys(), f"shard {at} shows deleted records again"
                 held = set(range(start, following)) - self._going[at]
                 assert held <= shown.keys(), f"shard {at} has holes: {sorted(held - shown.keys())[:5]}"
-            # What is shown counts from here on; what was not confirmed and is not shown never happened.
+            # From here on, the dump is the expected state. Unconfirmed missing records were not written.
             self._confirmed[at] = dict(shown)
             self._going[at] = {offset for offset in self._going[at] if offset < following and offset not in shown}
             self._gone[at] = {offset for offset in self._gone[at] if offset < following}
@@ -265,7 +265,7 @@ class Expectation:
 
 
 def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
-    """Listen, kill the child some time after it has opened, and listen to what it had still said."""
+    """Read lines, kill the child some time after its open, and read the remaining lines."""
     left = rng.randint(1, 400)
     is_open = False
     said: list[str] = []

@@ -1,9 +1,9 @@
-"""Steps of a process with one idempotent producer, each told to the parent, which cuts the power after the last.
+"""Steps of a process with one idempotent producer. The parent simulates a power loss after the last one.
 
-The producer sends six batches of one record, all with the same key, to a topic that is compacted or is not. What a step
-does not sync is lost with the power: the rows of producers are in the store, the batches in the log, and each test has
-another of the two ahead. Lines to the parent: `id n` the producer's id, `found offset|none ...` what a producer is told
-that sends batches again, `values ...` what is in the topic, and `ready` before the power goes.
+The producer sends six batches of one record, all with the same key, to a topic with or without compaction. Unsynced
+data is lost. Producer rows are in the store, batches in the log, and in each test one of them is ahead. Lines to the
+parent: `id n` with the producer's id, `found offset|none ...` with the results of repeated batches, `values ...` with
+the records of the topic, and `ready` before the power loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSES = 5
 
 
 def begin(emit: Emit, path: str, is_compacted: int) -> None:
-    """Make the topic and give the producer its id; all of it durable."""
+    """Create the topic and assign a producer id, durably."""
     harness = Harness(Path(path))
     harness.topic(TOPIC, *([("cleanup.policy", "compact")] if is_compacted else []))
     emit(f"id {harness.context.producers.next_id()[0]}")
@@ -34,7 +34,7 @@ def begin(emit: Emit, path: str, is_compacted: int) -> None:
 
 
 def send(emit: Emit, path: str, producer: int, synced: str) -> None:
-    """Send the batches and write the row; `synced` is all that is durable then: the log, or the rows."""
+    """Send the batches and write the row. Only `synced` is durable: the log, or the rows."""
     harness = Harness(Path(path))
     engine, shard, producers = _sent(harness, producer)
     if synced == "rows":
@@ -46,7 +46,7 @@ def send(emit: Emit, path: str, producer: int, synced: str) -> None:
 
 
 def compact(emit: Emit, path: str, producer: int) -> None:
-    """Send, write the row, compact; the log is durable, and of the store what compaction made so."""
+    """Send, write the row, compact. The log is durable, and the part of the store that compaction synced."""
     harness = Harness(Path(path))
     engine, shard, producers = _sent(harness, producer)
     producers.settle(shard)
@@ -56,7 +56,7 @@ def compact(emit: Emit, path: str, producer: int) -> None:
 
 
 def compact_again(emit: Emit, path: str) -> None:
-    """What a process does that finds the batches, and hears nothing of their producer."""
+    """Start and compact, without a request of the producer."""
     harness = Harness(Path(path))
     engine, shard = _topic(harness)
     _compacted(emit, engine, shard)
@@ -65,7 +65,7 @@ def compact_again(emit: Emit, path: str) -> None:
 
 
 def others(emit: Emit, path: str) -> None:
-    """Somebody who does not number batches is given the offsets that the producer had."""
+    """Append without a producer id, which reuses the offsets of the lost batches."""
     harness = Harness(Path(path))
     engine, shard = _topic(harness)
     for number in range(2 * BATCHES):
@@ -75,7 +75,7 @@ def others(emit: Emit, path: str) -> None:
 
 
 def resend(emit: Emit, path: str, producer: int, first: int, last: int) -> None:
-    """What the producer is told when it sends these again."""
+    """Send these batches again and report the results."""
     harness = Harness(Path(path))
     engine, shard = _topic(harness)
     reported = [

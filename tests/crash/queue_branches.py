@@ -1,9 +1,8 @@
-"""A child that moves messages between queues in transactions and branches until it is killed, and what must hold.
+"""A child that moves messages between queues in transactions and branches until it is killed, and the checks.
 
-Every label is in exactly one place at any time: it is moved from queue to queue, by an ack and an enqueue that happen
-together. So after any end of the child each label is found once: in a queue, or with a branch that is prepared (whose
-rollback brings it back to where it was, whose commit brings it to where it was going). What a branch was told and what
-it said before the end is known to the parent: a decision that returned is never undone.
+Every label is in exactly one place at any time: an ack and an enqueue in one transaction move it. So after a crash each
+label exists once: in a queue, or in a prepared branch, whose rollback returns it and whose commit moves it. The parent
+knows all reported steps of a branch. A confirmed decision is never undone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ LEFT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS}
 
 
 class Transcript:
-    """What the children said."""
+    """The lines of the children."""
 
     def __init__(self) -> None:
         self.filled = False
@@ -49,7 +48,7 @@ class Transcript:
         elif word == "doubt":
             in_doubt = set(rest)
             lost = self.prepared - in_doubt - self.deciding.keys()
-            assert not lost, f"prepared, not decided, and gone: {lost}"
+            assert not lost, f"prepared, not decided, and lost: {lost}"
             assert not in_doubt & self.decided, "decided, and in doubt again"
             self.prepared = in_doubt
             self.deciding = {}
@@ -143,7 +142,7 @@ def decide(emit: Emit, plane: QueuePlane, rng: random.Random) -> None:
 
 
 def check(emit: Emit, path: str, seed: int) -> None:
-    """Decide everything, drain everything; what was found, and that nothing is left."""
+    """Decide all branches and drain all queues. Return the labels, and check that nothing is left."""
     rng = random.Random(seed)
     store, commit, plane = open_plane(path)
     check_counts(store, plane)

@@ -1,4 +1,4 @@
-"""What a child does to queues on a disk that fills up. It says what it saw; the test judges."""
+"""Workload of a child on queues with a full disk. It reports what it observes; the test checks it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, half: int)
     for name in ("q", "other"):
         plane.create(QueueConfig(name=name, visibility_timeout_ms=60_000))
     for number in range(CONFIRMED):
-        plane.enqueue("q", [b"%d" % number + b" " * (6000 * (number % 2))])
+        plane.enqueue("q", [b"%d" % number + b" " * (0, 6000, 40_000)[number % 3]])
     session = plane.xa.begin(X)
     session.dequeue("q", 3)
     session.enqueue("other", [b"promised"])
@@ -41,7 +41,7 @@ def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, half: int)
     plane.xa.prepare(X)
     held = plane.lease("q", 5)
     shim.fail(ops, pattern, errno.ENOSPC, half=bool(half))
-    attempt(emit, "enqueue", lambda: plane.enqueue("q", [b"too much" * 1000]))
+    attempt(emit, "enqueue", lambda: plane.enqueue("q", [b"too much" * 5000]))
     attempt(emit, "ack", lambda: plane.ack("q", held[0].token))
     attempt(emit, "lease", lambda: plane.lease("q"))
     attempt(emit, "due", lambda: plane.run_due(2**62))
@@ -55,7 +55,7 @@ def fill(emit: Emit, path: str, control: str, ops: str, pattern: str, half: int)
 
 
 def look(emit: Emit, base: Path) -> None:
-    """Open again: every confirmed message is there once, in a queue, with its consumer or with its branch."""
+    """Reopen, and check that every confirmed message exists once: in a queue, a lease or a branch."""
     store, commit, plane = open_plane(base)
     check_counts(store, plane)
     emit(f"doubt {len(plane.xa.recover())}")

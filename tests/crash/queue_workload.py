@@ -1,4 +1,4 @@
-"""What a child does to queues until it is killed, and what the parent expects of those that come after it."""
+"""Workload of a child on queues until it is killed, and the parent's checks of its successors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tests.crash.harness import Child, Emit, listen_and_kill
 
 from basaltmq.queues.config import QueueConfig
 from basaltmq.queues.draft import Draft
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.rows import NO_BODY, read_entry
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.ready.backing import APART
-from basaltmq.queues.ready.rows import NO_BODY, read_entry
 from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.store.families import Family
 from basaltmq.store.keys.parts import lp, prefix_range
@@ -22,15 +22,23 @@ from basaltmq.store.sync.group_commit import GroupCommit
 
 QUEUES = ("a", "b")
 ALL = (*QUEUES, "dead")
-KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS, Family.TIMERS, Family.DEDUP, Family.DEDUP_EXPIRY}
+KEPT = {
+    Family.VERSION,
+    Family.QUEUES,
+    Family.QUEUE_STATS,
+    Family.TIMERS,
+    Family.DEDUP,
+    Family.DEDUP_EXPIRY,
+    Family.BODY_FILES,
+}
 
 
 class Expectation:
-    """What was said, and what follows from it. Labels are `queue:number`, unique over all children."""
+    """The reported steps and their consequences. Labels are `queue:number`, unique over all children."""
 
     def __init__(self, *, acks_last: bool) -> None:
         self.acks_last = acks_last
-        """An ack that returned outlives what is done to the child."""
+        """Whether a confirmed ack survives this kind of crash."""
         self.tried: set[str] = set()
         self.confirmed: set[str] = set()
         self.acking: set[str] = set()
@@ -50,11 +58,11 @@ class Expectation:
 
     def check(self) -> None:
         found = set(self.found)
-        assert len(found) == len(self.found), "a message is there twice"
-        assert not self.confirmed - self.acking - found, "confirmed, not acked, and gone"
+        assert len(found) == len(self.found), "a message exists twice"
+        assert not self.confirmed - self.acking - found, "confirmed, not acked, and lost"
         assert found <= self.tried
         if self.acks_last:
-            assert not found & self.acked, "acked, and there again"
+            assert not found & self.acked, "acked, but still there"
 
 
 def open_plane(path: str) -> tuple[RocksStore, GroupCommit, QueuePlane]:
@@ -76,10 +84,9 @@ def open_plane(path: str) -> tuple[RocksStore, GroupCommit, QueuePlane]:
 
 
 def check_counts(store: RocksStore, plane: QueuePlane) -> None:
-    """The counts are those of the rows, and every body has a message, or a branch that brings one, and every message
-    its body.
+    """Check that counts match the rows, and that bodies and messages (or drafts of branches) refer to each other.
 
-    What a deleted queue left when the process died is taken away first, which is what an open plane does anyway.
+    Rows of deleted queues are reclaimed first, like in an open plane.
     """
     with plane._lock:
         while plane._shared.reclaim.is_pending:
@@ -131,7 +138,7 @@ def publish(emit: Emit, plane: QueuePlane, rng: random.Random, queue: str, stem:
     emit(" ".join(["try", *labels]))
     drafts: list[Draft | bytes] = []
     for label in labels:
-        body = label.encode() + b" " * rng.choice([1, 100, 6000])
+        body = label.encode() + b" " * rng.choice([1, 100, 6000, 40_000])
         drafts.append(
             body
             if rng.random() < 0.4
@@ -147,7 +154,7 @@ def publish(emit: Emit, plane: QueuePlane, rng: random.Random, queue: str, stem:
 
 
 def fan_out(emit: Emit, plane: QueuePlane, stem: str) -> None:
-    # Both copies have one body, so the label is told apart by where it is found.
+    # Both copies have one body. Their queues distinguish them.
     labels = [f"{queue}:both.{stem}" for queue in QUEUES]
     emit(" ".join(["try", *labels]))
     plane.publish(QUEUES, b"both." + stem.encode() + b" " * 3000)
@@ -155,7 +162,7 @@ def fan_out(emit: Emit, plane: QueuePlane, stem: str) -> None:
 
 
 def temporary(plane: QueuePlane) -> None:
-    """A queue that comes and goes with everything in it."""
+    """Create, fill and delete a queue."""
     name = "temporary"
     if name in {config.name for config in plane.configs()}:
         plane.delete(name)
@@ -175,7 +182,7 @@ def consume(emit: Emit, plane: QueuePlane, rng: random.Random, queue: str) -> No
     ids = [delivery.id for delivery in some]
     act = rng.random()
     if act < 0.5:
-        # A copy of a fanned-out message is settled in its own queue only: elsewhere nobody can tell which copy it is.
+        # A fan-out copy is settled only in its queue, because elsewhere the copies cannot be distinguished.
         mine = [d for d in some if not d.payload.startswith(b"both.") or queue in QUEUES]
         labels = [label_of(queue, delivery.payload) for delivery in mine]
         if mine:
@@ -196,7 +203,7 @@ def label_of(queue: str, payload: bytes) -> str:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Drain everything; what was found, and that nothing is left."""
+    """Drain all queues. Return the labels, and check that nothing is left."""
     store, commit, plane = open_plane(path)
     check_counts(store, plane)
     if "temporary" in {config.name for config in plane.configs()}:
@@ -224,5 +231,5 @@ def check(emit: Emit, path: str) -> None:
 
 
 def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
-    """Listen to a child and kill it while it opens or works."""
+    """Read the lines of a child, and kill it while it opens or works."""
     listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.5, late_s=0.5)

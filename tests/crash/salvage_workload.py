@@ -1,6 +1,6 @@
-"""A store with something of everything, a ledger of what was confirmed, damage to its files, and the check afterwards.
+"""A store with every kind of data, a ledger of confirmed data, damage to its files, and the checks after a repair.
 
-A copy of a store that is open and idle is what SIGKILL leaves: nothing is in the memory of the process only.
+A copy of an open, idle store equals what SIGKILL leaves, because nothing is only in memory.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
-from basaltmq.queues.ready.backing import APART
-from basaltmq.queues.ready.rows import payload_of, read_entry
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.rows import payload_of, read_entry
 from basaltmq.store.api import Store
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys
+from basaltmq.store.repair import Repaired, repair
 from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.store.salvage.repair import Repaired, repair
 from basaltmq.store.salvage.swap import LOSSES
 from basaltmq.store.salvage.verify import verify
 from basaltmq.streams.view import StreamView
@@ -51,17 +51,17 @@ class Held:
 
 @dataclass
 class Ledger:
-    """What was confirmed."""
+    """The confirmed data."""
 
     messages: dict[str, Held] = field(default_factory=dict)
     acked: set[str] = field(default_factory=set)
     records: dict[tuple[str, int, int], bytes] = field(default_factory=dict)
     in_log: set[str] = field(default_factory=set)
-    """Messages that came after the last flush."""
+    """Messages enqueued after the last flush."""
 
 
 def build(path: Path, killed: Path, seed: int, size: int = 60) -> Ledger:
-    """Make a store at `path`, closed cleanly, and at `killed` as SIGKILL would have left it a moment before."""
+    """Create a store at `path`, closed cleanly, and a copy at `killed` as SIGKILL would leave it."""
     rng = random.Random(seed)
     ledger = Ledger()
     with basaltmq.open(path, settings=QUIET) as db:
@@ -95,6 +95,8 @@ def _fill(db: Basalt, rng: random.Random, size: int, step: int, ledger: Ledger) 
     db.queue("late").enqueue([Draft(payload=body(50, 100), delay_ms=HOUR_MS + n) for n in range(size)])
     db.queue("brief").enqueue([Draft(payload=body(50, 100), ttl_ms=HOUR_MS + n) for n in range(size // 2)])
     db.queue("large").enqueue([body(5_000, 20_000) for _ in range(size // 5)])
+    db.queue("large").enqueue([body(32_000, 90_000) for _ in range(size // 5)])
+    db.queue_plane.publish(["first", "second"], body(40_000, 50_000))
     for _ in range(size // 10):
         db.queue_plane.publish(["first", "second"], body(5_000, 9_000))
     db.queue("once").enqueue([Draft(payload=body(50, 100), dedup_id=b"%d-%d" % (step, n)) for n in range(size // 2)])
@@ -112,7 +114,7 @@ def _fill(db: Basalt, rng: random.Random, size: int, step: int, ledger: Ledger) 
 
 
 def messages(store: Store) -> dict[str, Held]:
-    """Every message a store has, with its body."""
+    """Return all messages of a store with their bodies."""
     content = Content(store)
     found: dict[str, Held] = {}
     for family in (Family.MESSAGES, Family.DELAYED):
@@ -133,15 +135,16 @@ def records(db: Basalt) -> Iterator[tuple[tuple[str, int, int], bytes]]:
 
 
 KINDS: Final = (
-    "messages", "queues", "bodies", "blob", "names", "objects", "shards", "index", "stats", "rows",
+    "messages", "queues", "bodies", "blob", "body", "places", "names", "objects", "shards", "index", "stats", "rows",
     "MANIFEST", "CURRENT", "wal", "OPTIONS", "IDENTITY", "STORE", "LOCK", "SEALS", "SYNCED",
 )  # fmt: skip
-"""What is damaged: a table of a family, a blob file, or a file by its name."""
+"""Kinds of files to damage: a table of a family, a blob file, or a file by its name."""
 
 _FAMILIES: Final = {
     "messages": Family.MESSAGES,
     "queues": Family.QUEUES,
     "bodies": Family.MESSAGE_CONTENT,
+    "places": Family.BODY_PLACES,
     "names": Family.OBJECT_NAMES,
     "objects": Family.CONFIGURED_OBJECTS,
     "shards": Family.SHARDS,
@@ -154,12 +157,14 @@ WAYS: Final = ("flip", "truncate", "remove")
 
 
 def targets(path: Path, kind: str) -> list[Path]:
-    """The files of a kind."""
+    """Return the files of a kind."""
     database = path / "kv"
     if kind in _FAMILIES:
         return sorted(each for each in database.glob("*.sst") if table_family(each)[0] == _FAMILIES[kind].label)
     if kind == "blob":
         return sorted(database.glob("*.blob"))
+    if kind == "body":
+        return sorted((path / "bodies").glob("*.body"))
     if kind == "wal":
         return sorted(each for each in database.glob("*.log") if each.stat().st_size)
     if kind in ("MANIFEST", "OPTIONS"):
@@ -169,7 +174,7 @@ def targets(path: Path, kind: str) -> list[Path]:
 
 
 def damage(file: Path, way: str, rng: random.Random) -> str:
-    """Damage a file; what was done, for the report of a failure."""
+    """Damage a file. Return a description for the report of a failure."""
     data = bytearray(file.read_bytes())
     if way == "remove" or not data:
         file.unlink()
@@ -188,7 +193,7 @@ def repaired(path: Path) -> Repaired:
 
 
 def reported(outcome: Repaired) -> list[Loss]:
-    """What the report in quarantine says, which is what the repair said."""
+    """Return the losses of the report in quarantine."""
     if outcome.kept is None:
         return outcome.losses
     lines = (outcome.kept / LOSSES).read_bytes().splitlines()
@@ -198,7 +203,7 @@ def reported(outcome: Repaired) -> list[Loss]:
 
 
 def is_reported(losses: list[Loss], message_id: str, held: Held) -> bool:
-    """Whether the loss of a message is named, or lies in a range that is."""
+    """Return whether the report names a lost message or its range."""
     for loss in losses:
         if message_id in loss.ids or loss.subject in ("confirmed writes", "table"):
             return True
@@ -210,7 +215,7 @@ def is_reported(losses: list[Loss], message_id: str, held: Held) -> bool:
 
 
 def check(path: Path, ledger: Ledger, losses: list[Loss]) -> tuple[int, int]:
-    """Check a store after its repair; how many messages and records are lost."""
+    """Check a store after its repair. Return the numbers of lost messages and records."""
     assert verify(path) == []
     with StreamView.open(path) as view:
         findings = [each for each in audit_rows(path, view) if each.kind != "unread"]
@@ -220,11 +225,11 @@ def check(path: Path, ledger: Ledger, losses: list[Loss]) -> tuple[int, int]:
         found = messages(db.store)
         missing = {each: held for each, held in ledger.messages.items() if each not in found}
         for message_id, held in missing.items():
-            assert is_reported(losses, message_id, held), f"{message_id} of {held.queue} is lost, and nothing says so"
+            assert is_reported(losses, message_id, held), f"{message_id} of {held.queue} is lost without a report"
         for message_id, held in found.items():
             known = ledger.messages.get(message_id)
             if known is None:
-                assert losses, f"{message_id} of {held.queue} came back, and nothing says that anything was lost"
+                assert losses, f"{message_id} of {held.queue} came back without a report of a loss"
             else:
                 assert held.payload == known.payload
         lost_records = _check_topics(db, ledger, losses)
@@ -236,13 +241,13 @@ def _check_topics(db: Basalt, ledger: Ledger, losses: list[Loss]) -> int:
     there: dict[tuple[str, int, int], bytes] = {}
     names = {topic.name for topic in db.topics()}
     for name in set(TOPICS) - names:
-        assert losses, f"topic {name} is gone, and nothing says so"
+        assert losses, f"topic {name} is lost without a report"
     if names >= set(TOPICS):
         there = dict(records(db))
     missing = {at: value for at, value in ledger.records.items() if there.get(at) != value}
     if missing:
         about = [loss for loss in losses if loss.family in ("stream_records", "shards", "configured_objects", "")]
-        assert about, f"{len(missing)} records are lost, and nothing says so: {sorted(missing)[:3]}"
+        assert about, f"{len(missing)} records are lost without a report: {sorted(missing)[:3]}"
     for name in names & set(TOPICS):
         for partition in range(PARTITIONS):
             end = db.topic(name, create=False).info(partition).high_watermark
@@ -252,13 +257,13 @@ def _check_topics(db: Basalt, ledger: Ledger, losses: list[Loss]) -> int:
 
 
 def _serve(db: Basalt, found: dict[str, Held]) -> None:
-    """Every queue takes a message and hands out what it has."""
+    """Check that every queue accepts a message and delivers all messages."""
     there = {queue.name for queue in db.queues()}
     by_queue: dict[str, int] = dict.fromkeys(there, 0)
     for held in found.values():
         if held.family is Family.MESSAGES:
             by_queue[held.queue] = by_queue.get(held.queue, 0) + 1
-    assert set(by_queue) == there, "messages of a queue that is not there"
+    assert set(by_queue) == there, "messages of a missing queue"
     for name, count in by_queue.items():
         queue = db.queue(name, create=False)
         queue.enqueue(b"after")

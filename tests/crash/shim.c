@@ -1,17 +1,19 @@
-/* Stands between a child process and libc, for files below one root.
+/* Wraps libc's file calls in a child process, for files below one root.
  *
  * Faults: while the control file exists, each of its lines `ops pattern errno skip mode` makes the named calls on
- * files whose path matches the pattern fail with that errno, after `skip` of them have passed. Mode `half` lets half
- * of the bytes of the first write through before that, as a disk that fills up does.
+ * files whose path matches the pattern fail with that errno, after `skip` successful ones. Mode `half` first writes
+ * half of the bytes of one write, like a disk that becomes full.
  *
- * Record: what a disk would be sure to hold. One line per event, appended in order:
- *     N ino path    a file came to be          S ino bytes   so many of its bytes are durable
- *     M path        a directory came to be     D path        the names in a directory are durable
- *     R ino old new                            U ino path    L ino new      T ino bytes
- *     W number ino at bytes undo               bytes that were there are written over; the old ones are in the file
- *                                              `record`.undo from byte `undo` on
- *     Y number      that write is durable      S also says so of the writes of its file with numbers below its third
- * Files that lose their name are kept under the graveyard, named by inode, because their removal may be undone.
+ * Record: the durable data, one line per event, in order:
+ *     N ino path    a file was created         S ino bytes n   this many of its bytes are durable, and its overwrites
+ *                                                              with numbers below n
+ *     M path        a directory was created    D path          the names in a directory are durable
+ *     R ino old new   rename                   U ino path      unlink
+ *     L ino new       link                     T ino bytes     truncate
+ *     W number ino at bytes undo               an overwrite; the old bytes are in the file `record`.undo from byte
+ *                                              `undo` on
+ *     Y number      that overwrite is durable
+ * Files that lose their name are kept in the removed_dir, named by inode, because their removal may be undone.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +31,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-static char root[PATH_MAX], control[PATH_MAX], graveyard[PATH_MAX];
+static char root[PATH_MAX], control[PATH_MAX], removed_dir[PATH_MAX];
 static int record_fd = -1, undo_fd = -1;
 static long overwrites, undo_end;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -42,7 +44,7 @@ static ino_t control_ino;
 void shim_configure(const char *r, const char *c, const char *record, const char *g) {
     snprintf(root, sizeof root, "%s", r);
     snprintf(control, sizeof control, "%s", c);
-    snprintf(graveyard, sizeof graveyard, "%s", g);
+    snprintf(removed_dir, sizeof removed_dir, "%s", g);
     if (*record) {
         char undo[PATH_MAX + 8];
         snprintf(undo, sizeof undo, "%s.undo", record);
@@ -95,7 +97,7 @@ static void note(const char *format, ...) {
     syscall(SYS_write, record_fd, line, (size_t)n);
 }
 
-/* The errno this call is to fail with, 0 if it is to pass; *half is set where half a write goes through first. */
+/* Return the errno of an injected fault, or 0. Sets *half if half of a write must succeed first. */
 static int fault(const char *op, const char *path, int *half) {
     if (!*control) return 0;
     int fd = syscall(SYS_openat, AT_FDCWD, control, O_RDONLY | O_CLOEXEC, 0);
@@ -136,12 +138,12 @@ static int fault(const char *op, const char *path, int *half) {
     return found;
 }
 
-static void bury(const char *path) {
+static void keep_removed(const char *path) {
     struct stat st;
-    if (record_fd < 0 || !*graveyard || lstat(path, &st) || !S_ISREG(st.st_mode)) return;
-    char grave[PATH_MAX + 32];
-    snprintf(grave, sizeof grave, "%s/%lu", graveyard, (unsigned long)st.st_ino);
-    REAL(link)(path, grave);
+    if (record_fd < 0 || !*removed_dir || lstat(path, &st) || !S_ISREG(st.st_mode)) return;
+    char kept[PATH_MAX + 32];
+    snprintf(kept, sizeof kept, "%s/%lu", removed_dir, (unsigned long)st.st_ino);
+    REAL(link)(path, kept);
 }
 
 static unsigned long inode(const char *path) {
@@ -186,7 +188,7 @@ static int write_fault(const char *op, int fd, int *half) {
     return of_fd(fd, path) ? fault(op, path, half) : 0;
 }
 
-/* Keep what a write is about to destroy; the number of the write, -1 if it destroys nothing. */
+/* Save the bytes that a write overwrites. Return the number of the overwrite, or -1 if there are none. */
 static long overwritten(int fd, off_t at, size_t n) {
     char path[PATH_MAX];
     struct stat st;
@@ -251,7 +253,7 @@ static int synced(const char *op, int fd, long number) {
             errno = code;
             return -1;
         }
-        /* The size before the call: bytes that come during it may or may not be covered. */
+        /* The size before the call: later bytes may or may not be covered. */
         fstat(fd, &st);
     }
     pthread_mutex_lock(&lock);
@@ -285,7 +287,7 @@ int rename(const char *from, const char *to) {
             errno = code;
             return -1;
         }
-        bury(b);
+        keep_removed(b);
     }
     unsigned long ino = known ? inode(a) : 0;
     int result = syscall(SYS_rename, from, to);
@@ -311,7 +313,7 @@ int unlinkat(int dirfd, const char *path, int flags) {
     absolute(dirfd, path, full);
     int known = *root && below(full);
     unsigned long ino = known ? inode(full) : 0;
-    if (known) bury(full);
+    if (known) keep_removed(full);
     int result = syscall(SYS_unlinkat, dirfd, path, flags);
     if (!result && known) note("U %lu %s\n", ino, full);
     return result;

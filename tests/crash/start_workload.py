@@ -25,11 +25,11 @@ from basaltmq.streams.topics import TopicConfig
 
 SWITCH_INTERVAL_S = 1e-6
 START_S_MAX = 60
-"""A start takes well under a second; a child that hangs is a failure too."""
+"""Timeout of a start, which takes well under a second."""
 
 
 async def make(path: Path, vhosts: int) -> None:
-    """A healthy directory whose virtual hosts hold something of every kind that a start reads."""
+    """Create a directory whose virtual hosts have every kind of data that a start reads."""
     node = await Node.open(Config(data_dir=path))
     try:
         for number in range(vhosts - 1):
@@ -45,7 +45,7 @@ async def make(path: Path, vhosts: int) -> None:
 
 
 async def start(path: Path) -> None:
-    """Open everything; a virtual host that does not serve raises."""
+    """Open all virtual hosts. Raises if one does not serve."""
     node = await Node.open(Config(data_dir=path))
     try:
         for name in node.vhosts():
@@ -57,7 +57,7 @@ async def start(path: Path) -> None:
 
 
 def start_in_child(path: Path) -> str | None:
-    """What went wrong, if anything did."""
+    """Return the error, if any."""
     child = os.fork()
     if child == 0:
         status = 1

@@ -1,12 +1,12 @@
-"""What a child does to streams until it is killed, told to the parent as it is confirmed; and what must hold after.
+"""Workload of a child on streams until it is killed, and the checks afterwards.
 
 Two writers append to the partitions of one topic, at `synced` and at `written`, while another thread commits offsets of
 a group, trims a partition, runs retention, and creates and deletes topics. Lines to the parent:
 
-    record p o v       after open: what partition p holds; then `bounds p start next`, `offset p o`, `topics ...`
+    record p o v       after open: a record of partition p; then `bounds p start next`, `offset p o`, `topics ...`
                        and `opened`
     + p o v            the record at offset o of partition p was confirmed durable; `w p o v`: only written
-    ? c p o, + c p o   a commit of the group's offset is on its way, was confirmed
+    ? c p o, + c p o   a commit of the group's offset starts, was confirmed
     ? t p o, + t p o   partition p is being trimmed to o, was trimmed
     ? n name, + n name a topic is being created, was created; - n name: was deleted. The topics of a batch are named
                        `batch.number.of.size`: after a crash all of them exist or none
@@ -75,7 +75,7 @@ def run(emit: Emit, path: str, engine: str, seed: int) -> None:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Open, dump and close in peace."""
+    """Open, dump and close cleanly."""
     store, plane = _open(Path(path))
     dump(emit, plane)
     plane.close()
@@ -162,7 +162,7 @@ def _manage(emit: Emit, plane: StreamPlane, rng: random.Random, name: str, engin
 
 
 class StreamExpectation:
-    """What the parent knows."""
+    """The state that the parent expects."""
 
     def __init__(self, *, written_survives: bool) -> None:
         self.checks = 0
@@ -227,7 +227,7 @@ class StreamExpectation:
             records = self._records[partition]
             assert sorted(records) == list(range(start, end)), f"partition {partition} has holes or strays"
             assert start in {self._starts[partition], *self._trims[partition]}, (partition, start, self._starts)
-            assert start >= self._starts[partition], "a trim was taken back"
+            assert start >= self._starts[partition], "a trim was undone"
             self._starts[partition] = start
         for (partition, offset), value in self._confirmed.items():
             if offset >= self._starts[partition]:
@@ -246,11 +246,11 @@ class StreamExpectation:
             assert batches[prefix] == int(count), f"{batches[prefix]} of the {count} topics of batch {prefix} are there"
         self._topics = set(self._names)
         self._topic_doubts.clear()
-        # What was seen is durable from here on: a reader may have acted on it.
+        # Visible records must stay from here on, because a reader may have used them.
         for partition, records in self._records.items():
             self._confirmed |= {(partition, offset): value for offset, value in records.items()}
 
 
 def ride(child: Child, expectation: StreamExpectation, rng: random.Random, *, early: bool) -> None:
-    """Listen to a child and kill it at a random moment."""
+    """Read the lines of a child and kill it at a random time."""
     listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.2, late_s=0.3)

@@ -1,4 +1,4 @@
-"""kill -9 while vhosts with their topics are created, updated and deleted: whole or gone, never half."""
+"""kill -9 while vhosts with topics are created, updated and deleted: each is complete or absent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLS = 12
 
 
 class Expected:
-    """What the child confirmed: vhost -> (topics, value); and the one change that is in doubt."""
+    """Confirmed vhosts -> (topics, value), and the one change whose result is unknown."""
 
     def __init__(self) -> None:
         self.vhosts: dict[str, tuple[int, int]] = {}
@@ -46,7 +46,7 @@ class Expected:
 
 
 def _ride(child: Child, expected: Expected, rng: random.Random) -> None:
-    """Listen to the child for a while, then kill it and hear what it said until then."""
+    """Read the child's lines for a while, kill it, and read the rest."""
     left = rng.randint(1, 80)
     lines = child.lines(timeout_s=30)
     heard = []
@@ -72,7 +72,7 @@ def _check(path: Path, expected: Expected) -> None:
     objects = 0
     for vhost in catalog.children(ROOT):
         topics = list(catalog.children(vhost.id))
-        assert len(topics) == vhost.attributes["topics"], f"vhost {vhost.name} is not whole"
+        assert len(topics) == vhost.attributes["topics"], f"vhost {vhost.name} is not complete"
         found[vhost.name] = (len(topics), vhost.attributes["value"])
         objects += 1 + len(topics)
     for name, after in expected.doubtful.items():
@@ -90,7 +90,7 @@ def _check(path: Path, expected: Expected) -> None:
 
 @pytest.mark.spec("A2", "D1")
 @pytest.mark.promise("P1", "P2", "P10")
-def test_after_kill_9_every_vhost_is_whole_or_gone(forge: Forge, tmp_path: Path) -> None:
+def test_kill_9_leaves_vhosts_complete_or_absent(forge: Forge, tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -101,4 +101,4 @@ def test_after_kill_9_every_vhost_is_whole_or_gone(forge: Forge, tmp_path: Path)
             break
         _ride(forge.start("tests.crash.catalog_workload:run", str(path), rng.getrandbits(32)), expected, rng)
         _check(path, expected)
-    assert expected.confirmed > KILLS, "hardly anything was confirmed before the kills: the test shows little"
+    assert expected.confirmed > KILLS, "too few changes were confirmed before the kills"

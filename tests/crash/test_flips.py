@@ -1,4 +1,4 @@
-"""One flipped bit in any file of a store or a checkpoint is found, and the file is named."""
+"""A flipped bit in any file of a store or a checkpoint is found, and the file is named."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS = [
     "SEALS",
 ]
 HARMLESS = ("OPTIONS-", "IDENTITY", "rocksdict-config.json", "SEALS")
-"""Files without which every row can still be read."""
+"""Files that are not needed to read rows."""
 
 
 def write_rows(store: RocksStore, first: int, count: int) -> None:
@@ -52,7 +52,7 @@ def rows(store: RocksStore) -> int:
 
 @pytest.fixture(scope="module")
 def store_copies(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store closed cleanly, one cut off with its rows in the WAL, and a checkpoint."""
+    """A store closed cleanly, a killed one with rows in the WAL, and a checkpoint."""
     base = tmp_path_factory.mktemp("homes")
     store = open_store(base / "closed")
     write_rows(store, 0, ROWS)
@@ -77,7 +77,7 @@ def rng() -> random.Random:
 
 
 def flips(path: Path, rng: random.Random, count: int) -> Iterator[int]:
-    """Flip one bit after the other, each undone before the next; the byte that is wrong."""
+    """Flip one bit at a time and undo it before the next. Yield the changed byte."""
     body = path.read_bytes()
     places = {0, len(body) - 1} | {rng.randrange(len(body)) for _ in range(count)}
     for place in sorted(places):
@@ -101,7 +101,7 @@ def flip_for_good(path: Path, rng: random.Random) -> int:
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("kind", KINDS)
-def test_verify_names_the_file_a_bit_was_flipped_in(
+def test_verify_names_the_file_with_a_flipped_bit(
     store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
 ) -> None:
     home = tmp_path / "store"
@@ -112,7 +112,7 @@ def test_verify_names_the_file_a_bit_was_flipped_in(
             found = verify(home)
             named = [line for line in found if line.startswith(f"{home}/")]
             assert any(line.startswith(f"{path}") for line in named), (path.name, place, found)
-            # RocksDB may name the database beside the file, but no other file.
+            # RocksDB may also name the database, but no other file.
             assert all(line.startswith((f"{path}", f"{home}/kv: ")) for line in named), (path.name, place, found)
     assert verify(home) == []
 
@@ -131,7 +131,7 @@ def test_verify_names_a_wal_with_a_flipped_bit(store_copies: Path, tmp_path: Pat
 
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
-def test_verify_and_restore_name_any_file_of_a_checkpoint_a_bit_was_flipped_in(
+def test_verify_and_restore_name_the_checkpoint_file_with_a_flipped_bit(
     store_copies: Path, tmp_path: Path, rng: random.Random
 ) -> None:
     home = tmp_path / "checkpoint"
@@ -149,7 +149,7 @@ def test_verify_and_restore_name_any_file_of_a_checkpoint_a_bit_was_flipped_in(
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("kind", [*KINDS, "kv/*.log"])
-def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
+def test_open_after_a_bit_flip_names_the_file_or_reads_every_row(
     store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
 ) -> None:
     source = store_copies / ("cut-off" if kind == "kv/*.log" else "closed")
@@ -162,18 +162,18 @@ def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
         reports: list[str] = []
         found, passed_over, error = open_and_count(home, reports)
         if error is not None:
-            # Damaged tables may also come to light when they are read.
+            # Damaged tables may also be detected when they are read.
             assert path.name in str(error) or (found is None and kind in ("kv/*.sst", "kv/*.blob")), (place, error)
             assert not path.name.startswith(HARMLESS)
             continue
         reported = [line for line in reports if path.name in line]
         if kind == "kv/*.log":
-            # A flip in the last record looks like a torn tail: cut, reported, and kept.
+            # A flip in the last record looks like a torn tail: it is truncated, reported, and kept.
             assert reported
             assert found in (expected, expected - 2)
             assert list((home / "quarantine").iterdir())
         elif passed_over:
-            # Rows of messages that cannot be read are passed over, and that is recorded.
+            # Unreadable rows of messages are skipped and recorded.
             assert kind == "kv/*.sst"
             assert (home / "quarantine" / UNREADABLE).exists()
         else:
@@ -182,8 +182,7 @@ def test_an_open_after_a_flip_refuses_by_name_or_serves_every_row(
 
 
 def open_and_count(home: Path, reports: list[str]) -> tuple[int | None, int, CorruptionError | None]:
-    """The rows there are and the ranges passed over, or what stood in the way of counting them; 0 rows if it was the
-    open that was refused."""
+    """Return the number of rows and the skipped ranges, or the error; 0 rows if the open failed."""
     try:
         store = open_store(home, report=reports.append)
     except CorruptionError as error:
@@ -199,7 +198,7 @@ def open_and_count(home: Path, reports: list[str]) -> tuple[int | None, int, Cor
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("kind", ["kv/*.sst", "kv/*.blob"])
-def test_an_open_store_finds_a_flip_on_disk_that_its_cache_hides(
+def test_verify_of_an_open_store_finds_a_flip_hidden_by_its_cache(
     store_copies: Path, tmp_path: Path, rng: random.Random, kind: str
 ) -> None:
     home = tmp_path / "store"

@@ -1,4 +1,4 @@
-"""A disk that is full, or that fails a sync, at every place where a store writes."""
+"""A full disk, or a failing sync, at every place where a store writes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(forge: Forge, path: Path, function: str, *args: str | int) -> dict[str, 
         ("close", WRITES, "*/kv/*.sst", False),
     ],
 )
-def test_a_full_disk_says_so_poisons_the_store_and_loses_nothing_confirmed(
+def test_full_disk_poisons_the_store_and_loses_nothing_confirmed(
     forge: Forge, tmp_path: Path, what: str, ops: str, pattern: str, half: bool
 ) -> None:
     path = tmp_path / "home" / "store"
@@ -58,9 +58,7 @@ def test_a_full_disk_says_so_poisons_the_store_and_loses_nothing_confirmed(
 @pytest.mark.promise("P1")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("pattern", ["*/copy.partial*", "*/copy.partial*/CHECKSUMS*", "*/copy.partial*/MANIFEST-*"])
-def test_a_full_disk_during_a_checkpoint_leaves_no_half_backup_and_a_store_that_goes_on(
-    forge: Forge, tmp_path: Path, pattern: str
-) -> None:
+def test_full_disk_during_a_checkpoint_leaves_no_partial_backup(forge: Forge, tmp_path: Path, pattern: str) -> None:
     path = tmp_path / "home" / "store"
     path.parent.mkdir()
     said = run(forge, path, "fill", "checkpoint", WRITES, pattern, errno.ENOSPC, 1)
@@ -72,9 +70,7 @@ def test_a_full_disk_during_a_checkpoint_leaves_no_half_backup_and_a_store_that_
 
 
 @pytest.mark.spec("A10")
-def test_a_full_disk_during_a_restore_leaves_nothing_behind_and_it_can_be_tried_again(
-    forge: Forge, tmp_path: Path
-) -> None:
+def test_full_disk_during_a_restore_leaves_nothing_and_it_can_be_repeated(forge: Forge, tmp_path: Path) -> None:
     path = tmp_path / "home" / "store"
     path.parent.mkdir()
     said = run(forge, path, "fill_while_restoring")
@@ -96,7 +92,7 @@ def test_a_full_disk_during_a_restore_leaves_nothing_behind_and_it_can_be_tried_
         (f"{WRITES},open", "*"),
     ],
 )
-def test_a_full_disk_during_open_says_so_and_the_store_opens_when_there_is_space(
+def test_full_disk_during_open_is_reported_and_open_works_with_space(
     forge: Forge, tmp_path: Path, ops: str, pattern: str
 ) -> None:
     path = tmp_path / "home" / "store"
@@ -108,14 +104,14 @@ def test_a_full_disk_during_open_says_so_and_the_store_opens_when_there_is_space
 
 
 @pytest.mark.promise("P1")
-def test_a_failed_sync_fails_exactly_those_who_waited_and_poisons(forge: Forge, tmp_path: Path) -> None:
+def test_failed_sync_fails_its_waiters_and_poisons_the_store(forge: Forge, tmp_path: Path) -> None:
     path = tmp_path / "home" / "store"
     path.parent.mkdir()
     shim = Shim(path.parent, tmp_path / "control")
     said = forge.run("tests.crash.faults:fail_one_sync", str(path), str(shim.control), shim=shim)
     waiters = [line for line in said if line.startswith("waiter ")]
     assert len(waiters) == 8
-    # Nobody is told it is durable; the first group meets the disk's error, whoever comes later the poisoned store.
+    # No waiter gets a success. The first group gets the disk's error, later ones that of the poisoned store.
     assert all(line.startswith(("waiter StorageError", "waiter StorePoisonedError")) for line in waiters), waiters
     assert any(line.startswith("waiter StorageError") for line in waiters), waiters
     reported = by_name(said)
@@ -125,9 +121,7 @@ def test_a_failed_sync_fails_exactly_those_who_waited_and_poisons(forge: Forge, 
 
 
 @pytest.mark.promise("P1")
-def test_an_io_error_in_the_middle_of_a_wal_write_poisons_and_loses_nothing_confirmed(
-    forge: Forge, tmp_path: Path
-) -> None:
+def test_io_error_during_a_wal_write_poisons_and_loses_nothing_confirmed(forge: Forge, tmp_path: Path) -> None:
     path = tmp_path / "home" / "store"
     path.parent.mkdir()
     said = run(forge, path, "fill", "commit", WRITES, "*/kv/*.log", errno.EIO, 1)

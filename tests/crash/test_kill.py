@@ -17,9 +17,7 @@ EARLY = 0.3
 @pytest.mark.promise("P1", "P2", "P10")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("number", range(STORES))
-def test_after_kill_9_confirmed_stays_batches_are_whole_and_deleted_is_gone(
-    forge: Forge, tmp_path: Path, number: int
-) -> None:
+def test_kill_9_keeps_confirmed_batches_atomic_and_deletes(forge: Forge, tmp_path: Path, number: int) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -29,7 +27,7 @@ def test_after_kill_9_confirmed_stays_batches_are_whole_and_deleted_is_gone(
         child = forge.start("tests.crash.workload:run", str(path), rng.getrandbits(32))
         ride(child, expectation, rng, early=early)
     checked = expectation.checks
-    assert checked >= KILLS_PER_STORE // 3, "most children died before they had opened: the test shows little"
+    assert checked >= KILLS_PER_STORE // 3, "most children were killed before they had opened"
     for line in forge.run("tests.crash.workload:check", str(path)):
         expectation.receive_line(line)
     assert expectation.checks == checked + 1

@@ -1,8 +1,8 @@
-"""A lane through a crash of the process before and after every system call that changes its files.
+"""Simulated crashes before and after every system call that changes a lane's files.
 
-A kill at a random moment rarely hits the gap between two calls. Here each call is a crash point: the lane's directory
-is copied before and after it, together with what was confirmed by then, and every copy is recovered. Calls and copies
-exclude each other, so a copy is one moment, whichever thread makes the call.
+A kill at a random time rarely hits the gap between two calls. Here each call is a crash point: the lane's directory and
+the list of confirmed frames are copied before and after it, and every copy is recovered. A lock excludes calls during a
+copy, so each copy is consistent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from basaltmq.log.frame import COLUMNAR, encode_frame, frame_bytes
-from basaltmq.log.lane import Lane, LaneOptions
+from basaltmq.log.lane import Lane
+from basaltmq.log.lane_options import LaneOptions
 from basaltmq.log.recovery import repair
 
 CALLS = ("writev", "pwritev", "pwrite", "fdatasync", "fsync", "unlink", "rename", "ftruncate")
@@ -58,7 +59,7 @@ class CrashPoints:
 
 
 def write(lane: Lane, confirm: Callable[[int], None], rng: random.Random) -> None:
-    """Frames at both levels, with reads, rolls and syncs between them; each is confirmed as the engine would."""
+    """Append frames at both durability levels, with reads, rolls and syncs between them."""
     number = 0
     for _ in range(STEPS):
         waiting = []
@@ -86,10 +87,10 @@ def write(lane: Lane, confirm: Callable[[int], None], rng: random.Random) -> Non
 @pytest.mark.spec("B6", "D3")
 @pytest.mark.promise("P1", "P3")
 @pytest.mark.parametrize("moved_bytes_min", [1, 1 << 16])
-def test_confirmed_frames_survive_a_crash_at_every_call(
+def test_confirmed_frames_survive_a_crash_at_every_system_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_bytes_min: int
 ) -> None:
-    # Small enough to roll, and to go round the ring, several times.
+    # Small enough for several rolls and wraps of the ring.
     options = LaneOptions(segment_bytes=24 << 10, ring_bytes=24 << 10, ring_after=1, moved_bytes_min=moved_bytes_min)
     lane = open_lane(tmp_path / "lane", options)
     crash = CrashPoints(tmp_path / "lane", tmp_path / "points")

@@ -17,7 +17,7 @@ LOSSES = 5
 
 @pytest.mark.spec("B6", "D3")
 @pytest.mark.promise("P1", "P3", "P6", "P10")
-def test_after_kill_9_what_was_confirmed_stays_and_the_index_is_what_the_log_says(forge: Forge, tmp_path: Path) -> None:
+def test_kill_9_keeps_confirmed_records_and_the_index_matches_the_log(forge: Forge, tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -32,7 +32,7 @@ def test_after_kill_9_what_was_confirmed_stays_and_the_index_is_what_the_log_say
 @pytest.mark.spec("B6", "D3")
 @pytest.mark.promise("P1", "P3", "P7", "P10")
 @pytest.mark.parametrize("tails", Tails)
-def test_after_power_loss_what_was_confirmed_as_synced_stays(forge: Forge, tmp_path: Path, tails: Tails) -> None:
+def test_power_loss_keeps_synced_records(forge: Forge, tmp_path: Path, tails: Tails) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -54,7 +54,7 @@ def test_after_power_loss_what_was_confirmed_as_synced_stays(forge: Forge, tmp_p
 @pytest.mark.spec("D3")
 @pytest.mark.promise("P6", "P9")
 @pytest.mark.parametrize("tails", Tails)
-def test_after_power_loss_an_index_ahead_of_its_log_is_taken_back_and_not_built_again(
+def test_power_loss_index_ahead_of_its_log_is_rolled_back_without_a_rebuild(
     forge: Forge, tmp_path: Path, tails: Tails
 ) -> None:
     seed = random.SystemRandom().getrandbits(32)
@@ -85,7 +85,7 @@ def test_after_power_loss_an_index_ahead_of_its_log_is_taken_back_and_not_built_
 
 def _check(forge: Forge, path: Path, expectation: Expectation) -> None:
     checked = expectation.checks
-    assert checked, "every child died before it had opened: the test shows nothing"
+    assert checked, "every child was killed before it had opened"
     said = forge.run("tests.crash.log_workload:check", str(path))
     for line in said:
         expectation.receive_line(line)

@@ -1,4 +1,4 @@
-"""A disk that is full, or that fails, at every place where the log writes: the segment, its ring, what lies between."""
+"""A full or failing disk at every place where the log writes: segments, the ring, and moves between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.crash.harness import Forge, Shim
 SEGMENT = "*/log/0000/0*.log"
 RING = "*/log/0000/RING"
 SMALL, LARGE = 200, 4000
-"""Frames that reach their segment when writers have been told, and those that are moved there meanwhile."""
+"""Frames written to the segment after the confirmation, and frames moved there in the background."""
 
 
 def run(forge: Forge, tmp_path: Path, ops: str, pattern: str, code: int, *, half: bool, size: int) -> dict[str, str]:
@@ -38,7 +38,7 @@ def child(forge: Forge, tmp_path: Path, what: str, *args: str | int) -> dict[str
         ("pwritev", RING, errno.EIO, True, LARGE),
     ],
 )
-def test_a_log_that_cannot_write_says_so_stops_and_has_all_that_was_confirmed_when_there_is_space(
+def test_log_on_a_full_disk_stops_and_keeps_confirmed_records(
     forge: Forge, tmp_path: Path, ops: str, pattern: str, code: int, half: bool, size: int
 ) -> None:
     said = run(forge, tmp_path, ops, pattern, code, half=half, size=size)
@@ -57,7 +57,7 @@ def test_a_log_that_cannot_write_says_so_stops_and_has_all_that_was_confirmed_wh
 
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("pattern", ["*/log/0000/COMMITTED", "*/log/0000/RING.new"])
-def test_a_log_does_without_what_is_only_for_speed_or_for_others(forge: Forge, tmp_path: Path, pattern: str) -> None:
+def test_log_works_without_optional_files(forge: Forge, tmp_path: Path, pattern: str) -> None:
     said = run(forge, tmp_path, "write,pwrite", pattern, errno.ENOSPC, half=False, size=LARGE)
     assert said["failed"] == "0", said
     assert said["closing"] == "fine", said
@@ -66,8 +66,8 @@ def test_a_log_does_without_what_is_only_for_speed_or_for_others(forge: Forge, t
 
 
 @pytest.mark.promise("P1", "P3")
-def test_what_a_failed_sync_was_about_is_written_again_by_the_next_start(forge: Forge, tmp_path: Path) -> None:
-    # It is in the page cache, is shown, and no later sync would bring it to the disk.
+def test_next_start_rewrites_the_data_of_a_failed_sync(forge: Forge, tmp_path: Path) -> None:
+    # The data is visible in the page cache, but no later sync writes it to disk.
     said = child(forge, tmp_path, "doubt", LARGE)
     assert "Input/output error" in said["sync"], said
     assert LARGE <= int(said["again"]) < 2 * LARGE, said

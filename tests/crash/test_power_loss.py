@@ -1,4 +1,4 @@
-"""Power loss: the disk holds what was synced, and beyond it nothing, a torn rest, noise or zeros."""
+"""Power loss: the disk holds synced data, followed by nothing, a torn tail, noise or zeros."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ EARLY = 0.3
 
 @pytest.mark.promise("P1", "P2", "P10")
 @pytest.mark.parametrize("tails", Tails)
-def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
-    forge: Forge, tmp_path: Path, tails: Tails
-) -> None:
+def test_power_loss_keeps_confirmed_batches_atomic_and_deletes(forge: Forge, tmp_path: Path, tails: Tails) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -35,7 +33,7 @@ def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
         remove(tmp_path / f"disk-{number}")
         path = left
     checked = expectation.checks
-    assert checked >= LOSSES_PER_STORE // 4, "most children died before they had opened: the test shows little"
+    assert checked >= LOSSES_PER_STORE // 4, "most children were killed before they had opened"
     for line in forge.run("tests.crash.workload:check", str(path)):
         expectation.receive_line(line)
     assert expectation.checks == checked + 1
@@ -44,7 +42,7 @@ def test_after_power_loss_confirmed_stays_batches_are_whole_and_deleted_is_gone(
 @pytest.mark.promise("P1")
 @pytest.mark.spec("A10")
 @pytest.mark.parametrize("heard", ["stored", "copied", "restored"])
-def test_what_a_backup_has_said_is_done_outlives_the_power(forge: Forge, tmp_path: Path, heard: str) -> None:
+def test_completed_backup_survives_a_power_loss(forge: Forge, tmp_path: Path, heard: str) -> None:
     base = tmp_path / "base"
     base.mkdir()
     disk = PowerLoss(base, tmp_path / "disk")

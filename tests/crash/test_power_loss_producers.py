@@ -1,4 +1,4 @@
-"""Idempotent producers after a power loss: what is in the log is known, and what is not is taken again."""
+"""Idempotent producers after a power loss: batches in the log are duplicates, lost ones are accepted again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TIMEOUT_S = 60.0
 
 
 class Machine:
-    """One store, through several processes that end with a power loss each."""
+    """One store used by several processes, each ended by a power loss."""
 
     def __init__(self, forge: Forge, folder: Path) -> None:
         self._forge = forge
@@ -22,7 +22,7 @@ class Machine:
         self.path = folder / "store-0"
 
     def until_the_power_goes(self, step: str, *args: str | int) -> list[str]:
-        """What a process says that dies with its machine; the disk keeps what was synced."""
+        """Run a process until a power loss. Return its lines."""
         disk = PowerLoss(self.path, self._folder / f"disk-{self._losses}")
         child = self._forge.start(f"tests.crash.producer_workload:{step}", str(self.path), *args, shim=disk.shim())
         said = []
@@ -40,7 +40,7 @@ class Machine:
         return said[:-1]
 
     def reported(self, producer: int, first: int, last: int) -> list[str]:
-        """What the producer is told of batches that it sends again."""
+        """Return the results of repeated batches."""
         (line,) = self._forge.run("tests.crash.producer_workload:resend", str(self.path), producer, first, last)
         return line.split()[1:]
 
@@ -50,7 +50,7 @@ class Machine:
 
 
 @pytest.mark.promise("P1", "P2")
-def test_a_batch_that_was_compacted_is_known_after_a_power_loss(forge: Forge, tmp_path: Path) -> None:
+def test_compacted_batch_is_deduplicated_after_a_power_loss(forge: Forge, tmp_path: Path) -> None:
     machine = Machine(forge, tmp_path)
     producer = machine.begun(is_compacted=True)
     assert machine.until_the_power_goes("compact", producer) == [f"values {BATCHES - 1}"]
@@ -58,7 +58,7 @@ def test_a_batch_that_was_compacted_is_known_after_a_power_loss(forge: Forge, tm
 
 
 @pytest.mark.promise("P1", "P2")
-def test_a_batch_whose_row_was_lost_is_known_though_it_is_compacted_after_that(forge: Forge, tmp_path: Path) -> None:
+def test_batch_with_a_lost_producer_row_is_deduplicated_after_compaction(forge: Forge, tmp_path: Path) -> None:
     machine = Machine(forge, tmp_path)
     producer = machine.begun(is_compacted=True)
     assert machine.until_the_power_goes("send", producer, "log") == []
@@ -68,7 +68,7 @@ def test_a_batch_whose_row_was_lost_is_known_though_it_is_compacted_after_that(f
 
 @pytest.mark.promise("P1")
 @pytest.mark.parametrize("are_others_first", [False, True])
-def test_a_batch_that_was_lost_is_taken_again_though_its_row_is_there_and_others_have_its_offset(
+def test_lost_batch_is_accepted_again_although_its_producer_row_exists(
     forge: Forge, tmp_path: Path, are_others_first: bool
 ) -> None:
     machine = Machine(forge, tmp_path)

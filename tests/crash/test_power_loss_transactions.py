@@ -1,4 +1,4 @@
-"""Transactions of Kafka's producers after kill -9 and power loss: all or nothing, and nothing of an undecided one."""
+"""Kafka transactions after kill -9 and power loss: all or nothing, and nothing of an undecided one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LATE_S = 0.4
 
 
 @pytest.mark.promise("P1", "P2")
-def test_after_power_loss_what_was_committed_is_seen_whole_and_nothing_else_is(forge: Forge, tmp_path: Path) -> None:
+def test_power_loss_keeps_committed_transactions_complete_and_no_others(forge: Forge, tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)

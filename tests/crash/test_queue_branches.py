@@ -1,4 +1,4 @@
-"""Transactions and branches over queues after kill -9 and power loss: every message is in one place."""
+"""Transactions and branches over queues after kill -9 and power loss."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EARLY = 0.2
 pytestmark = [pytest.mark.spec("A5", "A6"), pytest.mark.promise("P1", "P2")]
 
 
-def test_after_kill_9_every_message_is_in_one_place_and_decisions_stand(forge: Forge, tmp_path: Path) -> None:
+def test_kill_9_keeps_every_message_in_one_place_and_decisions(forge: Forge, tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -33,9 +33,7 @@ def test_after_kill_9_every_message_is_in_one_place_and_decisions_stand(forge: F
 
 
 @pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
-def test_after_power_loss_every_message_is_in_one_place_and_decisions_stand(
-    forge: Forge, tmp_path: Path, tails: Tails
-) -> None:
+def test_power_loss_keeps_every_message_in_one_place_and_decisions(forge: Forge, tmp_path: Path, tails: Tails) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)

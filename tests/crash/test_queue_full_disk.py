@@ -1,4 +1,4 @@
-"""Queues on a disk that is full: the call that meets it says so, the rest is refused, opening again finds it all."""
+"""Queues on a full disk: the failing call reports it, later calls are refused, a reopen finds all confirmed data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from tests.crash.test_full_disk import SYNCS, WRITES, by_name
 @pytest.mark.spec("A6", "C6", "E10")
 @pytest.mark.parametrize(
     ("ops", "pattern", "half"),
-    [(WRITES, "*/kv/*.log", False), (WRITES, "*/kv/*.log", True), (SYNCS, "*/kv/*.log", False)],
+    [
+        (WRITES, "*/kv/*.log", False),
+        (WRITES, "*/kv/*.log", True),
+        (SYNCS, "*/kv/*.log", False),
+        ("pwritev", "*/bodies/*.body", False),
+        ("pwritev", "*/bodies/*.body", True),
+        (SYNCS, "*/bodies/*.body", False),
+    ],
 )
-def test_queues_on_a_full_disk_refuse_everything_and_lose_nothing_confirmed(
+def test_queues_on_a_full_disk_lose_nothing_confirmed(
     forge: Forge, tmp_path: Path, ops: str, pattern: str, half: bool
 ) -> None:
     path = tmp_path / "home" / "store"
@@ -29,6 +36,6 @@ def test_queues_on_a_full_disk_refuse_everything_and_lose_nothing_confirmed(
         assert said[name].startswith("StorePoisonedError"), (name, said)
     assert said["doubt"] == "1", said
     assert said["found"] == "True", said
-    # The message whose enqueue failed was not confirmed; whether it is there, only the disk knows.
+    # The message of the failed enqueue was not confirmed. It may or may not exist.
     assert said["others"] in ("[]", "['too much']"), said
     assert said["faults"] == "[]", said

@@ -1,4 +1,4 @@
-"""Queues after kill -9 and power loss: confirmed is there once, counts are exact, nothing is left behind."""
+"""Queues after kill -9 and power loss: confirmed messages exist once, counts are exact, no rows are orphaned."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EARLY = 0.15
 
 @pytest.mark.spec("C6", "C7", "C8", "C9", "C13", "E3", "E4", "E10")
 @pytest.mark.promise("P1", "P2", "P4", "P10")
-def test_after_kill_9_confirmed_is_delivered_once_and_counts_are_exact(forge: Forge, tmp_path: Path) -> None:
+def test_kill_9_keeps_confirmed_messages_once_and_counts_exact(forge: Forge, tmp_path: Path) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -34,9 +34,7 @@ def test_after_kill_9_confirmed_is_delivered_once_and_counts_are_exact(forge: Fo
 @pytest.mark.spec("C6", "E10")
 @pytest.mark.promise("P1", "P2")
 @pytest.mark.parametrize("tails", [Tails.CUT, Tails.TORN])
-def test_after_power_loss_confirmed_is_delivered_once_and_counts_are_exact(
-    forge: Forge, tmp_path: Path, tails: Tails
-) -> None:
+def test_power_loss_keeps_confirmed_messages_once_and_counts_exact(forge: Forge, tmp_path: Path, tails: Tails) -> None:
     seed = random.SystemRandom().getrandbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Damage to every kind of file, in every way: verify names it, repair loses nothing else, and everything is served.
+"""Damage to every kind of file: verify reports it, repair loses nothing else, and the store serves all data.
 
 The places of the damage are random; a failure prints its seed. More cases by hand, and more than one damaged file each:
 
@@ -19,14 +19,14 @@ from tests.crash.harness import Emit, Forge
 from tests.crash.salvage_workload import KINDS, WAYS, Ledger, build, check, damage, repaired, reported, targets
 
 from basaltmq.embedded.reconcile import reconcile_planes
+from basaltmq.store.repair import repair
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.store.salvage.repair import repair
 from basaltmq.store.salvage.swap import LOSSES
 from basaltmq.store.salvage.verify import verify
 
 CASES = int(os.environ.get("SALVAGE_CASES", "2"))
 SMALL = ("OPTIONS", "IDENTITY", "STORE", "LOCK", "SEALS", "SYNCED", "CURRENT")
-"""Files that can be made again without any row. They are damaged together."""
+"""Files that can be recreated without any row. They are damaged together."""
 
 
 @dataclass
@@ -55,8 +55,8 @@ def rng() -> random.Random:
 @pytest.mark.promise("P1", "P6", "P7", "P10")
 @pytest.mark.parametrize("state", ["closed", "killed"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["messages", "tables", "blob", "MANIFEST", "wal", "small"])
-def test_damage_is_named_and_repaired_at_no_other_cost(
+@pytest.mark.parametrize("kind", ["messages", "tables", "blob", "body", "places", "MANIFEST", "wal", "small"])
+def test_damage_is_reported_and_repair_loses_nothing_else(
     store_copies: StoreCopies, tmp_path: Path, rng: random.Random, kind: str, way: str, state: str
 ) -> None:
     path = store_copies.copy(state, tmp_path / "store")
@@ -74,9 +74,9 @@ def test_damage_is_named_and_repaired_at_no_other_cost(
     faults = verify(path)
     for file in files if way != "flip" else ():
         if file.exists() and file.read_bytes().strip() == content[file].strip():
-            # Only the line end of a text file is gone.
+            # Only the line end of a text file is missing.
             continue
-        # Without SEALS nothing vouches for the other small files, and RocksDB does without them.
+        # Without SEALS the other small files have no checksum, and RocksDB does not need them.
         if kind != "small" or file.name in ("STORE", "CURRENT"):
             assert any(file.name in fault for fault in faults), faults
     outcome = repaired(path)
@@ -89,7 +89,7 @@ def test_damage_is_named_and_repaired_at_no_other_cost(
     elif kind == "MANIFEST":
         assert (messages, records) == (0, 0)
     elif way == "flip":
-        # A block of a table has 16 KiB, and the last of a small table holds the rows of several queues.
+        # A table block has 16 KiB, so the last block of a small table has rows of several queues.
         assert messages < len(store_copies.ledger.messages) // 2
 
 
@@ -112,7 +112,7 @@ def test_many_kinds_of_damage_together(
 
 
 def run_repair(emit: Emit, path: str) -> None:
-    """Repair a store, and say so before each of its steps that can be seen from outside."""
+    """Repair a store, and report before each visible step."""
     rename = os.rename
 
     def reported_rename(source: str, target: str) -> None:
@@ -124,7 +124,7 @@ def run_repair(emit: Emit, path: str) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_a_repair_that_is_killed_leaves_the_store_or_its_repair(
+def test_killed_repair_leaves_the_old_or_the_repaired_store(
     store_copies: StoreCopies, tmp_path: Path, rng: random.Random, forge: Forge
 ) -> None:
     path = store_copies.copy("killed", tmp_path / "store")

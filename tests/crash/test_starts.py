@@ -1,4 +1,4 @@
-"""A broker with several virtual hosts starts, every time (SPEC E9, P11).
+"""Starts of a broker with several virtual hosts never fail (SPEC E9, P11).
 
 `BASALT_STARTS=500` runs the long version.
 """
@@ -18,7 +18,7 @@ STARTS = int(os.environ.get("BASALT_STARTS", "6"))
 """Half of the starts crashed when threads built type information, so 6 starts find that defect in 98 % of runs."""
 
 START_S_MAX = 15
-"""A start takes about a second; this is for a busy machine."""
+"""Timeout of a start, which takes about a second on an idle machine."""
 
 
 def workload(*arguments: object) -> str:

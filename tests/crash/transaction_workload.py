@@ -1,7 +1,7 @@
-"""What a child does in transactions until it is killed, told to the parent as it goes; and what must hold after.
+"""Workload of a child with transactions until it is killed, and the checks afterwards.
 
-Producers write to the partitions of two topics and commit an offset of a group of their own, in one transaction at a
-time; most of them are committed, some aborted, some left open. Lines to the parent:
+Producers write to the partitions of two topics and commit an offset of a separate group, in one transaction at a time.
+Most are committed, some aborted, some left open. Lines to the parent:
 
     begun             a child began
     seen when t v     what topic t shows of committed records: `first` after open, `then` when every producer came
@@ -21,7 +21,7 @@ from tests.unit.log.strategies import transactional
 from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, Harness
 
 from basaltmq.durability import Durability
-from basaltmq.protocols.kafka.topic_settings import topic_config
+from basaltmq.protocols.kafka.admin.topic_settings import topic_config
 from basaltmq.streams.offsets import Commit
 
 TOPICS = ("t", "u")
@@ -40,7 +40,7 @@ def run(emit: Emit, path: str, seed: int) -> None:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Open, dump and close in peace."""
+    """Open, dump and close cleanly."""
 
     async def whole() -> None:
         (await _opened(emit, path)).close()
@@ -98,7 +98,7 @@ async def _produce(emit: Emit, harness: Harness, producer: str, seed: str) -> No
         if outcome_roll < 0.2:
             await harness.transactions.end(producer, pid, epoch, False)
         elif outcome_roll < 0.3:
-            # As a client does that was away: what it left open is aborted, and an epoch begins.
+            # Like a restarted client: its open transaction is aborted, and a new epoch begins.
             pid, epoch = await harness.transactions.initialize(producer, TIMEOUT_MS)
             sequences = dict.fromkeys(TOPICS, 0)
         else:
@@ -108,21 +108,21 @@ async def _produce(emit: Emit, harness: Harness, producer: str, seed: str) -> No
 
 
 class TransactionExpectation:
-    """What was said, and whether what is seen fits."""
+    """The reported steps, and checks of visible records."""
 
     def __init__(self) -> None:
         self.opened = 0
         self._labels: dict[tuple[str, int], list[str]] = {}
         self._asked: set[tuple[str, int]] = set()
         self.committed: list[tuple[str, int]] = []
-        """In the order of each producer."""
+        """Labels in the order of each producer."""
         self._seen: dict[str, list[str]] = {FIRST: [], THEN: []}
         self._offsets: dict[str, int] = {}
 
     def receive_line(self, line: str) -> None:
         kind, *rest = line.split(" ")
         if kind == "begun":
-            # The one before may have died in the middle of its dump.
+            # The previous child may have been killed during its dump.
             self._seen = {FIRST: [], THEN: []}
             self._offsets = {}
         elif kind == "seen":
@@ -146,13 +146,13 @@ class TransactionExpectation:
         for key in sorted(self._asked):
             labels = self._labels[key]
             shown = [each for each in labels if each in then]
-            assert shown in ([], labels), f"transaction {key} is there by half: {shown} of {labels}"
+            assert shown in ([], labels), f"transaction {key} is partially visible: {shown} of {labels}"
             if shown:
                 self.committed.append(key)
         self._asked.clear()
         allowed = {label for key in self.committed for label in self._labels[key]}
-        assert set(self._seen[FIRST]) <= allowed, "what was never committed is seen"
-        assert set(then) <= allowed, "what was never committed is seen"
+        assert set(self._seen[FIRST]) <= allowed, "an uncommitted record is visible"
+        assert set(then) <= allowed, "an uncommitted record is visible"
         for producer in PRODUCERS:
             mine = [key for key in self.committed if key[0] == producer]
             for topic in TOPICS:

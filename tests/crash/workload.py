@@ -1,10 +1,10 @@
-"""What a child does to a store until it is killed, told to the parent as it is confirmed; and what must hold after.
+"""Workload of a child on a store until it is killed, and the checks afterwards.
 
 Every change of a writer is one batch over four families: the same token as a row of three of them, and the writer's
 counter. A token is `{writer}{number}`, both u32; numbers of a writer only grow. Lines to the parent:
 
-    rows ...      after open: what each family holds, then `opened`
-    ? n           a delete of a token, or of a range of them, is on its way: it may or may not take place
+    rows ...      after open: the rows of each family, then `opened`
+    ? n           a delete of a token, or of a range of them, starts
     + n           the token was confirmed          - n    the delete was confirmed
 """
 
@@ -34,7 +34,7 @@ FAMILIES: Final = (Family.MESSAGES, Family.LEASES, Family.STREAM_RECORDS)
 THREADS: Final = 2
 TASKS: Final = 3
 KEPT: Final = 40
-"""Tokens a writer leaves standing, so that a dump stays short."""
+"""Tokens that a writer keeps, so that dumps are short."""
 
 
 def run(emit: Emit, path: str, seed: int) -> None:
@@ -48,9 +48,9 @@ def run(emit: Emit, path: str, seed: int) -> None:
         commits = GroupCommit(store)
         stop = threading.Event()
         workers = [
-            threading.Thread(target=_writer, args=(emit, commits, stop, rng.getrandbits(32))) for _ in range(THREADS)
+            threading.Thread(target=target, args=(emit, store, commits, stop, rng.getrandbits(32)))
+            for target in (*[_writer] * THREADS, _loop)
         ]
-        workers.append(threading.Thread(target=_loop, args=(emit, commits, stop, rng.getrandbits(32))))
         for worker in workers:
             worker.start()
         for _ in range(rng.randint(5, 30)):
@@ -65,7 +65,7 @@ def run(emit: Emit, path: str, seed: int) -> None:
 
 
 def dump(emit: Emit, store: RocksStore) -> None:
-    """Every token there is, family by family, and every counter."""
+    """Report all tokens by family, and all counters."""
     for family in FAMILIES:
         emit(
             f"rows {family.label} "
@@ -77,7 +77,7 @@ def dump(emit: Emit, store: RocksStore) -> None:
 
 
 def check(emit: Emit, path: str) -> None:
-    """Open, dump and close in peace."""
+    """Open, dump and close cleanly."""
     store = open_store(Path(path), create=False)
     dump(emit, store)
     faults = store.verify()
@@ -109,7 +109,7 @@ def _manage(store: RocksStore, base: Path, rng: random.Random) -> None:
 
 
 class _Tokens:
-    """One writer's numbers, and the batches made of them."""
+    """The numbers of one writer, and its batches."""
 
     def __init__(self, writer: int) -> None:
         self.writer = writer
@@ -142,32 +142,32 @@ class _Tokens:
         return gone, batch
 
 
-def _writer(emit: Emit, commits: GroupCommit, stop: threading.Event, seed: int) -> None:
+def _writer(emit: Emit, store: RocksStore, commits: GroupCommit, stop: threading.Event, seed: int) -> None:
     rng = random.Random(seed)
     tokens = _Tokens(seed)
     while not stop.is_set():
         if len(tokens.standing) > KEPT:
             gone, batch = tokens.delete(rng)
             _say(emit, "?", gone)
-            commits.commit(batch)
+            store.write(batch)
+            commits.wait_durable()
             _say(emit, "-", gone)
         else:
             number, batch = tokens.put(rng)
-            if rng.random() < 0.3:
-                commits.submit(batch).result(60)
-            else:
-                commits.commit(batch)
+            store.write(batch)
+            commits.wait_durable()
             emit(f"+ {number}")
             tokens.standing.append(number)
 
 
-def _loop(emit: Emit, commits: GroupCommit, stop: threading.Event, seed: int) -> None:
+def _loop(emit: Emit, store: RocksStore, commits: GroupCommit, stop: threading.Event, seed: int) -> None:
     rng = random.Random(seed)
 
     async def commit(batch: Batch) -> None:
         while True:
             try:
-                await commits.commit_async(batch)
+                store.write(batch, wait_ms=0)
+                await commits.durable()
                 return
             except StoreStalledError:
                 await asyncio.sleep(0.001)
@@ -191,7 +191,7 @@ def _loop(emit: Emit, commits: GroupCommit, stop: threading.Event, seed: int) ->
     try:
         asyncio.run(everybody())
     except StoreClosedError:
-        # A commit asked for as the round ends is not confirmed, and does not claim to be.
+        # A commit requested at the end of the round is not confirmed.
         return
 
 
@@ -210,7 +210,7 @@ def _whole(key: bytes, value: bytes) -> bool:
 
 
 class Expectation:
-    """What the parent knows: which tokens must be there, must not, or may."""
+    """Expected tokens: present, absent or unknown."""
 
     def __init__(self) -> None:
         self.present: set[int] = set()
@@ -221,7 +221,7 @@ class Expectation:
         self._rows: dict[str, set[int]] = {}
 
     def receive_line(self, line: str) -> None:
-        """Take a line of a child in; AssertionError if it shows something lost, half-applied or come back."""
+        """Process a line of a child. Raises AssertionError for a lost, partially applied or restored token."""
         kind, _, rest = line.partition(" ")
         if kind == "+":
             number = int(rest)
@@ -243,17 +243,17 @@ class Expectation:
 
     def _compare(self, counters: dict[int, int]) -> None:
         one, two, three = (self._rows.pop(family.label) for family in FAMILIES)
-        assert one == two == three, f"half-applied: {sorted((one ^ two) | (one ^ three))[:5]}"
+        assert one == two == three, f"partially applied: {sorted((one ^ two) | (one ^ three))[:5]}"
         lost = self.present - self.doubtful - one
         assert not lost, f"confirmed and lost: {sorted(lost)[:5]} of {len(lost)}"
         back = one & self.absent
-        assert not back, f"deleted and come back: {sorted(back)[:5]} of {len(back)}"
+        assert not back, f"deleted and restored: {sorted(back)[:5]} of {len(back)}"
         for number in one:
             writer, count = divmod(number, 1 << 32)
             assert counters.get(writer, 0) >= count, f"token {count} of writer {writer} without its counter"
         for writer, count in self.counters.items():
             assert counters.get(writer, 0) >= count, f"the counter of writer {writer} is behind what was confirmed"
-        # What recovery has decided stays so.
+        # The result of a recovery is final.
         self.absent |= (self.present | self.doubtful) - one
         self.present = one
         self.doubtful.clear()
@@ -262,5 +262,5 @@ class Expectation:
 
 
 def ride(child: Child, expectation: Expectation, rng: random.Random, *, early: bool) -> None:
-    """Listen to a child and kill it at a random moment: while it opens and recovers, or in the thick of its work."""
+    """Read the lines of a child and kill it at a random time: during recovery or work."""
     listen_and_kill(child, expectation.receive_line, rng, early=early, early_s=0.12, late_s=0.18)

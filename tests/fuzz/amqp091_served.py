@@ -2,11 +2,11 @@
 
     python -m tests.fuzz.amqp091_served --seconds 600 [--seed N]
 
-Several damaged sessions run at once; each ends by a close, a half close, or a reset, wherever it is. Meanwhile:
+Several damaged sessions run at once. Each ends with a close, a half close, or a reset at any point. Meanwhile:
 
-- the process lives, answers a client with good manners, and logs no internal error;
-- its memory, its files and its threads stay what they were after the first minute;
-- at the end nobody is connected, nothing is leased, and it stops cleanly when asked.
+- the process lives, serves a valid client, and logs no internal error;
+- memory, open files and threads do not grow after the first minute;
+- at the end nothing is connected or leased, and the process stops cleanly.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ SESSIONS = 8
 """Connections at once."""
 
 STEP_WAIT_S = 0.02
-"""What a step waits for an answer: enough for most, and the others are read later."""
+"""Wait for a response. Later responses are read by the next step."""
 
 SESSION_S_MAX = 60.0
 CALM_S_MAX = 30.0
 GROWTH_BYTES_MAX = 96 << 20
-"""Above this since the first measures is a leak: the block cache may fill its 64 MiB; write buffers do not count."""
+"""Maximum growth since the first measurements: the block cache may fill its 64 MiB. Write buffers do not count."""
 
 FILES_GROWTH_MAX = 64
 THREADS_GROWTH_MAX = 8
 
 
 class Received:
-    """What a session heard, in the shape a client looks at."""
+    """Data that a session received."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -63,7 +63,7 @@ class Received:
 
 
 class Size(NamedTuple):
-    """What a process holds, without the store's write buffers."""
+    """Resources of a process, without the store's write buffers."""
 
     memory_bytes: int
     files: int
@@ -72,7 +72,7 @@ class Size(NamedTuple):
 
 def size_of(broker: Broker) -> Size:
     assert broker.process is not None
-    assert broker.process.poll() is None, f"the broker is gone:\n{broker.log()[-4000:]}"
+    assert broker.process.poll() is None, f"the broker has ended:\n{broker.log()[-4000:]}"
     folder = f"/proc/{broker.process.pid}"
     with open(f"{folder}/statm") as statm:
         pages = int(statm.read().split()[1])
@@ -80,7 +80,7 @@ def size_of(broker: Broker) -> Size:
 
 
 def whole(news: list[bytes]) -> list[bytes]:
-    """Bytes cut to whole frames, as `Client.look` wants them; the rest stays for later."""
+    """Return whole frames. The rest stays in the buffer."""
     raw = b"".join(news)
     at = 0
     while len(raw) >= at + 8:
@@ -92,7 +92,7 @@ def whole(news: list[bytes]) -> list[bytes]:
 
 
 async def one_session(port: int, seed: int) -> None:
-    """One connection from one seed. What the server makes of it is its own business, as long as it lives."""
+    """Run one connection from one seed. The server may respond in any way, but must not end."""
     rng = random.Random(seed)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     heard = Received()
@@ -122,11 +122,11 @@ async def one_session(port: int, seed: int) -> None:
         if rng.random() < 0.3:
             writer.write(encode_method(0, m.ConnectionClose(200, "bye", 0, 0)))
     except (ConnectionError, AssertionError):
-        # The server cut the session off, or the client is past understanding it.
+        # The server closed the session, or the client cannot parse its data.
         pass
     match rng.randrange(3):
         case 0:
-            # Closing with this set sends a reset.
+            # With this option, a close sends a reset.
             connected = writer.get_extra_info("socket")
             with contextlib.suppress(OSError):
                 connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -140,7 +140,7 @@ async def one_session(port: int, seed: int) -> None:
 
 
 def good_client(broker: Broker) -> None:
-    """Somebody with good manners gets what it published."""
+    """Check that a valid client gets the message it published."""
     parameters = pika.URLParameters(broker.url() + "?socket_timeout=30&blocked_connection_timeout=30")
     with pika.BlockingConnection(parameters) as connection:
         channel = connection.channel()
@@ -154,7 +154,7 @@ def good_client(broker: Broker) -> None:
 
 
 def calm(broker: Broker) -> None:
-    """Nobody is connected, nothing is out, nothing was an internal error."""
+    """Check that nothing is connected or leased, and that there was no internal error."""
     until = time.monotonic() + CALM_S_MAX
     while left := broker.call("GET", "/api/connections"):
         assert time.monotonic() < until, f"connections that are gone are still listed: {left}"
@@ -185,7 +185,7 @@ async def _rounds(port: int, seeds: Iterator[int], until: float) -> int:
 
 
 def fuzz(folder: Path, seconds: float, seed: int, check_every_s: float = 20.0) -> tuple[int, list[Size]]:
-    """Sessions for so long; how many there were, and the process's size at every check."""
+    """Run sessions. Return their number, and the size of the process at every check."""
     sizes: list[Size] = []
     count = 0
     seeds = itertools.count(seed)

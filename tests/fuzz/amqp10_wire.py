@@ -104,7 +104,7 @@ async def one_round(seed: int) -> None:
     except Fault:
         return
     properties.peek(received.properties)
-    envelope = properties.seal("e", "k", received.properties)
+    envelope = properties.encode_envelope("e", "k", received.properties)
     s.split(Outgoing().encode(envelope, received.body, False))
     properties.peek(properties.visible(envelope)[4:])
 

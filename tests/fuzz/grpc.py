@@ -2,14 +2,14 @@
 
     python -m tests.fuzz.grpc --seconds 600 [--seed N]
 
-Each round is one connection from one seed. A client makes mostly sensible calls, reads or does not; some frames are
-flipped, cut, doubled, dropped or followed by noise; the bytes arrive in pieces of any size. After it:
+Each round is one connection from one seed. A client makes mostly valid calls, and may not read. Some frames are
+flipped, truncated, repeated, dropped or followed by noise. The bytes arrive in pieces of any size. After a round:
 
-- nothing was an internal error, and no exception left the protocol;
-- what the server sent is whole frames of sizes the client takes, within its windows, and no more after its end;
-- what the server kept for the client was bounded all the time;
-- the connection is gone from every list; nothing it held over a stream stays leased; no task of it is left;
-- a client with good manners is served as if nothing had happened.
+- there was no internal error, and the protocol raised no exception;
+- the server sent whole frames within the client's limits and windows, and none after its end;
+- the server's buffer for the client was always bounded;
+- the connection is removed from every list, no message stays leased, and no task is left;
+- a valid client is served.
 """
 
 from __future__ import annotations
@@ -25,12 +25,18 @@ from tests.fuzz.rounds import command, run_rounds
 from tests.interop.fila.server_process import guest_accounts
 from tests.unit.protocols.http2.peer import data, frames, headers, prefixed
 
-from basaltmq.broker.flow import Alarms
+from basaltmq.broker.resources.flow import Alarms
 from basaltmq.broker.vhost import VHost
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.durability import Durability
 from basaltmq.protocols.grpc.http2 import frames as f
-from basaltmq.protocols.grpc.http2.frames import FRAME_BYTES_MIN, FRAME_BYTES_TAKEN, HEAD_BYTES, WINDOW_DEFAULT, Setting
+from basaltmq.protocols.grpc.http2.frames import (
+    FRAME_BYTES_ACCEPTED,
+    FRAME_BYTES_MIN,
+    HEAD_BYTES,
+    WINDOW_DEFAULT,
+    Setting,
+)
 from basaltmq.protocols.grpc.http2.header_blocks import encode
 from basaltmq.protocols.grpc.messages import PREFIX
 from basaltmq.protocols.grpc.server.connection import ServerConnection
@@ -46,7 +52,7 @@ QUEUES = ("a", "b")
 REQUEST_BYTES_MAX = 60_000
 MESSAGE_BYTES_MAX = 20_000
 TURNS_MAX = 400
-"""Turns of the loop within which everything a session set off has happened."""
+"""Turns of the event loop until all effects of a session have happened."""
 
 
 class Harness:
@@ -88,21 +94,21 @@ class Harness:
 
 
 class Client:
-    """What a client knows of its session: enough to make mostly sensible calls."""
+    """The client's state of its session, to make mostly valid calls."""
 
     def __init__(self, rng: random.Random, transport: Transport, *, is_harmed: bool) -> None:
-        """Of one whose frames are damaged nobody knows what the server heard."""
+        """Whether frames were damaged, so that the server's state is unknown."""
         self.rng = rng
         self.is_harmed = is_harmed
         self.is_reader = rng.random() < 0.7
-        """Whether it gives windows back."""
+        """Whether the client sends window updates."""
         self.open: list[int] = []
         self.ids: list[str] = []
         self.sent_bytes = 0
         self.granted_bytes = WINDOW_DEFAULT
         self.taken_bytes = [FRAME_BYTES_MIN]
-        """Sizes of frames it said it takes since it last looked, and the one before."""
-        self._cut_bytes = rng.choice([FRAME_BYTES_MIN, 3_000, 40_000, FRAME_BYTES_TAKEN])
+        """Maximum frame sizes announced since the last read, and the one before."""
+        self._cut_bytes = rng.choice([FRAME_BYTES_MIN, 3_000, 40_000, FRAME_BYTES_ACCEPTED])
         self._last = -1
         self._transport = transport
         self._seen = 0
@@ -112,7 +118,7 @@ class Client:
         return [f.PREFACE, f.settings([(Setting.INITIAL_WINDOW_SIZE, window)]), f.SETTINGS_ACK]
 
     def look(self) -> None:
-        """Read what the server sent since the last look."""
+        """Read what the server has sent since the last call."""
         news = b"".join(self._transport.written[self._seen :])
         self._seen = len(self._transport.written)
         for frame in frames(news):
@@ -126,7 +132,7 @@ class Client:
         del self.taken_bytes[:-1]
 
     def steps(self) -> list[bytes]:
-        """The next frames."""
+        """Return the next frames."""
         rng = self.rng
         dice = rng.random()
         if self.open and dice < 0.12:
@@ -160,7 +166,7 @@ class Client:
             content *= rng.randint(0, 4)
         parts = [content[at : at + self._cut_bytes] for at in range(0, len(content), self._cut_bytes)]
         ends = rng.random() < 0.85
-        # Some clients say that they keep no table, from which on blocks are looked up; others never do.
+        # Some clients set the size of the header table to 0.
         table = b"\x20" if self.is_reader and stream == 1 else b""
         flags = f.END_HEADERS | (f.END_STREAM if not parts and ends else 0)
         sent = [f.frame(f.HEADERS, flags, stream, table + encode(fields))]
@@ -191,7 +197,7 @@ class Client:
 
 
 def damage(rng: random.Random, step: bytes) -> bytes:
-    """A frame with something wrong with it."""
+    """Return an invalid frame."""
     raw = bytearray(step)
     match rng.randrange(7):
         case 0:
@@ -213,7 +219,7 @@ def damage(rng: random.Random, step: bytes) -> bytes:
 
 
 async def one_round(harness: Harness, seed: int) -> None:
-    """One session."""
+    """Run one session."""
     rng = random.Random(seed)
     connection, transport = harness.connect()
     harm = rng.choice([0.0, 0.0, 0.02, 0.1])
@@ -226,8 +232,8 @@ async def one_round(harness: Harness, seed: int) -> None:
             if transport.closed:
                 break
             connection.data_received(piece)
-            assert connection.core._frame_buffer.size_bytes <= FRAME_BYTES_TAKEN + HEAD_BYTES
-            assert 0 <= connection._held_bytes <= harness.server.held_bytes_max + FRAME_BYTES_TAKEN
+            assert len(connection.core._frame_buffer) <= FRAME_BYTES_ACCEPTED + HEAD_BYTES
+            assert 0 <= connection._held_bytes <= harness.server.held_bytes_max + FRAME_BYTES_ACCEPTED
         if turn % 3 == 0:
             await harness.settle(turns=rng.choice([1, 4]))
         if rng.random() < 0.05:
@@ -235,7 +241,7 @@ async def one_round(harness: Harness, seed: int) -> None:
             await harness.settle(turns=2)
             connection.resume_writing()
         client.look()
-        assert harm or client.sent_bytes <= client.granted_bytes, "more was sent than the client's window takes"
+        assert harm or client.sent_bytes <= client.granted_bytes, "the server exceeded the client's window"
     await harness.settle()
     client.look()
     if rng.random() < 0.3:
@@ -247,7 +253,7 @@ async def one_round(harness: Harness, seed: int) -> None:
 
 
 async def check_harness(harness: Harness) -> None:
-    """Nothing of the sessions is left, and others are served."""
+    """Check that nothing of the sessions is left, and that other clients are served."""
 
     def is_quiet() -> bool:
         return not len(harness.fila._streams) and len(asyncio.all_tasks()) == 1
@@ -278,7 +284,7 @@ async def check_harness(harness: Harness) -> None:
 
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
-    """Rounds until `stop` says so; how many there were."""
+    """Run rounds until `stop` returns True. Return their number."""
     harness = await Harness.open()
     try:
         return await run_rounds(

@@ -2,14 +2,14 @@
 
     python -m tests.fuzz.kafka --seconds 300 [--seed N]
 
-Each round is one connection from one seed. Its requests are filled in from the tables of every API and version, mostly
-with sensible values; some are flipped, cut or followed by noise, some sizes lie; the bytes arrive in pieces of any
-size. After it:
+Each round is one connection from one seed. Its requests follow the tables of every API and version, mostly with valid
+values. Some are flipped, truncated or followed by noise; some sizes are wrong. The bytes arrive in pieces of any size.
+After a round:
 
-- nothing was an internal error, and no exception left the protocol;
-- what the broker sent is whole answers, in the order of the requests, as the tables say;
-- the connection is gone from every list, and nothing waits in its name;
-- a client with good manners is served as if nothing had happened.
+- there was no internal error, and the protocol raised no exception;
+- the broker sent whole responses, in the order of the requests, as the tables define;
+- the connection is removed from every list, and no request of it waits;
+- a valid client is served.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.interop.kafka.raw import batch_of, fetched, produced
 
 from basaltmq.broker.auth.scram import ScramCredential
 from basaltmq.broker.auth.users import User
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.config.sizes import ByteCount
 from basaltmq.broker.peer import Peer
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost import VHost
-from basaltmq.durability import Durability
 from basaltmq.errors import AuthenticationError
 from basaltmq.log.batches.kafka import records
 from basaltmq.protocols.kafka.connection import Connection
@@ -51,7 +51,7 @@ REQUEST_BYTES_MAX = 1 << 20
 
 
 class Socket(Transport):
-    """A socket that remembers what was written to it."""
+    """A socket that records what is written to it."""
 
     def __init__(self, host: str) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Socket(Transport):
 
 
 class Users:
-    """There is a guest, and nobody else."""
+    """Accepts the user guest only."""
 
     async def authenticate(self, name: str, password: str, peer: Peer) -> Any:
         if (name, password) != ("guest", "guest"):
@@ -115,7 +115,10 @@ class Harness:
             vhost=lambda _name: self.vhost,
         )
         settings = Settings(
-            durability=Durability.WRITTEN, request_bytes_max=REQUEST_BYTES_MAX, access="loopback", handshake_s=WAIT_S
+            durability="written",
+            request_bytes_max=ByteCount(REQUEST_BYTES_MAX),
+            access="loopback",
+            handshake_s=WAIT_S,
         )
         self.server = Server(node, settings, shares=LoopShares(clock_s=lambda: 0.0))
 
@@ -136,7 +139,7 @@ async def settle(turns: int) -> None:
 
 
 def value_of(rng: random.Random, field: Field, version: int) -> Any:
-    """Something for a field: mostly sensible."""
+    """Return a value for a field, mostly a valid one."""
     if version >= field.null_since and rng.random() < 0.3:
         return None
     if isinstance(field.type, Struct):
@@ -190,7 +193,7 @@ def body_of(rng: random.Random, table: Struct, version: int) -> dict[str, Any]:
 
 
 def damage(rng: random.Random, raw: bytes) -> bytes:
-    """Break a request: its content, or its size too."""
+    """Damage a request: its content or its size."""
     broken = bytearray(raw)
     match rng.randrange(7):
         case 0:
@@ -206,7 +209,7 @@ def damage(rng: random.Random, raw: bytes) -> bytes:
         case 4:
             broken[:4] = struct.pack(">i", rng.choice([-1, 0, 1, 0x7FFFFFFF, -(1 << 31), len(broken)]))
         case 5:
-            # A length inside that lies.
+            # A wrong length inside.
             at = rng.randrange(8, len(broken) - 3) if len(broken) > 12 else 0
             broken[at : at + 4] = struct.pack(">i", rng.choice([-2, 0x7FFFFFFF, 1 << 20]))
         case 6:
@@ -214,12 +217,12 @@ def damage(rng: random.Random, raw: bytes) -> bytes:
     return bytes(broken)
 
 
-def answers(raw: bytes) -> list[bytes]:
-    """Whole answers; what is left over is an error."""
+def responses(raw: bytes) -> list[bytes]:
+    """Split into whole responses. Remaining bytes are an error."""
     found, at = [], 0
     while at < len(raw):
         size = struct.unpack_from(">i", raw, at)[0]
-        assert 0 <= size <= len(raw) - at - 4, "the broker sent half an answer"
+        assert 0 <= size <= len(raw) - at - 4, "the broker sent an incomplete response"
         found.append(raw[at + 4 : at + 4 + size])
         at += 4 + size
     return found
@@ -251,14 +254,14 @@ async def one_round(harness: Harness, seed: int) -> None:
         await settle(2)
     await settle(4)
     sent = b"".join(transport.written)
-    if harm == 0 and transport.written and not connection._is_bare and k.SASL_HANDSHAKE not in dict(asked.values()):
+    if harm == 0 and transport.written and not connection._is_raw_sasl and k.SASL_HANDSHAKE not in dict(asked.values()):
         before = -1
-        for answer in answers(sent):
-            number = struct.unpack_from(">i", answer)[0]
-            assert number > before, f"answer {number} came after {before}"
+        for response in responses(sent):
+            number = struct.unpack_from(">i", response)[0]
+            assert number > before, f"response {number} came after {before}"
             before = number
             key, version = asked[number]
-            k.decode_response(key, version, answer)
+            k.decode_response(key, version, response)
     connection.connection_lost(None)
     await settle(4)
 
@@ -268,17 +271,17 @@ async def ask(connection: Connection, transport: Socket, key: int, version: int,
     connection.data_received(k.encode_request(key, version, 1, "good", body))
     until = time.monotonic() + WAIT_S
     while not transport.written:
-        assert time.monotonic() < until, f"a good client is not served: {k.APIS[key].name}"
-        assert not transport.closed, f"a good client is sent away at {k.APIS[key].name}"
+        assert time.monotonic() < until, f"a valid client is not served: {k.APIS[key].name}"
+        assert not transport.closed, f"a valid client is disconnected at {k.APIS[key].name}"
         await asyncio.sleep(0.001)
-    return k.decode_response(key, version, answers(b"".join(transport.written))[0])[1]
+    return k.decode_response(key, version, responses(b"".join(transport.written))[0])[1]
 
 
 async def check_harness(harness: Harness) -> None:
-    """Nothing of the sessions is left, and others are served."""
+    """Check that nothing of the sessions is left, and that other clients are served."""
     until = time.monotonic() + WAIT_S
     while len(harness.server.context().arrivals) or harness.server.connections or harness.registered:
-        assert time.monotonic() < until, "something of a connection that is gone is left"
+        assert time.monotonic() < until, "state of a closed connection is left"
         await asyncio.sleep(0.01)
     connection, transport = harness.connect()
     metadata = await ask(connection, transport, k.METADATA, 12, {"topics": [{"name": "well"}]})
@@ -295,7 +298,7 @@ async def check_harness(harness: Harness) -> None:
 
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 50) -> int:
-    """Rounds until `stop` says so; how many there were."""
+    """Run rounds until `stop` returns True. Return their number."""
     with tempfile.TemporaryDirectory(prefix="basalt-fuzz-") as folder:
         harness = Harness(Path(folder))
         try:

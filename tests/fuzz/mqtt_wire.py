@@ -24,7 +24,7 @@ from wsproto import ConnectionType, WSConnection
 from wsproto.events import AcceptConnection, BytesMessage, CloseConnection, Event, Ping, Pong, Request, TextMessage
 
 from basaltmq.broker.auth.web_hosts import WebHosts
-from basaltmq.broker.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.protocols.mqtt.websocket import WebSocketProtocol
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import properties as pr
@@ -140,7 +140,7 @@ def packet_of(rng: random.Random, version: int) -> p.Packet:
 
 
 def damage(rng: random.Random, raw: bytes) -> bytes:
-    """Break a packet: its content, its header, or its length."""
+    """Damage a packet: its content, header, or length."""
     broken = bytearray(raw)
     match rng.randrange(7):
         case 0:
@@ -150,7 +150,7 @@ def damage(rng: random.Random, raw: bytes) -> bytes:
         case 2:
             del broken[rng.randrange(len(broken)) :]
         case 3 if len(broken) > 2 and broken[1] < 0x80:
-            # The length fits what is left, so that the body ends early.
+            # The length matches the truncated body.
             del broken[rng.randrange(2, len(broken)) :]
             broken[1] = len(broken) - 2
         case 4:
@@ -164,7 +164,7 @@ def damage(rng: random.Random, raw: bytes) -> bytes:
 
 
 class Sink(asyncio.Protocol):
-    """Decodes what it gets, as a connection does."""
+    """Decodes bytes like a connection."""
 
     def __init__(self) -> None:
         self.decoder = Decoder(Limits(packet_bytes_max=PACKET_BYTES_MAX, connect_bytes_max=PACKET_BYTES_MAX))
@@ -266,7 +266,7 @@ def frames_of(rng: random.Random, client: WSConnection, raw: bytes) -> Iterator[
 
 
 def check_answers(client: WSConnection, raw: bytes) -> None:
-    """What the adapter sent is whole frames: pongs, and at most one close at the end."""
+    """Check that the adapter sent whole frames: pongs, and at most one close at the end."""
     client.receive_data(raw)
     found: list[Event] = list(client.events())
     assert not any(isinstance(event, TextMessage | BytesMessage) for event in found)
@@ -276,7 +276,7 @@ def check_answers(client: WSConnection, raw: bytes) -> None:
 
 
 async def fuzz(seeds: Iterator[int], stop: Callable[[int], bool], check_every: int = 1000) -> int:
-    """Rounds until `stop` says so; how many there were."""
+    """Run rounds until `stop` returns True. Return their number."""
 
     async def nothing() -> None: ...
 

@@ -1,4 +1,4 @@
-"""What every fuzzer does around its rounds: seeds, faults that must not happen, checks in between, a command."""
+"""Common code of the fuzzers: seeds, forbidden faults, checks between rounds, command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 
 
 class Faults(logging.Handler):
-    """Notes what must not happen."""
+    """Records logged errors that must not happen."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -30,7 +30,7 @@ async def run_rounds(
     stop: Callable[[int], bool],
     check_every: int,
 ) -> int:
-    """Rounds until `stop` says so; how many there were. `module` is where a seed can be run again."""
+    """Run rounds until `stop` returns True. Return their number. Errors name `module` to repeat a seed."""
     faults = Faults()
     logger = logging.getLogger("basaltmq")
     logger.addHandler(faults)

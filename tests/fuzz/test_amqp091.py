@@ -16,7 +16,7 @@ ROUNDS = 150
 SECONDS = float(os.environ.get("BASALT_FUZZ_SECONDS", "0"))
 
 
-def test_damaged_sessions_do_no_harm() -> None:
+def test_damaged_sessions_cause_no_internal_error() -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seeds from {seed} on")
     until = time.monotonic() + SECONDS
@@ -27,7 +27,7 @@ def test_damaged_sessions_do_no_harm() -> None:
     assert asyncio.run(fuzz(itertools.count(seed), stop)) >= ROUNDS
 
 
-def test_damaged_sessions_over_sockets_leave_a_broker_as_it_was(tmp_path: Path) -> None:
+def test_damaged_sessions_over_sockets_leave_nothing_behind(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seeds from {seed} on")
     count, _ = served.fuzz(tmp_path, seconds=max(SECONDS, 3.0), seed=seed)

@@ -14,7 +14,7 @@ ROUNDS = 40
 SECONDS = float(os.environ.get("BASALT_FUZZ_SECONDS", "0"))
 
 
-def test_damaged_sessions_do_no_harm() -> None:
+def test_damaged_sessions_cause_no_internal_error() -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seeds from {seed} on")
     until = time.monotonic() + SECONDS

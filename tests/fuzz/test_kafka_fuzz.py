@@ -14,7 +14,7 @@ ROUNDS = 20
 SECONDS = float(os.environ.get("BASALT_FUZZ_SECONDS", "0"))
 
 
-def test_damaged_requests_do_no_harm() -> None:
+def test_damaged_requests_cause_no_internal_error() -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seeds from {seed} on")
     until = time.monotonic() + SECONDS

@@ -16,7 +16,7 @@ SECONDS = float(os.environ.get("BASALT_FUZZ_SECONDS", "0"))
 
 
 @pytest.mark.mqtt("MQTT-3.1.4-1", "MQTT-4.13.1-1")
-def test_damaged_packets_raise_only_errors_that_can_be_reported() -> None:
+def test_damaged_packets_raise_only_reportable_errors() -> None:
     seed = random.SystemRandom().randrange(1 << 40)
     print(f"seeds from {seed} on")
     until = time.monotonic() + SECONDS

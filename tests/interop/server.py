@@ -29,7 +29,7 @@ STOP_S = 60.0
 PATIENCE_S = 1.0
 POLL_S = 0.02
 READY = re.compile(r'"ports":\s*(\{[^}]*\})')
-LISTENERS = ("amqp", "admin", "fila", "kafka", "mqtt", "mqtt_ws")
+LISTENERS = ("amqp", "admin", "fila", "kafka", "mqtt", "mqtt_ws", "rocketmq")
 
 
 class Broker:

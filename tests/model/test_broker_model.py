@@ -1,4 +1,4 @@
-"""A virtual host against a plain model: topology, publishing, settling and restarts in any order, and a full drain."""
+"""A virtual host against a model: topology, publishing, settling, restarts, and a full drain."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._open()
         bound = {(each.destination.name, each.routing_key) for each in self.vhost.topology.bindings()}
         assert bound == self.bindings
-        # What a lease of the last boot held comes back by the clock.
+        # Messages leased before the restart are ready again when their leases expire.
         self.vhost.plane.run_due()
 
     def teardown(self) -> None:
@@ -210,5 +210,5 @@ class BrokerMachine(RuleBasedStateMachine):
 
 @pytest.mark.spec("E6", "E7", "E10")
 @pytest.mark.promise("P3", "P10")
-def test_a_virtual_host_does_what_a_dict_of_queues_would() -> None:
+def test_virtual_host_matches_the_model() -> None:
     run_state_machine_as_test(BrokerMachine, settings=settings(max_examples=50, stateful_step_count=40, deadline=None))

@@ -1,11 +1,11 @@
-"""A consumer group against clients that come, go, fall silent, hear no answer, let go late, and topics that change.
+"""A consumer group with clients that join, leave, become silent, lose responses or revoke late, and changing topics.
 
-Clients keep to the protocol: they own what they were told until they have let go of it, say what they own when it is
-not what they said last, and say everything anew after an answer that did not come. Whatever happens
+Clients follow the protocol. They own assigned partitions until they have revoked them, report changes of what they own,
+and report everything after a lost response. At all times:
 
-- no two members own the same partition, nor does the group believe so;
-- epochs only grow, the group's and a member's;
-- once it is quiet, every partition is owned, as the target says, and by `uniform` evenly.
+- no two members own the same partition, neither in fact nor in the group's state;
+- the epochs of the group and of members only grow;
+- without further changes, every partition is owned as in the target, and evenly with `uniform`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from basaltmq.protocols.kafka.wire.errors import Refused
 SEEDS = 40
 STEPS = 250
 QUIET_ROUNDS = 25
-"""Heartbeats, a second apart: a session of one that died, then the longest that targets wait, then a few for all."""
+"""Heartbeats, one per second: a session timeout, the longest delay of a target, and a few more."""
 
 TIMING = Timing(session_ms=10_000, heartbeat_ms=1_000)
 NAMES = ("a", "b", "c", "other")
@@ -34,7 +34,7 @@ SUBSCRIPTIONS: tuple[tuple[list[str], str], ...] = ((["a"], ""), (["a", "b"], ""
 
 
 class Client:
-    """A member as a client sees it."""
+    """A member, from the view of the client."""
 
     def __init__(self, name: str, instance: str | None, subscription: tuple[list[str], str], assignor: str) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class Client:
         self.epoch = 0
         self.owned: frozenset[PartitionId] = frozenset()
         self.wanted: frozenset[PartitionId] = frozenset()
-        """What it was told to have; it owns more until it lets go."""
+        """The assignment. The member owns more until it has revoked the rest."""
         self.said: frozenset[PartitionId] | None = None
         self.is_full = True
         self.is_alive = True
@@ -84,7 +84,7 @@ class Harness:
             [self.join] * 3 + [self.beat] * 20 + [self.let_go] * 8 + [self.leave, self.die, self.wait, self.change]
         )
         self.rng.choice([*choices, self.subscribe, self.away])()
-        assert self.group.epoch >= before, "the group's epoch went back"
+        assert self.group.epoch >= before, "the group's epoch decreased"
         self.check()
 
     def join(self) -> None:
@@ -113,7 +113,7 @@ class Harness:
                 self.send(client, member_epoch=-1)
 
     def away(self) -> None:
-        """A static member restarts, under another id."""
+        """Restart a static member with another id."""
         static = [each for each in self.clients if each.instance is not None and each.epoch > 0 and each.is_alive]
         if static:
             client = self.rng.choice(static)
@@ -128,7 +128,7 @@ class Harness:
             if self.rng.random() < 0.7:
                 self.heartbeat(client)
             if is_same and client.epoch:
-                assert self.group.epoch == epoch, "a static member came back, and the group was dealt out anew"
+                assert self.group.epoch == epoch, "the return of a static member caused a new assignment"
                 assert was_waiting or self.group.target[client.name] == target
 
     def die(self) -> None:
@@ -140,7 +140,7 @@ class Harness:
         gone = set(self.group.members)
         self.group.expire(self.now_ms)
         gone -= set(self.group.members)
-        # Those that are silent for ever are not waited for; of the others each hears of it in time.
+        # Members that stay silent are not waited for. All others get the assignment in time.
         self.clients = [each for each in self.clients if each.is_alive or each.name in self.group.members]
 
     def change(self) -> None:
@@ -168,10 +168,10 @@ class Harness:
         if answer is None:
             return
         if is_lossy and self.rng.random() < 0.1:
-            # The answer does not reach the client, which then says everything again.
+            # The response is lost, so the client reports everything again.
             client.is_full = True
             return
-        assert answer["member_epoch"] >= epoch, "a member's epoch went back"
+        assert answer["member_epoch"] >= epoch, "a member's epoch decreased"
         assert answer["member_epoch"] > 0
         client.epoch = answer["member_epoch"]
         client.is_full = False
@@ -183,7 +183,7 @@ class Harness:
                 client.let_go()
 
     def send(self, client: Client, member_epoch: int | None = None) -> dict[str, Any] | None:
-        """A heartbeat as the client would send it; None if it is told to begin again, which it does."""
+        """Send a heartbeat. Return None if the member must rejoin, which it does."""
         epoch = client.epoch if member_epoch is None else member_epoch
         names, pattern = client.subscription
         is_full = client.is_full or epoch == 0
@@ -222,11 +222,11 @@ class Harness:
         for client in self.clients:
             member = self.group.members.get(client.name)
             if member is None:
-                # The group gave it up; what it owns it owns no more, and it will hear of it.
+                # The group removed the member, which owns nothing any more.
                 continue
             for place in client.owned:
                 assert seen.setdefault(place, client.name) == client.name, "two members own a partition"
-                assert self.group.owner(place) == client.name, "what a member owns is thought to be free"
+                assert self.group.owner(place) == client.name, "the group considers an owned partition free"
             assert not member.assigned & member.revoking
             assert all(self.group.owner(place) == client.name for place in member.assigned | member.revoking)
 
@@ -259,14 +259,14 @@ class Harness:
             for at in range(self.topics[name].partitions)
         }
         owned = [place for client in self.clients for place in client.owned]
-        assert sorted(owned) == sorted(every), "a partition is owned by nobody, or by somebody who did not subscribe"
+        assert sorted(owned) == sorted(every), "a partition has no owner, or one that is not subscribed"
         named = {size.id: name for name, size in self.topics.items()}
         for client in self.clients:
             assert all(named[topic_id] in wanted[client.name] for topic_id, _ in client.owned)
             if self.group.inputs.assignor != UNIFORM:
                 continue
             for other in self.clients:
-                # Nobody has two more than somebody who could have one of them.
+                # Partition counts of members with the same topics differ by at most one.
                 could = [place for place in client.owned if named[place[0]] in wanted[other.name]]
                 assert not could or len(client.owned) - len(other.owned) <= 1
 
@@ -285,11 +285,11 @@ def reports_of(owned: frozenset[PartitionId]) -> list[dict[str, Any]]:
 
 @pytest.mark.spec("B7")
 @pytest.mark.parametrize("is_gathered", [False, True], ids=["at once", "gathered"])
-def test_a_partition_has_one_owner_and_everybody_reaches_the_target(
+def test_partitions_have_one_owner_and_members_reach_the_target(
     is_gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_gathered:
-        # Some ten partitions wait some seconds, as some hundred thousand do.
+        # Delay targets of ten partitions like those of a hundred thousand.
         monkeypatch.setattr(module, "RATE_LIMITED_PARTITIONS", 0)
         monkeypatch.setattr(module, "PARTITIONS_PER_MS", 0.02)
     first = random.SystemRandom().randrange(1 << 40)

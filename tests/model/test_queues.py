@@ -1,9 +1,9 @@
-"""The queue plane against a plain-Python model: whatever happens, confirmed, not acked, not expired = delivered once.
+"""The queue plane against a model: every message that is confirmed, not acked and not expired is delivered once.
 
-The model knows nothing of paging, bodies, rows or batches: it has a dict of messages. The machine publishes, leases,
-settles in any order, lets time pass, refuses writes, kills the plane (one that is dropped and another opened on the
-same store: every write that returned is there, nothing of memory is) and at the end drains everything.
-Limits are tiny, so that every few messages cross every state from alpha to delta.
+The model is a dict of messages, without paging, bodies, rows or batches. The machine publishes, leases, settles in any
+order, advances time, refuses writes and kills the plane. A kill drops the plane and opens another one on the same
+store, which has all written rows. At the end the machine drains all queues. Limits are tiny, so that few messages reach
+every paging state from alpha to delta.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEPT = {Family.VERSION, Family.QUEUES, Family.QUEUE_STATS}
 
 
 class RefusingStore(MemoryStore):
-    """Refuses the next logged write when told so."""
+    """Refuses the next logged write on request."""
 
     refuse = False
 
@@ -58,7 +58,7 @@ class RefusingStore(MemoryStore):
 
 @dataclass
 class Known:
-    """What the model knows of a message."""
+    """A message of the model."""
 
     payload: bytes
     fairness_key: str
@@ -216,7 +216,7 @@ class QueueMachine(RuleBasedStateMachine):
         return bool(known.expires_ns) and known.expires_ns <= self.now_ns
 
     def forget_expired(self) -> None:
-        """What is ready and expired cannot be seen in the queue any more; it is with the dead, sooner or later."""
+        """Expire ready messages. They are no longer visible and move to the dead letters later."""
         for message_id, known in list(self.known.items()):
             if known.state == "ready" and self.is_expired(known):
                 self.dead_letter(message_id)
@@ -225,7 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.dead[message_id] = self.known.pop(message_id)
 
     def check_order(self, deliveries: list[Delivery], ready: dict[bytes, Known]) -> None:
-        """Of each sub-queue the oldest come first, and no lower priority while a higher one is left."""
+        """Check the order: oldest first in each sub-queue, higher priorities first."""
         got = [d.id for d in deliveries]
         for priority in range(self.priorities + 1):
             for key in ("default", "other", ""):
@@ -337,7 +337,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.plane.purge("q")
         for message_id in self.ready():
             del self.known[message_id]
-        # Expired ones that were still in the queue are purged, not dead_lettered; which ones is the queue's business.
+        # Expired messages still in the queue may be purged instead of dead-lettered.
         for message_id, known in list(self.known.items()):
             if known.state == "ready":
                 del self.known[message_id]
@@ -347,17 +347,17 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 10, 60, 200, 1000]))
     def let_time_pass(self, ms: int) -> None:
         self.now_ns += ms * MS
-        self.settle_down()
+        self.run_due()
 
-    def settle_down(self) -> None:
-        # Timers are rounded up to a millisecond: within it nobody promises whether what is due has come back.
+    def run_due(self) -> None:
+        # Timers are rounded up to a millisecond. Within it, due messages may or may not be ready.
         self.now_ns += -self.now_ns % MS
         for _ in range(10_000):
             deadline = self.plane.run_due(self.now_ns)
             if deadline is None or deadline > self.now_ns:
                 break
         else:
-            raise AssertionError("run_due never comes to an end")
+            raise AssertionError("run_due does not end")
         for token, until in list(self.held_until.items()):
             if until <= self.now_ns:
                 for message_id in self.settle(token, None):
@@ -380,14 +380,14 @@ class QueueMachine(RuleBasedStateMachine):
             if known.transient:
                 del self.dead[message_id]
         self.open()
-        self.settle_down_after_restart()
+        self.release_after_restart()
 
-    def settle_down_after_restart(self) -> None:
+    def release_after_restart(self) -> None:
         for token, until in list(self.held_until.items()):
             if until == 1 << 64:
                 for message_id in self.settle(token, None):
                     self.known[message_id].state = "ready"
-        self.settle_down()
+        self.run_due()
 
     @invariant()
     def counts_are_right(self) -> None:
@@ -426,16 +426,16 @@ class QueueMachine(RuleBasedStateMachine):
             for message_id in self.settle(token, None):
                 self.known[message_id].state = "ready"
         self.now_ns += 200 * MS
-        self.settle_down()
+        self.run_due()
         expected = sorted(k.payload for k in self.known.values())
         assert sorted(self.drain("q")) == expected
         dead_lettered = sorted(k.payload for k in self.dead.values())
         drained = sorted(self.drain("dead"))
         if not getattr(self, "purged", False):
             assert drained == dead_lettered
-        # Index rows of purged messages may stay until their time comes.
+        # Index rows of purged messages may stay until they are due.
         self.now_ns += 3_600_000 * MS
-        self.settle_down()
+        self.run_due()
         left = [(family.label, key) for family in Family for key, _ in self.store.scan(family) if family not in KEPT]
         assert [row for row in left if row[0] != "timers"] == []
         self.plane.close()
@@ -451,8 +451,8 @@ class QueueMachine(RuleBasedStateMachine):
 
 @pytest.mark.spec("E1", "E2", "E3", "C6", "C7", "C8", "E10", "E11")
 @pytest.mark.promise("P1", "P2", "P3", "P4", "P5", "P8")
-def test_the_plane_does_what_a_dict_of_messages_would() -> None:
-    # The same examples each time; BASALT_MODEL_SEED=random looks for others, and a number repeats them.
+def test_queue_plane_matches_the_model() -> None:
+    # The same examples each time. BASALT_MODEL_SEED=random uses others; a number repeats them.
     wanted = os.environ.get("BASALT_MODEL_SEED", "0")
     number = random.SystemRandom().randrange(1 << 32) if wanted == "random" else int(wanted)
     print(f"seed {number}: BASALT_MODEL_SEED={number} repeats it")
@@ -462,7 +462,7 @@ def test_the_plane_does_what_a_dict_of_messages_would() -> None:
         deadline=None,
         database=None,
         derandomize=False,
-        # They are about the speed of the machine and the size of what is drawn, which is as it is.
+        # These health checks concern the machine's speed and the size of examples.
         suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(seed(number)(type("Seeded", (QueueMachine,), {})), settings=chosen)

@@ -1,4 +1,4 @@
-"""Every stream engine against a model of plain lists: random histories, with reopens, ending with a full drain."""
+"""Random operations on every stream engine, with reopens, compared with a model of lists."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ KEYS = st.sampled_from([None, b"", b"a", b"b", b"\xff\x00"])
 TAGS = st.lists(st.sampled_from([b"t", b"", b"\x00u"]), max_size=2).map(tuple)
 VALUES = st.one_of(st.binary(max_size=8), st.integers(100, 2_000).map(lambda size: b"v" * size))
 PLACES = st.integers(0, 1_000_000)
-"""Reduced to the range a rule means, so that most examples hit."""
+"""A number that each rule reduces to its valid range, so that most examples are valid."""
 
 
 class ModelShard:
-    """What a shard holds, as a list."""
+    """The records of a shard, as a list."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -128,7 +128,7 @@ class StreamMachine(RuleBasedStateMachine):
     def delete_offsets(self, which: int, places: list[int]) -> None:
         shard = self.shards[which]
         going = {place % (shard.next + 1) for place in places}
-        # Whether a record that expired is still there to be counted is the engine's business.
+        # Expired records may or may not count.
         there = {each.offset for each in shard.kept}
         certain = {each.offset for each in shard.live(self.now)}
         count = self.rig.engine.delete_by_offset(shard.number, sorted(going))
@@ -178,7 +178,7 @@ class StreamMachine(RuleBasedStateMachine):
         number = self.rig.shard(meta.topic_id, meta.partition, **config)
         assert number not in {*self.gone, old}
         self.gone.append(old)
-        # Offsets of groups belong to the name, which goes on.
+        # Group offsets belong to the shard's name and survive.
         for (group, shard), offset in list(self.groups.items()):
             if shard == old:
                 self.groups[group, number] = offset
@@ -215,7 +215,7 @@ def _size(record: StoredRecord) -> int:
 @pytest.mark.spec("B2", "B3", "B6", "B10")
 @pytest.mark.promise("P3", "P10")
 @pytest.mark.parametrize("name", sorted(ENGINES))
-def test_an_engine_agrees_with_plain_lists_whatever_happens(name: str) -> None:
+def test_stream_engines_match_the_model(name: str) -> None:
     machine = type(f"{name}Machine", (StreamMachine,), {"engine_name": name})
     test = machine.TestCase  # type: ignore[attr-defined]
     test.settings = settings(max_examples=60, stateful_step_count=40)

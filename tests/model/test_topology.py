@@ -1,4 +1,4 @@
-"""Exchanges and bindings against a plain model: memory, disk and model agree after every operation (P2, P10)."""
+"""Exchanges and bindings against a model: memory, disk and model are equal after every operation (P2, P10)."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TopologyMachine(RuleBasedStateMachine):
     def opened(self) -> Topology:
         here = Topology(self.store, "/", has_queue=QUEUES.__contains__)
         lost = here.load("durable".__eq__)
-        assert lost == [], "no row is left without its ends"
+        assert lost == [], "every binding row has both ends"
         return here
 
     def is_durable(self, destination: Destination) -> bool:
@@ -56,7 +56,7 @@ class TopologyMachine(RuleBasedStateMachine):
         return self.exchanges[destination.name].durable
 
     def remove(self, bindings: set[Bound]) -> None:
-        """Take bindings away; exchanges that go along with their last one, until nothing changes."""
+        """Remove bindings, and auto-delete exchanges that lost their last one, until nothing changes."""
         self.bindings -= bindings
         for source in {each.source for each in bindings}:
             mine = self.exchanges.get(source)
@@ -154,7 +154,7 @@ def compare(here: Topology, exchanges: dict[str, Settings], bindings: set[Bound]
 
 
 def routed(name: str, bindings: set[Bound]) -> set[str]:
-    """Queues that a message reaches over fanout exchanges."""
+    """Return the queues that a message reaches through fanout exchanges."""
     seen = {name}
     todo = [name]
     queues = set()
@@ -173,5 +173,5 @@ def routed(name: str, bindings: set[Bound]) -> set[str]:
 
 @pytest.mark.spec("E6")
 @pytest.mark.promise("P2", "P10")
-def test_memory_and_disk_agree_after_every_operation() -> None:
+def test_topology_in_memory_and_on_disk_matches_the_model() -> None:
     run_state_machine_as_test(TopologyMachine, settings=settings(max_examples=200, stateful_step_count=20))

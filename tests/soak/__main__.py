@@ -1,4 +1,4 @@
-"""`make soak`: run the soak, say how it went, and how to repeat it.
+"""`make soak`: run the soak, print the result and the command that repeats it.
 
 python -m tests.soak [--seconds 3600] [--seed N] [--kinds segment,ring | all] [--every] [--folder DIRECTORY]
 """
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--every", action="store_true", help="damage a copy in each round, kinds and actions in turn")
     parser.add_argument("--folder", type=Path, help="where to work; kept (default: a temporary directory)")
     given = parser.parse_args()
-    # As Ctrl-C does, so that the broker ends with us.
+    # Like Ctrl-C, so that the broker ends too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(f"soak: seed {given.seed}, {given.seconds:.0f} s", flush=True)
     folder = given.folder or Path(tempfile.mkdtemp(prefix="basalt-soak-"))

@@ -1,4 +1,4 @@
-"""A client of the admin API: looks at everything, makes and deletes queues, publishes."""
+"""A client of the admin API: reads all pages, creates and deletes queues, publishes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READS = ("overview", "vhosts", "users", "definitions")
 
 
 class AdminClient(Client):
-    """An answer of 500 is a problem: whatever is asked, the broker has a word for it."""
+    """A response with status 500 is a problem."""
 
     expected = (OSError, BasaltError)
 

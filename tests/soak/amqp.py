@@ -4,7 +4,8 @@ Queues of each virtual host (places are `vhost|queue`):
 
     work        direct, with dead letters to `dead`       fan.1 fan.2   bound to the fan-out exchange `fan`
     tx.1 tx.2   written to in transactions                big           large messages
-    devices     what MQTT clients publish
+    devices     what MQTT clients publish          later   bound to the delayed exchange `delays`
+    links       of the AMQP 1.0 clients; the consumer of AMQP 0-9-1 leaves it to them
     log         a stream queue                            marks         proves that acks before it were written
 """
 
@@ -26,7 +27,19 @@ from tests.soak.ledger import CANCELLED, CONFIRMED, REJECTED, SETTLED, SETTLING,
 from basaltmq.http_client import path
 
 DEVICES = "devices"
-QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big", DEVICES)
+LATER = "later"
+LINKS = "links"
+QUEUES = ("work", "fan.1", "fan.2", "tx.1", "tx.2", "big", DEVICES, LATER)
+"""Queues of the AMQP 0-9-1 consumer."""
+
+DELAYS = "delays"
+DELAY_MS_MAX = 4000
+EARLY_MS = 100
+"""Maximum clock difference of two processes on one machine."""
+
+DUE = "due-ms"
+"""Header with the time at which a delayed message is due."""
+
 STREAM = "log"
 DEAD = "dead"
 MARKS = "marks"
@@ -34,10 +47,10 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 TIMEOUT_S = 30.0
 PREFETCH = 50
 ACKS_PER_MARK = 20
-"""Acks are durable for certain when a later publish of the same channel is confirmed."""
+"""An ack is durable when a later publish of the same channel is confirmed."""
 
 QUIET_S = 10.0
-"""A queue that delivers nothing for so long has nothing more to deliver."""
+"""A queue without a delivery for this time is drained."""
 
 LARGE_BYTES = 100_000
 HUGE_BYTES = 10_000_000
@@ -63,7 +76,7 @@ def connected(broker: Broker, vhost: str) -> Iterator[Any]:
 
 
 def permit(broker: Broker, vhost: str) -> None:
-    """Let the user of all clients do everything in a virtual host."""
+    """Grant the user of all clients all permissions in a virtual host."""
     rights = {"configure": ".*", "write": ".*", "read": ".*"}
     broker.call("PUT", path("permissions", vhost, "guest"), rights)
 
@@ -90,6 +103,12 @@ def _fan(name: str) -> Callable[[Any], None]:
     return declare_one
 
 
+def _later(channel: Any) -> None:
+    channel.exchange_declare(DELAYS, "x-delayed-message", durable=True, arguments={"x-delayed-type": "fanout"})
+    channel.queue_declare(LATER, durable=True)
+    channel.queue_bind(LATER, DELAYS)
+
+
 def _devices(channel: Any) -> None:
     channel.queue_declare(DEVICES, durable=True)
     channel.queue_bind(DEVICES, "amq.topic", "soak.#")
@@ -102,9 +121,11 @@ DECLARATIONS: tuple[Callable[[Any], None], ...] = (
     *(_fan(name) for name in QUEUES if name.startswith("fan.")),
     *(_queue(name) for name in ("tx.1", "tx.2", "big")),
     _devices,
+    _later,
+    _queue(LINKS),
     _queue(STREAM, queue_type="stream"),
 )
-"""The topology, in parts of which each can be refused without the others."""
+"""Return the topology in parts, each of which may fail alone."""
 
 
 class _Amqp(Client):
@@ -131,8 +152,10 @@ class Publisher(_Amqp):
             transacted.tx_select()
             while self.turn.pause(self.random.choice((0.0, 0.005, 0.02))):
                 chance = self.random.random()
-                if chance < 0.80:
+                if chance < 0.65:
                     self._one(confirming)
+                elif chance < 0.80:
+                    self._delayed(confirming)
                 elif chance < 0.93:
                     self._transaction(transacted)
                 elif chance < 0.97:
@@ -144,14 +167,27 @@ class Publisher(_Amqp):
         exchange, key, queues = self.random.choice(
             [("", "work", ("work",)), ("fan", "", ("fan.1", "fan.2")), ("", STREAM, (STREAM,))]
         )
-        size = self.random.choice((0, 300, 6000)) if exchange or key != STREAM else 200
+        size = self.random.choice((0, 300, 6000, 50_000)) if exchange or key != STREAM else 200
         self._publish(channel, exchange, key, queues, size)
 
-    def _publish(self, channel: Any, exchange: str, key: str, queues: tuple[str, ...], size: int) -> None:
+    def _delayed(self, channel: Any) -> None:
+        delay_ms = self.random.randrange(DELAY_MS_MAX)
+        headers = {"x-delay": delay_ms, DUE: int(time.time() * 1000) + delay_ms}
+        self._publish(channel, DELAYS, "", (LATER,), self.random.choice((0, 300, 6000)), headers)
+
+    def _publish(
+        self,
+        channel: Any,
+        exchange: str,
+        key: str,
+        queues: tuple[str, ...],
+        size: int,
+        headers: dict[str, int] | None = None,
+    ) -> None:
         places = [self.place(queue) for queue in queues]
         (label,) = self.ledger.next_label(self.producer)
         self.ledger.mark(places, (label,), TRIED)
-        channel.basic_publish(exchange, key, label.body(size), PERSISTENT)
+        channel.basic_publish(exchange, key, label.body(size), pika.BasicProperties(delivery_mode=2, headers=headers))
         self.ledger.mark(places, (label,), CONFIRMED)
 
     def _transaction(self, channel: Any, count: int = 0, size: int = 100) -> None:
@@ -185,7 +221,7 @@ class Publisher(_Amqp):
             self._publish(confirming, "", "big", ("big",), HUGE_BYTES)
 
     def _declares(self) -> None:
-        """Many declares on their way at once; only the default virtual host has a raw client."""
+        """Pipeline many declares. Only the default virtual host has a raw client."""
         if self.vhost != "/":
             return
         with raw_client(self.broker.port("amqp")) as client:
@@ -225,6 +261,9 @@ class Consumer(_Amqp):
             label = Label.of(body)
             place = self.place(origin_of(queue, properties))
             self.ledger.seen(place, label, self.name)
+            early_ms = (properties.headers or {}).get(DUE, 0) - time.time() * 1000
+            if early_ms > EARLY_MS:
+                self.ledger.problem(f"{self.name}: {label} of {place} came {early_ms:.0f} ms early")
             chance = self.random.random()
             if queue == "work" and chance < 0.1:
                 self.ledger.mark((place,), (label,), REJECTED)
@@ -240,20 +279,29 @@ class Consumer(_Amqp):
 
 
 def origin_of(queue: str, properties: Any) -> str:
-    """The queue a message was published to; that of a dead letter is in its headers."""
+    """Return the queue to which a message was published; for a dead letter, from its headers."""
     return str((properties.headers or {}).get("x-first-death-queue", queue)) if queue == DEAD else queue
 
 
 def drain(broker: Broker, vhost: str, queue: str, timeout_s: float) -> list[tuple[str, Label]]:
-    """Everything in a queue, in its order, taken by one consumer: (place, label)."""
+    """Drain a queue with one consumer. Return (place, label) in order."""
+    _wait_for_delays(broker, vhost, queue)
     return [
         (f"{vhost}|{origin_of(queue, properties)}", Label.of(body))
         for properties, body in _consumed(broker, vhost, queue, {}, timeout_s)
     ]
 
 
+def _wait_for_delays(broker: Broker, vhost: str, queue: str) -> None:
+    """Wait until delayed messages are ready."""
+    until_s = time.monotonic() + DELAY_MS_MAX / 1000 + QUIET_S
+    while broker.call("GET", path("queues", vhost, queue))["messages_delayed"]:
+        assert time.monotonic() < until_s, f"{vhost}|{queue}: delayed messages do not become ready"
+        time.sleep(0.2)
+
+
 def read_stream(broker: Broker, vhost: str, timeout_s: float) -> list[tuple[int, Label]]:
-    """Everything in the stream queue: (offset, label)."""
+    """Read the stream queue. Return (offset, label)."""
     return [
         (properties.headers["x-stream-offset"], Label.of(body))
         for properties, body in _consumed(broker, vhost, STREAM, {"x-stream-offset": "first"}, timeout_s)
@@ -263,7 +311,7 @@ def read_stream(broker: Broker, vhost: str, timeout_s: float) -> list[tuple[int,
 def _consumed(
     broker: Broker, vhost: str, queue: str, arguments: dict[str, str], timeout_s: float
 ) -> Iterator[tuple[Any, bytes]]:
-    """Properties and body of all messages. Ends early when none comes: the comparison names those that are missing."""
+    """Return properties and body of all messages. Ends early without a delivery."""
     until_s = time.monotonic() + timeout_s
     with connected(broker, vhost) as connection:
         channel = connection.channel()

@@ -4,8 +4,8 @@
     records     topic, partition and label -> shard and offset
     frames      shard -> first and last offset, lane, segment file and bytes of each frame
 
-The checker needs it to compare losses with the ranges that a repair names. Records that only the ring holds are not in
-it: they lie behind the end of their lane.
+The checker compares losses with the ranges in the repair report. Records that are only in the ring are not included,
+because they are after the end of their lane.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from basaltmq.log.frame import COLUMNAR, KAFKA
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import scan
 from basaltmq.queues.content import Content
-from basaltmq.queues.ready.backing import APART
-from basaltmq.queues.ready.rows import payload_of, read_entry
+from basaltmq.queues.entries.backing import APART
+from basaltmq.queues.entries.rows import payload_of, read_entry
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_view
@@ -73,7 +73,7 @@ class Census:
 
     @classmethod
     def take(cls, store: Path) -> Census:
-        """Look at a store that no process has open."""
+        """Read a store that no process has open."""
         census = cls()
         with closing(open_view(store)) as view:
             content = Content(view)
@@ -139,7 +139,7 @@ class Census:
 
 
 def label_of(payload: bytes) -> Label | None:
-    """The label in a payload; None for a message that the ledger does not know, such as a mark."""
+    """Return the label in a payload; None for a message that is not in the ledger, such as a mark."""
     try:
         return Label.of(payload)
     except ValueError:

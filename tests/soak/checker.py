@@ -1,9 +1,10 @@
 """The checker: drains everything a broker holds and compares it with the ledger.
 
-queues      every confirmed message is there once, unless an ack was sent; in the order of its producer
+queues      every confirmed message exists once, unless an ack was sent; in the order of its producer
 dead        a rejected message is in its queue or in the dead-letter queue
-streams     offsets are dense; every confirmed record is there once, in the order of its producer
-groups      commits that were answered are there
+streams     offsets are dense; every confirmed record exists once, in the order of its producer
+rules       every confirmed message was copied to the stream
+groups      confirmed commits exist
 store       `store verify` and the audit of rows find nothing
 """
 
@@ -27,22 +28,22 @@ from basaltmq.pipeline.findings import Severity
 from basaltmq.streams.view import StreamView
 
 DRAIN_S = 300.0
-"""For one queue or topic."""
+"""Timeout for one queue or topic."""
 
 COMMAND_S = 600.0
-"""For a command of `basalt`."""
+"""Timeout of a `basalt` command."""
 
 Missing: TypeAlias = dict[Place, list[Label]]
 
 
 def vhost_of(place: Place) -> str:
-    """The virtual host of a place; Kafka, MQTT and gRPC serve the default one."""
+    """Return the virtual host of a place. Kafka, MQTT and gRPC use the default one."""
     first = place.split("|", 1)[0]
-    return "/" if first in ("kafka", "mqtt", "grpc") else first
+    return "/" if first in ("kafka", "mqtt", "rule", "grpc") else first
 
 
 def basalt(*arguments: str) -> tuple[int, str]:
-    """Run a command; its exit code and all it said."""
+    """Run a command. Return its exit code and output."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BASALT_")}
     done = subprocess.run(
         [sys.executable, "-m", "basaltmq.cli", *arguments],
@@ -56,12 +57,12 @@ def basalt(*arguments: str) -> tuple[int, str]:
 
 
 def stores_of(data: Path) -> list[Path]:
-    """Every store in a broker's data directory."""
+    """Return all stores in a broker's data directory."""
     return [data / "node" / "store", *sorted((data / "vhosts").glob("*/store"))]
 
 
 def check_stores(stores: list[Path], ledger: Ledger) -> None:
-    """No process has them open. Nothing may be found."""
+    """Verify stores that no process has open. Findings are problems."""
     for store in stores:
         code, said = basalt("--data-dir", str(store), "store", "verify")
         if code:
@@ -74,7 +75,7 @@ def check_stores(stores: list[Path], ledger: Ledger) -> None:
 
 
 def check_audit(data: Path, vhosts: tuple[str, ...], ledger: Ledger) -> None:
-    """The whole audit, which counts records on Spark."""
+    """Run the whole audit, which counts records with Spark."""
     for vhost in vhosts:
         code, said = basalt("pipeline", "audit", "--data-dir", str(data), "--vhost", vhost)
         if code:
@@ -82,9 +83,9 @@ def check_audit(data: Path, vhosts: tuple[str, ...], ledger: Ledger) -> None:
 
 
 def check_broker(broker: Broker, ledger: Ledger, vhosts: tuple[str, ...]) -> Missing:
-    """Drain what a running broker holds; confirmed messages that are missing, by place.
+    """Drain a running broker. Return missing confirmed messages by place.
 
-    Virtual hosts and protocols are drained at the same time: most of the time is spent waiting for quiet.
+    Virtual hosts and protocols are drained in parallel, because most of the time is waiting.
     """
     tasks: list[Callable[[], Missing]] = [partial(_check_amqp, broker, ledger, vhost) for vhost in vhosts]
     if "/" in vhosts:
@@ -100,14 +101,15 @@ def check_broker(broker: Broker, ledger: Ledger, vhosts: tuple[str, ...]) -> Mis
 
 def _check_amqp(broker: Broker, ledger: Ledger, vhost: str) -> Missing:
     found: dict[Place, list[Label]] = {}
-    for queue in (*amqp.QUEUES, amqp.DEAD):
+    queues = (*amqp.QUEUES, amqp.LINKS)
+    for queue in (*queues, amqp.DEAD):
         drained = amqp.drain(broker, vhost, queue, DRAIN_S)
         if queue != amqp.DEAD:
             check_order(ledger, f"{vhost}|{queue}", [label for _, label in drained])
         for place, label in drained:
             found.setdefault(place, []).append(label)
     missing = {}
-    for queue in amqp.QUEUES:
+    for queue in queues:
         place = f"{vhost}|{queue}"
         missing[place] = ledger.compare(place, found.get(place, []))
     place = f"{vhost}|{amqp.STREAM}"
@@ -121,6 +123,13 @@ def _check_grpc(broker: Broker, ledger: Ledger) -> Missing:
 
 def _check_mqtt(broker: Broker, ledger: Ledger) -> Missing:
     return {mqtt.PLACE: ledger.compare(mqtt.PLACE, mqtt.drain(broker, DRAIN_S))}
+
+
+def check_rule(broker: Broker, ledger: Ledger) -> Missing:
+    """Check the copies of a rule. A crash may duplicate some but loses none."""
+    labels = dict.fromkeys(mqtt.read_stream(broker, DRAIN_S))
+    missing = ledger.compare(mqtt.STREAM_PLACE, labels, destructive=False)
+    return {mqtt.STREAM_PLACE: missing} if missing else {}
 
 
 def _check_kafka(broker: Broker, ledger: Ledger) -> Missing:
@@ -138,7 +147,7 @@ def _check_kafka(broker: Broker, ledger: Ledger) -> Missing:
 def check_stream(
     ledger: Ledger, place: Place, records: list[tuple[int, Label]], *, is_dense: bool = True
 ) -> list[Label]:
-    """Confirmed records that are missing."""
+    """Return missing confirmed records."""
     offsets = [offset for offset, _ in records]
     if is_dense and offsets != list(range(len(offsets))):
         gap = next(at for at, offset in enumerate(offsets) if at != offset)

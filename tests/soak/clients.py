@@ -1,4 +1,4 @@
-"""What all clients of a round share: a stop signal, a random source of their own, and how errors are judged."""
+"""Common code of all clients: stop signal, random generator, classification of errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tests.interop.server import Broker
 from tests.soak.ledger import Ledger
 
 RETRY_S = 0.2
-"""Between two sessions of a client whose connection ended."""
+"""Pause of a client before it reconnects."""
 
 SESSION_ERRORS_MAX = 20
-"""Sessions that may fail in a round while the broker runs: past it, the client cannot work at all."""
+"""Sessions that may fail in a round while the broker runs. More of them are a problem."""
 
 
 class Round:
@@ -26,19 +26,19 @@ class Round:
         self.number = number
         self.seed = seed
         self.stopping = threading.Event()
-        """The broker is about to be stopped or killed: clients end, and errors are expected."""
+        """End the clients before a stop or kill of the broker. From here on errors are expected."""
 
     def pause(self, seconds: float) -> bool:
-        """Wait; False if the round ends."""
+        """Wait. Return False if the round ends."""
         return not self.stopping.wait(seconds)
 
 
 class Client(ABC):
-    """A client in a thread of its own. `session` works until the round ends or its connection does."""
+    """A client in a thread. `session` works until the round or its connection ends."""
 
     name = "client"
     expected: tuple[type[BaseException], ...] = (OSError,)
-    """Errors that a broker which goes away causes."""
+    """Return the errors that a stopped broker causes."""
 
     def __init__(self, turn: Round, name: str) -> None:
         self.turn = turn

@@ -2,7 +2,7 @@
 
     copy  ─> census  ─> damage a file  ─> store verify  ─> store repair --accept-loss  ─> store verify: clean
           ─> start a broker on it  ─> undamaged virtual hosts lost nothing; the damaged ones serve
-          ─> each message that is missing was named by verify, repair or the broker (see `report`)
+          ─> verify, repair or the broker reported each missing message (see `report`)
 
 A store is that of a virtual host, of the node, or the embedded one. `--kinds` (or BASALT_SOAK_KINDS)
 chooses kinds of files: names with commas between them, or `all`.
@@ -28,6 +28,9 @@ from tests.soak.census import Census
 from tests.soak.ledger import Label, Ledger, Place
 from tests.soak.report import Report
 
+from basaltmq.broker.vhost_directory import VHostDirectories
+from basaltmq.http_client import path
+
 FLIP = "flip"
 TRUNCATE = "truncate"
 REMOVE = "remove"
@@ -35,10 +38,10 @@ ZERO = "zero"
 ACTIONS: tuple[str, ...] = (FLIP, TRUNCATE, REMOVE, ZERO)
 
 ZERO_BYTES_MAX = 4096
-"""A page of zeros is what a power loss may leave."""
+"""Size of a zeroed page, which a power loss may leave."""
 
 COMMANDS_AT_ONCE = 2
-"""Commands on damaged stores that run side by side."""
+"""Maximum parallel commands on damaged stores."""
 
 NODE = "the node"
 EMBEDDED = "the embedded store"
@@ -51,7 +54,7 @@ class Kind(NamedTuple):
     pattern: str
     """Below the directory of a store."""
     is_log: bool = False
-    """A damaged frame stays in the log and every verify names it; queues are not touched by it."""
+    """Kinds whose damage stays after a repair: verify always reports a damaged frame of the log."""
 
 
 KINDS = {
@@ -66,6 +69,7 @@ KINDS = {
         Kind("secret", "../secret"),
         Kind("sst", "kv/*.sst"),
         Kind("blob", "kv/*.blob"),
+        Kind("body", "bodies/*.body"),
         Kind("manifest", "kv/MANIFEST-*"),
         Kind("current", "kv/CURRENT"),
         Kind("wal", "kv/*.log"),
@@ -79,11 +83,11 @@ KINDS = {
 }
 
 ENABLED: tuple[str, ...] = tuple(KINDS)
-"""Kinds that a run damages unless told."""
+"""Kinds that a run damages by default."""
 
 
 class Damage(NamedTuple):
-    """What was done to which file."""
+    """One damage of a file."""
 
     kind: Kind
     action: str
@@ -99,7 +103,7 @@ class Damage(NamedTuple):
 
 
 def chosen_kinds(text: str) -> tuple[str, ...]:
-    """Kinds by name; `all` for every one."""
+    """Return kinds by name; `all` returns every kind."""
     if not text:
         return ENABLED
     names = tuple(KINDS) if text == "all" else tuple(text.split(","))
@@ -112,7 +116,7 @@ def chosen_kinds(text: str) -> tuple[str, ...]:
 def damage(
     owner: str, store: Path, kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random
 ) -> Damage | None:
-    """Damage one file of a store; None if there is none of these kinds."""
+    """Damage one file of a store. Return None if it has no file of these kinds."""
     candidates = [
         (KINDS[name], path)
         for name in kinds
@@ -121,7 +125,7 @@ def damage(
     ]
     if not candidates:
         return None
-    # A kind first: there are many files of some.
+    # Choose a kind first, because some have many files.
     name = chance.choice(sorted({kind.name for kind, _ in candidates}))
     kind, path = chance.choice([each for each in candidates if each[0].name == name])
     action = chance.choice(actions)
@@ -145,7 +149,7 @@ def harm(path: Path, action: str, chance: random.Random) -> None:
             file.write(bytes(min(size - at, ZERO_BYTES_MAX)))
     else:
         with open(path, "r+b") as file:
-            # Files are written in advance: zeros at their end are no content.
+            # Files are preallocated: zeros at their end are no content.
             used = len(file.read().rstrip(b"\0")) or size
             at = chance.randrange(used)
             file.seek(at)
@@ -155,7 +159,7 @@ def harm(path: Path, action: str, chance: random.Random) -> None:
 
 
 class CorruptionRound:
-    """One damaged copy. Made while no broker runs: it copies all data and the ledger."""
+    """One damaged copy of all data and the ledger, made while no broker runs."""
 
     def __init__(self, broker: Broker, ledger: Ledger, folder: Path, vhosts: tuple[str, ...]) -> None:
         self._flags = broker.flags
@@ -172,9 +176,9 @@ class CorruptionRound:
             shutil.copytree(folder / "embedded", self._all / "embedded")
 
     def run(self, kinds: tuple[str, ...], actions: tuple[str, ...], chance: random.Random, stores_max: int) -> str:
-        """Do it, in so many stores at most; a line about it. Problems go to the ledger."""
+        """Damage at most this many stores, repair and check them. Return a summary; problems go to the ledger."""
         stores = self._stores()
-        # One store stays as it is: the damage of others must not reach it.
+        # One store stays undamaged, to check that damage of others does not affect it.
         owners = chance.sample(sorted(stores), min(stores_max, len(stores) - 1))
         damaged = [damage(owner, stores[owner], kinds, actions, chance) for owner in owners]
         self._done = {done.owner: done for done in damaged if done is not None}
@@ -200,7 +204,7 @@ class CorruptionRound:
             return 0
 
     def _keep(self) -> None:
-        """Keep the copy and what was said about it."""
+        """Keep the copy and its report."""
         number = 1
         while (kept := self._folder / f"damaged-{number}").exists():
             number += 1
@@ -213,9 +217,7 @@ class CorruptionRound:
         self._ledger.problem(f"{done}: {text}")
 
     def _stores(self) -> dict[str, Path]:
-        """Directories of all stores, by owner."""
-        from basaltmq.broker.vhost_directory import VHostDirectories
-
+        """Return the directories of all stores by owner."""
         found = {vhost: VHostDirectories(self._data).store(vhost) for vhost in self._vhosts}
         found |= {NODE: self._data / "node" / "store", EMBEDDED: self._all / "embedded"}
         return {owner: store for owner, store in found.items() if store.is_dir()}
@@ -236,7 +238,7 @@ class CorruptionRound:
             self._problem(done, f"verify after the repair ends with {code}: {again[-500:]}")
 
     def _require_said(self, done: Damage, command: str, code: int, said: str) -> None:
-        """A command ends with a word on what it found, not with a trace."""
+        """Check that a command reports its findings without a traceback."""
         if "Traceback" in said or code not in (0, 1, 2):
             self._problem(done, f"{command} ends with {code}: {said[-1500:]}")
 
@@ -251,15 +253,16 @@ class CorruptionRound:
         return self._compare(done, missing, snapshot)
 
     def _serve(self) -> int:
-        """How many confirmed messages the damaged virtual hosts lost."""
+        """Return the number of confirmed messages that the damaged virtual hosts lost."""
         vhosts = [owner for owner in self._done if owner in self._vhosts]
         if self._done.keys() == {EMBEDDED}:
             return 0
         is_node_lost = NODE in self._done and bool(self._done[NODE].report.losses)
-        # What an operator does whose repair of the node store lost writes.
+        # Like an operator after a repair of the node store that lost writes.
         recovering = ("--recover-vhosts",) if is_node_lost else ()
         with running(self._data, *self._flags, *recovering) as broker:
             if is_node_lost:
+                self._create_nameless(broker)
                 for vhost in self._vhosts:
                     amqp.permit(broker, vhost)
             for vhost in self._vhosts:
@@ -284,8 +287,17 @@ class CorruptionRound:
             lost += self._compare(self._done[vhost], found, snapshot)
         return lost
 
+    def _create_nameless(self, broker: Broker) -> None:
+        """Create the virtual hosts whose names are lost after both damages, as the log advises."""
+        served = {each["name"] for each in broker.call("GET", path("vhosts"))}
+        for vhost in self._vhosts:
+            if vhost not in served:
+                directory = VHostDirectories(self._data).store(vhost).parent
+                (self._data / "quarantine" / f"{directory.name}.0").rename(directory)
+                broker.call("PUT", path("vhosts", vhost), {})
+
     def _compare(self, done: Damage, missing: checker.Missing, snapshot: Ledger) -> int:
-        """Each loss must be named; where none is, nothing else may be wrong either."""
+        """Check that the report names each loss. Without one, no other problem is allowed."""
         done.report.add_unreadable(done.store)
         for place, labels in missing.items():
             unnamed = [label for label in labels if not is_named(place, label, done.census, done.report)]
@@ -304,7 +316,7 @@ class CorruptionRound:
 
 
 def is_named(place: Place, label: Label, census: Census, report: Report) -> bool:
-    """Whether the report names the loss of a message."""
+    """Return whether the report names the loss of a message."""
     if is_stream(place):
         topic, partition = topic_of(place)
         return report.names_record(census.records.get((topic, partition, label)), census)
@@ -318,7 +330,7 @@ def is_stream(place: Place) -> bool:
 
 
 def topic_of(place: Place) -> tuple[str, int]:
-    """Topic and partition of a stream."""
+    """Return topic and partition of a stream."""
     name = place.split("|", 1)[1]
     if place.startswith("kafka|"):
         topic, _, partition = name.rpartition("-")
@@ -327,14 +339,14 @@ def topic_of(place: Place) -> tuple[str, int]:
 
 
 def probe(broker: Broker, vhost: str, damaged: dict[str, Damage]) -> None:
-    """The virtual host serves: a queue is declared, a message published, confirmed and got back."""
+    """Check that the virtual host declares a queue, confirms a publish and delivers the message."""
     with amqp.connected(broker, vhost) as connection:
-        # What the damage took of the topology is made again, so that the drain finds its queues.
+        # Recreate the lost topology, so that the drain finds its queues.
         for declare_one in amqp.DECLARATIONS:
             try:
                 declare_one(connection.channel())
             except pika.exceptions.ChannelClosedByBroker as error:
-                # A queue whose settings are lost has others now.
+                # A queue whose settings were lost has default settings now.
                 if vhost not in damaged or "default settings" not in damaged[vhost].report.text:
                     raise AssertionError(f"{vhost}: {error}") from error
     with amqp.connected(broker, vhost) as connection:
@@ -347,13 +359,13 @@ def probe(broker: Broker, vhost: str, damaged: dict[str, Damage]) -> None:
 
 
 def _faults(table: str) -> set[str]:
-    """Damaged files and bytes in the table of `store verify`. Repair leaves damage of the log as it is."""
+    """Return damaged files and bytes of the table of `store verify`. Repair does not change damaged logs."""
     return {line.split("; lost:")[0].strip() for line in table.splitlines() if line.startswith("/")}
 
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Collect what Basalt logs in this process, as the log of a broker has it."""
+    """Collect log lines of Basalt in this process, in the format of a broker's log."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]

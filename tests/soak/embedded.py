@@ -29,7 +29,7 @@ WAIT_S = 60.0
 
 
 def work(path: str, first: int, seed: int) -> None:
-    """What the child does until it is killed."""
+    """Workload of the child until it is killed."""
     chance = random.Random(seed)
     number = first
     with basaltmq.open(path) as db:
@@ -76,7 +76,7 @@ class EmbeddedChild:
             )
 
     def kill(self) -> None:
-        """Kill it, and note what it said."""
+        """Kill the child, and record its lines."""
         if self._process.poll() is not None:
             self._ledger.problem(f"the embedded child ended by itself with {self._process.returncode}; see its log")
         self._process.kill()
@@ -105,7 +105,7 @@ class EmbeddedChild:
 
 
 def drain(path: Path, timeout_s: float) -> tuple[list[Label], list[tuple[int, Label]]]:
-    """Messages of the queue, and records of the topic with their offsets."""
+    """Return messages of the queue, and records of the topic with their offsets."""
     messages: list[Label] = []
     until_s = time.monotonic() + timeout_s
     with basaltmq.open(path) as db:
@@ -122,7 +122,7 @@ def drain(path: Path, timeout_s: float) -> tuple[list[Label], list[tuple[int, La
         offset: int | None = 0
         while offset is not None:
             try:
-                # What came before an error stays in the list.
+                # Records before an error stay in the list.
                 records.extend((record.offset, Label.of(record.value or b"")) for record in topic.read(0, offset))
                 offset = None
             except DamagedFrameError as error:

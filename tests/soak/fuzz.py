@@ -1,10 +1,10 @@
-"""A fuzz of damage: a file of a stopped store is damaged; the store is opened, verified, repaired and opened again.
+"""Fuzz of damage: a file of a stopped store is damaged; the store is opened, verified, repaired and reopened.
 
     python -m tests.soak.fuzz [--cases 200] [--seed N] [--first CASE] [--folder DIRECTORY]
 
-Each case may refuse to open with an error of ours that names a file. It must not raise anything else, not take longer
-than CASE_S, not miss a confirmed message that no report names, and not bring an acknowledged one back without a word.
-A case depends on the seed and its number only. Cases run in a child process, because a fault in native code ends it.
+The open may be refused with a BasaltError that names a file. A case fails after any other exception, after CASE_S
+seconds, if a confirmed message is lost without a report, or if an acknowledged one returns without a report. A case
+depends only on the seed and its number. Cases run in a child process, because a fault in native code ends it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.pipeline.findings import Severity
 from basaltmq.queues.draft import Draft
-from basaltmq.store.salvage.repair import repair
+from basaltmq.store.repair import repair
 from basaltmq.store.salvage.verify import verify
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.shards import Engine
@@ -55,18 +55,18 @@ IDLE: Final = "idle"
 RING_WAIT_S: Final = 60
 STATES: Final = ("closed", "killed")
 EARLIER: Final = "earlier"
-"""The directory with the files as they were before the last step."""
+"""Directory with the files before the last step."""
 WAYS: Final = ("flip", "truncate", "remove", "zero", "flips", "swap", "cut in two", "older", "duplicate")
 FLIPS: Final = 20
 CASE_S: Final = 60
-"""For one case; most take less than a second."""
+"""Timeout of one case. Most take less than a second."""
 
 HOUR_MS: Final = 3_600_000
 QUIET: Final = Settings(maintenance_interval_s=3600.0)
 
 
 def build(folder: Path, seed: int, size: int = 40) -> None:
-    """A store that was closed, and the same as SIGKILL would have left it."""
+    """A closed store, and a copy as SIGKILL would leave it."""
     chance = random.Random(seed)
     with basaltmq.open(folder / "closed", settings=QUIET) as db:
         for name in QUEUES:
@@ -122,7 +122,7 @@ def _fill(db: Basalt, chance: random.Random, step: int, size: int) -> None:
 
 
 def _spare_name(file: Path) -> str:
-    """A name for a copy of a file that belongs to the same kind of files, if the kind has numbered names."""
+    """Return a name for a copy of a file with the next number, if files of its kind are numbered."""
     stem, _, end = file.name.rpartition(".")
     if stem.isdecimal():
         return f"{int(stem) + 8:0{len(stem)}d}.{end}"
@@ -133,7 +133,7 @@ def _spare_name(file: Path) -> str:
 
 
 class Case:
-    """One case. `fault` is empty if it went well."""
+    """One case. `fault` is empty if it passed."""
 
     def __init__(self, number: int, seed: int, folder: Path) -> None:
         self.chance = random.Random(f"{seed}.{number}")
@@ -157,7 +157,7 @@ class Case:
             file.write_bytes(two)
             other.write_bytes(one)
         elif way == "cut in two":
-            # Bytes are missing in the middle.
+            # Remove bytes in the middle.
             raw = file.read_bytes()
             begin = self.chance.randrange(len(raw))
             file.write_bytes(raw[:begin] + raw[begin + self.chance.randint(1, 4096) :])
@@ -173,7 +173,7 @@ class Case:
         return f"{self.state}, {way} {kind.name} {file.name}"
 
     def _older(self, file: Path) -> Path | None:
-        """The file as it was earlier, if it has changed since."""
+        """Return the previous version of the file, if it has changed."""
         if not file.is_relative_to(self.path):
             return None
         older = self._earlier / file.relative_to(self.path)
@@ -183,7 +183,7 @@ class Case:
         return sorted(each for each in self.path.glob(pattern) if each.is_file() and each.stat().st_size)
 
     def run(self) -> str:
-        """What is wrong; empty if nothing is."""
+        """Return the fault; empty if there is none."""
         first = self._try_open()
         self.report.text += "\n".join([*verify(self.path), *verify_log(self.path / LOG)])
         outcome = repair(self.path, reconcile=reconcile_planes)
@@ -205,7 +205,7 @@ class Case:
         return self._audit()
 
     def _try_open(self) -> str:
-        """Opened by a program that knows nothing of the damage: it is refused, or serves."""
+        """Open the damaged store like a program would: it is refused, or serves."""
         try:
             with basaltmq.open(self.path, create=False, settings=QUIET) as db:
                 for queue in db.queues():
@@ -248,7 +248,7 @@ class Case:
 
 
 class _Heard(logging.Handler):
-    """What is logged belongs to the report."""
+    """Add log lines to the report."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -263,7 +263,7 @@ def _too_long(_: int, frame: FrameType | None) -> None:
 
 
 def run_cases(folder: Path, seed: int, first: int, count: int) -> list[str]:
-    """Run cases; a line for each that failed. Damaged copies of those are kept."""
+    """Run cases. Return a line for each failed one, whose damaged copy is kept."""
     faults = []
     heard = _Heard()
     logging.getLogger("basaltmq").addHandler(heard)
@@ -290,7 +290,7 @@ def run_cases(folder: Path, seed: int, first: int, count: int) -> list[str]:
 
 
 def run_apart(folder: Path, seed: int, first: int, count: int) -> str:
-    """Run cases in a child process; what it said of those that failed, or how it ended."""
+    """Run cases in a child process. Return the lines of failed cases, or how the process ended."""
     command = [sys.executable, "-m", "tests.soak.fuzz", "--seed", str(seed), "--first", str(first)]
     child = subprocess.run(
         [*command, "--cases", str(count), "--folder", str(folder)],

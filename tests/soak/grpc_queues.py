@@ -17,7 +17,7 @@ QUEUE = "jobs"
 DEAD = "jobs.dlq"
 PLACE = "grpc|jobs"
 VISIBILITY_MS = 3_000
-"""Short, so that what a killed worker held is ready again when the final drain looks."""
+"""Short, so that messages of a killed worker are ready again at the final drain."""
 
 
 def address(broker: Broker) -> str:
@@ -42,7 +42,7 @@ class _Grpc(Client):
 
 
 class GrpcProducer(_Grpc):
-    """Enqueues batches; each is there as a whole once it was answered."""
+    """Enqueues batches. A confirmed batch exists completely."""
 
     def session(self) -> None:
         with Grpc(address(self.broker), timeout=20) as client:
@@ -55,7 +55,7 @@ class GrpcProducer(_Grpc):
 
 
 class GrpcWorker(_Grpc):
-    """Leases and settles. An answered ack is written: a broker that is killed keeps it."""
+    """Leases and settles. A confirmed ack survives a kill of the broker."""
 
     def session(self) -> None:
         with Grpc(address(self.broker), timeout=20, consumer=self.name) as client:
@@ -81,14 +81,14 @@ class GrpcWorker(_Grpc):
                 client.nack(held, "soak", reject=True)
             elif chance < 0.95:
                 client.release(held)
-            # Else the lease expires.
+            # Otherwise the lease expires.
         except StaleLeaseError:
-            # Settled too late: it comes again.
+            # Settled too late: it is redelivered.
             pass
 
 
 def drain(broker: Broker, timeout_s: float) -> list[Label]:
-    """Everything in the queue and its dead-letter queue, leases of killed workers included."""
+    """Drain the queue and its dead-letter queue, including expired leases of killed workers."""
     found: list[Label] = []
     until_s = time.monotonic() + timeout_s
     with Grpc(address(broker), timeout=20) as client:

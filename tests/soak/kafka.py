@@ -50,7 +50,7 @@ class _Kafka(Client):
 
 
 class IdempotentProducer(_Kafka):
-    """Sends in order to each partition; a retry must not double a record."""
+    """Sends in order to each partition. A retry must not duplicate a record."""
 
     def session(self) -> None:
         settings = {"enable.idempotence": True, "linger.ms": 5, "delivery.timeout.ms": int(WAIT_S * 1000)}
@@ -116,7 +116,7 @@ class TransactionalProducer(_Kafka):
 
 
 class GroupConsumer(_Kafka):
-    """Reads on from what its group committed, without gaps."""
+    """Reads from the committed offsets of its group, without gaps."""
 
     def session(self) -> None:
         settings = {
@@ -147,7 +147,7 @@ class GroupConsumer(_Kafka):
             last[partition] = offset
             self.ledger.seen(place_of(PLAIN, partition), Label.of(message.value()), self.name)
         if last and self.random.random() < 0.3:
-            # Not synchronous: librdkafka waits for a coordinator that is gone without a limit.
+            # Not synchronous: librdkafka waits without a limit for a stopped coordinator.
             consumer.commit(asynchronous=True)
 
     def _committed(self, error: Any, places: Any) -> None:
@@ -160,7 +160,7 @@ class GroupConsumer(_Kafka):
 
 
 def check_commits(broker: Broker, ledger: Ledger) -> None:
-    """A group's commits that were answered are there."""
+    """Check that confirmed commits of a group exist."""
     if not ledger.committed:
         return
     consumer = confluent_kafka.Consumer({**servers(broker), "group.id": GROUP})
@@ -175,7 +175,7 @@ def check_commits(broker: Broker, ledger: Ledger) -> None:
 
 
 def read_partition(broker: Broker, topic: str, partition: int, timeout_s: float) -> list[tuple[int, Label]]:
-    """Every committed record of a partition that can be read: (offset, label)."""
+    """Return (offset, label) of all readable committed records of a partition."""
     settings = {"group.id": "reader", "isolation.level": "read_committed", "enable.partition.eof": True}
     settings |= {"enable.auto.commit": False, "fetch.error.backoff.ms": 10}
     consumer = confluent_kafka.Consumer({**servers(broker), **settings})
@@ -192,7 +192,7 @@ def read_partition(broker: Broker, topic: str, partition: int, timeout_s: float)
                     found.append((message.offset(), Label.of(message.value())))
                     offset = message.offset() + 1
                 elif error.code() == confluent_kafka.KafkaError.INVALID_MSG:
-                    # The broker reports a damaged batch and does not skip it. An operator does.
+                    # The broker reports a damaged batch and does not skip it. Skip it like an operator.
                     offset += 1
                     consumer.seek(confluent_kafka.TopicPartition(topic, partition, offset))
                     break

@@ -1,17 +1,17 @@
-"""The ledger: what every client knows about every message, and what follows from it.
+"""The ledger: the state of every message as its clients know it, and checks of deliveries.
 
 A message has a place (virtual host and queue, or topic), a producer and a number that the producer counts up. The
 ledger keeps one byte per message and place, so an hour of load costs some megabytes.
 
     TRIED       the producer sent it
     CONFIRMED   the broker confirmed it: it must not be lost
-    SETTLING    a consumer sent an ack: it may or may not come again
-    SETTLED     the ack is known to be written: it must not come again
+    SETTLING    a consumer sent an ack: it may or may not be delivered again
+    SETTLED     the ack is durable: it must not be delivered again
     SEEN        a reader got it at least once
-    CANCELLED   its transaction was rolled back: nobody may see it
+    CANCELLED   its transaction was rolled back: it must not be visible
     REJECTED    a consumer dead-lettered it: it is in its queue or in the dead-letter queue
 
-Every violation is a text in `problems`. Clients call `seen` for each delivery, so most are found while they happen.
+Every violation is a text in `problems`. Clients call `seen` for each delivery, so most are found immediately.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CANCELLED = 32
 REJECTED = 64
 
 PROBLEMS_MAX = 50
-"""Problems kept: the first ones tell the cause."""
+"""Problems kept. The first ones show the cause."""
 
 Place: TypeAlias = str
 
@@ -46,7 +46,7 @@ class Label(NamedTuple):
 
     @classmethod
     def of(cls, body: bytes) -> Label:
-        """The label of a body. A body with one changed byte is an error: it must not be delivered."""
+        """Return the label of a body. A changed byte is an error."""
         producer, number, rest = body.split(b" ", 2)
         if rest.strip(b"."):
             raise ValueError(f"a body of {len(body)} bytes was changed: {body[:100]!r}")
@@ -61,13 +61,13 @@ class Found(NamedTuple):
 
 
 class Ledger:
-    """What is known. Safe to use from any thread."""
+    """The states of all messages. Thread-safe."""
 
     def __init__(self, on_problem: Callable[[str], None] = lambda _: None) -> None:
         self._on_problem = on_problem
         self.problems: list[str] = []
         self.groups: list[list[Found]] = []
-        """Messages that were sent in one transaction whose outcome is not known: all of them exist, or none."""
+        """Messages of transactions with unknown outcome: all of a transaction exist, or none."""
         self.committed: dict[tuple[str, int], int] = {}
         """Offsets that a consumer group has committed, by topic and partition."""
         self._states: dict[tuple[Place, str], bytearray] = {}
@@ -87,7 +87,7 @@ class Ledger:
         return [Label(producer, first + at) for at in range(count)]
 
     def next_number(self, producer: str) -> int:
-        """The first number that a producer in another process has not used."""
+        """Return the first number that a producer in another process has not used."""
         return self._next.get(producer, 0)
 
     def reached(self, producer: str, number: int) -> None:
@@ -109,7 +109,7 @@ class Ledger:
         return states[label.number] if label.number < len(states) else 0
 
     def seen(self, place: Place, label: Label, where: str) -> None:
-        """A reader got a message; a problem if it cannot exist, or not any more."""
+        """Record a delivery. It is a problem if the message must not exist."""
         state = self.state(place, label)
         if not state & TRIED:
             self.problem(f"{where}: {label} of {place} was never sent there")
@@ -120,7 +120,7 @@ class Ledger:
         self.mark((place,), (label,), SEEN)
 
     def snapshot(self) -> Ledger:
-        """The same as it is at this moment, without problems."""
+        """Return a copy of the ledger without problems."""
         copy = Ledger()
         with self._lock:
             copy.groups = [list(group) for group in self.groups]
@@ -133,7 +133,7 @@ class Ledger:
         return {place for place, _ in self._states}
 
     def messages(self, place: Place) -> Iterator[tuple[Label, int]]:
-        """Every message of a place with its state."""
+        """Yield every message of a place with its state."""
         for (its_place, producer), states in sorted(self._states.items()):
             if its_place == place:
                 for number, state in enumerate(states):
@@ -141,7 +141,7 @@ class Ledger:
                         yield Label(producer, number), state
 
     def counts(self) -> dict[str, int]:
-        """How many messages were confirmed and how many settled."""
+        """Return the numbers of confirmed and settled messages."""
         found: Counter[int] = Counter()
         for states in list(self._states.values()):
             found.update(Counter(bytes(states)))
@@ -151,7 +151,7 @@ class Ledger:
         }
 
     def compare(self, place: Place, found: Iterable[Label], *, destructive: bool = True) -> list[Label]:
-        """Compare with a drain of a place; confirmed messages that are missing.
+        """Compare with a drain of a place. Return missing confirmed messages.
 
         `destructive`: consumers take messages away, so a message whose ack was sent may be missing.
         """
@@ -170,7 +170,7 @@ class Ledger:
         return missing
 
     def check_groups(self, drained: Container[Place]) -> None:
-        """Transactions of unknown outcome whose places were drained: all or nothing."""
+        """Check that transactions with unknown outcome are complete or absent, if their places were drained."""
         for group in self.groups:
             if any(each.place not in drained for each in group):
                 continue
@@ -180,7 +180,7 @@ class Ledger:
 
 
 def check_order(ledger: Ledger, place: Place, found: Iterable[Label]) -> None:
-    """Messages of each producer must be in the order in which they were sent."""
+    """Check that messages of each producer are in the order in which they were sent."""
     last: dict[str, int] = {}
     for producer, number in found:
         if number < last.get(producer, -1):

@@ -1,7 +1,7 @@
-"""MQTT clients: a publisher at QoS 1, and a subscriber whose session outlives its connections and the broker.
+"""MQTT clients: a publisher at QoS 1, and a subscriber with a persistent session.
 
 A publish reaches the queue of the session and, through `amq.topic`, the AMQP queue `devices` of the default virtual
-host. PUBACK of a publish means that it is durable in both.
+host and the queue of a rule, which copies it to a stream. PUBACK of a publish means that it is durable in all of them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,32 @@ from tests.interop.mqtt.device import Device
 from tests.interop.server import Broker
 from tests.soak import amqp
 from tests.soak.clients import Client
+from tests.soak.kafka import read_partition
 from tests.soak.ledger import CONFIRMED, SETTLING, TRIED, Label
 
-from basaltmq.protocols.mqtt.session import QUEUE_PREFIX
+from basaltmq.http_client import path
+from basaltmq.protocols.mqtt.sessions.session import QUEUE_PREFIX
 
 TOPIC = "soak/telemetry"
 SUBSCRIBER = "soak-subscriber"
 PLACE = f"mqtt|{QUEUE_PREFIX}{SUBSCRIBER}"
-PLACES = (PLACE, f"/|{amqp.DEVICES}")
+RULE = "soak"
+STREAM = "telemetry"
+STREAM_PARTITIONS = 2
+STREAM_PLACE = f"rule|{STREAM}"
+PLACES = (PLACE, f"/|{amqp.DEVICES}", STREAM_PLACE)
 EXPIRY_S = 1_000_000
 WAIT_S = 20.0
 QUIET_S = 5.0
-"""A session that gets nothing for so long has nothing more to deliver."""
+"""A session without a delivery for this time is drained."""
 
 REFUSED = 128
-"""Reason codes from here on are errors."""
+"""Reason codes from this one on are errors."""
+
+
+def create_rule(broker: Broker) -> None:
+    broker.call("PUT", path("topics", "/", STREAM), {"partitions": STREAM_PARTITIONS})
+    broker.call("PUT", path("mqtt", "rules", "/", RULE), {"filter": TOPIC, "topic": STREAM, "key": "none"})
 
 
 def create_session(broker: Broker) -> None:
@@ -38,7 +49,7 @@ def create_session(broker: Broker) -> None:
 
 
 def subscriber(broker: Broker, received: Callable[[bytes], None] | None = None) -> Device:
-    """The subscriber, connected; its session goes on. `received` is called before paho acknowledges a message."""
+    """Connect the subscriber to its session. `received` is called before paho acknowledges a message."""
     device = Device(broker.port("mqtt"), SUBSCRIBER, clean=False, expiry_s=EXPIRY_S, connect=False)
     note: Any = device.client.on_message
 
@@ -81,7 +92,7 @@ class Publisher(_Mqtt):
 
 
 class Subscriber(_Mqtt):
-    """Takes what its session holds. The ledger knows a message before paho acknowledges it."""
+    """Receives the messages of its session. The ledger records a message before paho acknowledges it."""
 
     def session(self) -> None:
         device = subscriber(self.broker, self._received)
@@ -99,8 +110,19 @@ class Subscriber(_Mqtt):
         self.ledger.mark((PLACE,), [label], SETTLING)
 
 
+def read_stream(broker: Broker, timeout_s: float) -> list[Label]:
+    """Wait until the rule has appended all messages. Return the records."""
+    until_s = time.monotonic() + timeout_s
+    while broker.call("GET", path("mqtt", "rules", "/", RULE))["waiting"]:
+        assert time.monotonic() < until_s, f"rule {RULE} still has messages after {timeout_s:.0f} s"
+        time.sleep(0.1)
+    return [
+        label for number in range(STREAM_PARTITIONS) for _, label in read_partition(broker, STREAM, number, timeout_s)
+    ]
+
+
 def drain(broker: Broker, timeout_s: float) -> list[Label]:
-    """Everything that the session still holds."""
+    """Drain the session. Return its messages."""
     until_s = time.monotonic() + timeout_s
     device = subscriber(broker)
     try:

@@ -1,7 +1,7 @@
-"""The report on a damaged store: what verify, repair and the broker said, and which losses it names.
+"""The report on a damaged store: output of verify, repair and the broker, and the losses that it names.
 
-A loss is named if the report has the message by queue and id, the record by topic and offset, a key range, a range of
-bytes that holds it, or the damaged file of which nobody can say any more what was in it. Words alone name nothing.
+A report names a loss by queue and id, by topic and offset, by a key range, by a range of bytes, or by the damaged file
+if its content is unknown. Other text does not name a loss.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TAIL = re.compile(r"/(\d+) ends at byte (\d+), but was durable up to byte (\d+)"
 LACKING = re.compile(r"/(\d+) lacks the bytes (\d+) to (\d+), which were durable")
 GONE_PARTITION = re.compile(r"the shard of partition (\d+) and its records are lost")
 WHOLE_FILES = ("confirmed writes", "writes", "table")
-"""Subjects of losses for which only the file is known."""
+"""Subjects of losses of which only the file is known."""
 
 
 @dataclass
@@ -41,18 +41,18 @@ class Report:
         self.losses += [row for row in rows if row["kind"] == "lost"]
 
     def add_unreadable(self, store: Path) -> None:
-        """Ranges that an open store passed over."""
+        """Ranges that an open store skipped."""
         for path in store.glob("quarantine/unreadable.jsonl"):
             for line in path.read_text().splitlines():
                 self.losses.append({"subject": "unreadable", "ids": [], "what": line, **json.loads(line)})
 
     @property
     def is_empty(self) -> bool:
-        """Whether no loss is named at all."""
+        """Return whether the report names no loss."""
         return not (self.losses or any(each.search(self.text) for each in (OFFSETS, BYTES, TAIL, LACKING)))
 
     def names_message(self, held: Held) -> bool:
-        """By its id, or by the range of keys it was in."""
+        """Whether the report names a message by its id or its key range."""
         if re.search(rf"\b{held.id}\b", self.text):
             return True
         return any(
@@ -61,7 +61,7 @@ class Report:
         )
 
     def names_record(self, record: Recorded | None, census: Census) -> bool:
-        """By its offset, the bytes of its frame, or its partition. None: it was behind the end of its lane."""
+        """Whether the report names a record by offset, frame or partition. None: the record was only in the ring."""
         if record is None:
             return TAIL.search(self.text) is not None
         for found in OFFSETS.finditer(self.text):
@@ -88,7 +88,7 @@ class Report:
 
     def _names_partition(self, loss: dict[str, Any], record: Recorded, census: Census) -> bool:
         if record.shard not in census.frames and self._names_file(loss):
-            # Its engine keeps records in the store.
+            # This engine stores records in the store.
             return True
         if loss["family"] == "stream_records":
             key = record.shard.to_bytes(8, "big") + record.offset.to_bytes(8, "big")

@@ -1,11 +1,11 @@
-"""The soak: a real broker under clients of every protocol, killed and restarted, until the time is over.
+"""The soak: a real broker with clients of every protocol is killed and restarted for a given time.
 
     round:  clients work for some seconds ─> the broker is killed or stopped under them ─> it starts ─> clients end
-            ─> now and then a damaged copy of the stopped broker's data is repaired and served
+            ─> sometimes a damaged copy of the stopped broker's data is repaired and served
     end:    the checker drains everything
 
-Everything is bounded: clients, waits, the backlog (consumers are faster than producers on average), and disk space.
-All choices come from one seed; what threads do in between does not, so a seed repeats a run closely, not exactly.
+Clients, waits, the backlog (consumers are faster than producers on average) and disk space are bounded. All choices
+derive from one seed, but thread scheduling does not, so a seed repeats a run only approximately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.interop.server import Broker
-from tests.soak import amqp, checker, grpc_queues, kafka, mqtt
+from tests.soak import amqp, amqp10, checker, grpc_queues, kafka, mqtt
 from tests.soak.admin import AdminClient
 from tests.soak.clients import Client, Round
 from tests.soak.corruption import ACTIONS, CorruptionRound
@@ -33,27 +33,27 @@ ROUND_S = (3.0, 8.0)
 """How long clients work in a round."""
 
 JOIN_S = 90.0
-"""For a client to end after its round: longer than any wait of a client library."""
+"""Timeout of a client after its round: longer than any wait of a client library."""
 
 RESERVE_SHARE = 0.25
 RESERVE_MAX_S = 180.0
-"""Of the time, kept for the final drain."""
+"""Share of the time for the final drain."""
 
 CORRUPTION_S = 30.0
-"""What a damaged copy takes, until one was timed."""
+"""Estimated duration of the first damaged copy."""
 
 CORRUPTION_EVERY = 3
-"""Rounds from one damaged copy to the next."""
+"""Rounds between two damaged copies."""
 
 STORES_MAX = len(VHOSTS) + 1
 SHORT_STORES_MAX = 2
-"""Stores damaged in one copy, in a run of usual length and in a short one: each costs some seconds of commands."""
+"""Stores damaged per copy, in a run of usual length and in a short one. Each takes some seconds."""
 
 DISK_BYTES_MAX = 4 << 30
 """No copy is made of a larger data directory."""
 
 AUDIT_SECONDS_MIN = 600
-"""Shorter runs leave out the audit on Spark: starting the JVM for each virtual host would take a part of them."""
+"""Shorter runs skip the audit with Spark, because starting a JVM per virtual host takes too long."""
 
 
 class Soak:
@@ -69,7 +69,7 @@ class Soak:
         every: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
-        """`every`: each round damages a copy, and kinds and actions take turns."""
+        """`every`: each round damages a copy, with kinds and actions in turn."""
         self._folder = folder
         self._seconds = seconds
         self._seed = seed
@@ -85,7 +85,7 @@ class Soak:
         self._corruption_s = CORRUPTION_S
 
     def run(self) -> list[str]:
-        """Run; the problems that were found."""
+        """Run. Return the problems."""
         try:
             self._prepare()
             while not self.ledger.problems and self._has_time(ROUND_S[1]):
@@ -114,6 +114,7 @@ class Soak:
         kafka.create_topics(self.broker)
         grpc_queues.create_queue(self.broker)
         mqtt.create_session(self.broker)
+        mqtt.create_rule(self.broker)
 
     def _round(self) -> None:
         self.rounds += 1
@@ -126,7 +127,7 @@ class Soak:
         how = self._end_broker(turn)
         child.kill()
         damaged = self._copy()
-        # Before clients end: some libraries wait for the broker when they are closed.
+        # Restart before clients end, because some libraries wait for the broker on close.
         self.broker.start()
         for client in clients:
             client.thread.join(JOIN_S)
@@ -145,6 +146,9 @@ class Soak:
             kafka.IdempotentProducer(turn, "producer"),
             kafka.TransactionalProducer(turn, "transactions"),
             kafka.GroupConsumer(turn, "group"),
+            amqp10.Publisher(turn, "publisher"),
+            amqp10.Consumer(turn, "consumer"),
+            amqp10.Transactor(turn, "transactions"),
             mqtt.Publisher(turn, "mqtt-publisher"),
             mqtt.Subscriber(turn, "mqtt-subscriber"),
             grpc_queues.GrpcProducer(turn, "producer"),
@@ -170,7 +174,7 @@ class Soak:
         return f"{counts['confirmed']} confirmed, {counts['settled']} settled"
 
     def _copy(self) -> CorruptionRound | None:
-        """A copy to be damaged, if it is its turn and there is time and space for it."""
+        """Return a copy to damage, if it is due and there is time and space."""
         is_turn = (self._every or self.rounds % CORRUPTION_EVERY == 1) and bool(self._kinds)
         if not is_turn or not self._has_time(self._corruption_s):
             return None
@@ -194,9 +198,10 @@ class Soak:
         return said
 
     def _finish(self) -> None:
-        """Drain and check, also after a problem: it may say more about it."""
+        """Drain and check, also after a problem, for more information."""
         try:
             missing = checker.check_broker(self.broker, self.ledger, VHOSTS)
+            missing |= checker.check_rule(self.broker, self.ledger)
             code = self.broker.stop()
             if code:
                 self.ledger.problem(f"the broker ended with {code} after the final drain")

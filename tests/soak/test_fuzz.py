@@ -1,4 +1,4 @@
-"""Some cases of the fuzz of damage. More of them: `python -m tests.soak.fuzz --cases 200`."""
+"""Some cases of the damage fuzz. For more, run `python -m tests.soak.fuzz --cases 200`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CASES = 4
 
 @pytest.mark.promise("P1", "P7")
 @pytest.mark.timeout(fuzz.CASE_S * CASES)
-def test_damage_never_crashes_hangs_or_hides_a_loss(tmp_path: Path) -> None:
+def test_damage_never_causes_crash_hang_or_unreported_loss(tmp_path: Path) -> None:
     assert fuzz.run_apart(tmp_path, SEED, 0, CASES) == ""
 
 
 @pytest.mark.promise("P7")
-def test_the_fuzz_finds_losses_that_are_not_reported(tmp_path: Path) -> None:
+def test_fuzz_finds_unreported_losses(tmp_path: Path) -> None:
     fuzz.build(tmp_path, SEED, size=8)
     case = fuzz.Case(0, SEED, tmp_path)
     shutil.rmtree(case.path)

@@ -1,4 +1,4 @@
-"""The ledger finds what it is there for."""
+"""The ledger finds every kind of problem."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PLACE = "/|work"
 
 @pytest.fixture
 def ledger() -> Ledger:
-    """0 and 1 confirmed, 2 acked for certain, 3 perhaps, 4 rolled back, 5 sent without an answer."""
+    """A ledger: 0 and 1 confirmed, 2 settled, 3 settling, 4 rolled back, 5 without a confirm."""
     made = Ledger()
     labels = made.next_label("p", 6)
     made.mark((PLACE,), labels, TRIED)
@@ -31,7 +31,7 @@ def label(number: int) -> Label:
 
 
 @pytest.mark.parametrize("found", [(0, 1), (0, 1, 3), (0, 1, 3, 5)])
-def test_what_may_be_found_is_no_problem(ledger: Ledger, found: tuple[int, ...]) -> None:
+def test_allowed_messages_are_no_problem(ledger: Ledger, found: tuple[int, ...]) -> None:
     assert ledger.compare(PLACE, map(label, found)) == []
     assert ledger.problems == []
 
@@ -49,12 +49,12 @@ def test_a_lost_message_is_missing(ledger: Ledger) -> None:
         ((0, 1, 9), "never sent"),
     ],
 )
-def test_what_must_not_be_found_is_a_problem(ledger: Ledger, found: tuple[int, ...], said: str) -> None:
+def test_forbidden_messages_are_problems(ledger: Ledger, found: tuple[int, ...], said: str) -> None:
     ledger.compare(PLACE, map(label, found))
     assert said in "\n".join(ledger.problems)
 
 
-def test_order_gaps_and_parts_of_transactions_are_problems(ledger: Ledger) -> None:
+def test_wrong_order_gaps_and_partial_transactions_are_problems(ledger: Ledger) -> None:
     check_order(ledger, PLACE, [label(1), label(0)])
     check_stream(ledger, PLACE, [(0, label(0)), (2, label(1))])
     ledger.groups.append([Found(PLACE, label(0)), Found(PLACE, label(5))])
@@ -65,12 +65,12 @@ def test_order_gaps_and_parts_of_transactions_are_problems(ledger: Ledger) -> No
     assert "in part: 1 of 2" in said
 
 
-def test_a_body_carries_its_label_whatever_its_size() -> None:
+def test_body_of_any_size_carries_its_label() -> None:
     for size in (0, 10, 100_000):
         assert Label.of(Label("p-1", 12).body(size)) == Label("p-1", 12)
 
 
-def test_a_changed_byte_in_a_body_is_noticed() -> None:
+def test_changed_byte_in_a_body_is_detected() -> None:
     body = bytearray(Label("p-1", 12).body(300))
     body[200] ^= 1
     with pytest.raises(ValueError, match="was changed"):
@@ -78,7 +78,7 @@ def test_a_changed_byte_in_a_body_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_file_is_damaged_as_asked(tmp_path: Path, action: str) -> None:
+def test_file_is_damaged_as_requested(tmp_path: Path, action: str) -> None:
     path = tmp_path / "file"
     before = b"content" * 10 + bytes(100)
     path.write_bytes(before)
@@ -91,7 +91,7 @@ def test_a_file_is_damaged_as_asked(tmp_path: Path, action: str) -> None:
         assert action != FLIP or sum(a != b for a, b in zip(after[:70], before[:70], strict=True)) == 1
 
 
-def test_kinds_are_chosen_by_name() -> None:
+def test_kinds_are_selected_by_name() -> None:
     assert "sst" in chosen_kinds("all")
     assert chosen_kinds("wal,blob") == ("wal", "blob")
     with pytest.raises(SystemExit, match="no kind 'nope'"):

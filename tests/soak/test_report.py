@@ -1,4 +1,4 @@
-"""A report names what it has by id, offset, range or bytes, and nothing else."""
+"""A report names losses by id, offset, range or bytes only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def loss(**given: Any) -> dict[str, Any]:
         ("", [loss(subject="queue 'work'", what="000009.log: the last changes of 3 messages are lost")], False),
     ],
 )
-def test_a_message_is_named_by_id_range_or_file(text: str, losses: list[dict[str, Any]], is_said: bool) -> None:
+def test_report_names_a_message_by_id_range_or_file(text: str, losses: list[dict[str, Any]], is_said: bool) -> None:
     assert is_named(WORK, LABEL, CENSUS, Report("000009.log", text, losses)) is is_said
 
 
@@ -58,9 +58,11 @@ def test_a_message_is_named_by_id_range_or_file(text: str, losses: list[dict[str
         ("", [loss(subject="confirmed writes", what="0.log is missing")], False),
     ],
 )
-def test_a_record_is_named_by_offset_bytes_or_partition(text: str, losses: list[dict[str, Any]], is_said: bool) -> None:
+def test_report_names_records_by_offset_bytes_or_partition(
+    text: str, losses: list[dict[str, Any]], is_said: bool
+) -> None:
     assert is_named(STREAM, LABEL, CENSUS, Report("0.log", text, losses)) is is_said
 
 
-def test_a_message_that_no_row_held_is_never_named() -> None:
+def test_report_does_not_name_a_message_without_a_row() -> None:
     assert not is_named(WORK, Label("p", 2), CENSUS, Report("x", "", [loss(subject="table", what="x")]))

@@ -16,12 +16,12 @@ from tests.soak.soak import Soak
 SEED = 20_260
 SECONDS = float(os.environ.get("BASALT_SOAK_SECONDS", "120"))
 SLACK_S = 480.0
-"""Beyond the time asked for: the final drain on a machine that is busy with other tests."""
+"""Additional time for the final drain on a busy machine."""
 
 
 @pytest.mark.promise("P1", "P2", "P3", "P7", "P11")
 @pytest.mark.timeout(SECONDS + SLACK_S)
-def test_nothing_confirmed_is_lost_and_nothing_acked_comes_back(tmp_path: Path) -> None:
+def test_no_confirmed_message_is_lost_and_no_acked_one_returns(tmp_path: Path) -> None:
     text = os.environ.get("BASALT_SOAK_SEED", str(SEED))
     seed = random.SystemRandom().randrange(1 << 32) if text == "random" else int(text)
     kinds = os.environ.get("BASALT_SOAK_KINDS", "")

@@ -72,9 +72,9 @@ def test_only_one_module_builds_type_information() -> None:
         ("x.decode(y, type=T)", 0),
     ],
 )
-def test_the_look_for_type_information_itself(code: str, count: int) -> None:
+def test_the_search_for_type_information_finds_it(code: str, count: int) -> None:
     assert len(faults(ast.parse(code))) == count
 
 
-def test_the_mechanism_is_what_the_search_finds() -> None:
+def test_the_search_finds_the_decoding_module() -> None:
     assert len(faults(ast.parse(MECHANISM.read_text()))) == 4

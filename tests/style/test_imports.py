@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 LAYERS: list[set[str]] = [
-    {"decoding", "durability", "errors", "http_client", "ids", "signals", "wire"},
+    {"clock", "decoding", "durability", "errors", "http_client", "ids", "signals", "varints", "wire"},
     {"store", "log"},
     {"catalog", "queues", "streams"},
     {"broker", "embedded"},
@@ -86,7 +86,7 @@ def edges() -> dict[tuple[str, str], list[str]]:
     return found
 
 
-def test_every_part_has_its_place() -> None:
+def test_every_package_has_a_layer() -> None:
     parts = {path.stem for path in (SOURCE / "basaltmq").iterdir() if path.suffix == ".py" or path.is_dir()}
     unplaced = parts - set(RANK) - BESIDE - {"__pycache__", "py"}
     assert not unplaced, f"give these a layer in {Path(__file__).name}: {sorted(unplaced)}"
@@ -102,7 +102,7 @@ def test_imports_point_downwards_only() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_no_two_parts_import_each_other() -> None:
+def test_packages_do_not_import_each_other() -> None:
     graph: dict[str, set[str]] = {}
     for importer, target in edges():
         graph.setdefault(importer, set()).add(target)
@@ -147,7 +147,7 @@ def test_no_two_parts_import_each_other() -> None:
         ("cli", "pipeline", True),
     ],
 )
-def test_the_rule_itself(importer: str, target: str, allowed: bool) -> None:
+def test_the_layer_rule_detects_violations(importer: str, target: str, allowed: bool) -> None:
     assert (wrong(importer, target) is None) == allowed
 
 
@@ -163,7 +163,7 @@ def test_the_grpc_services_do_not_import_each_other(service: str, other: str) ->
         assert not [each for each in found if each.startswith(f"{services}.{other}")], path
 
 
-def test_imports_of_every_form_are_seen() -> None:
+def test_all_forms_of_imports_are_found() -> None:
     code = "import basaltmq.a\nfrom basaltmq import b\nfrom basaltmq.c.d import e\nfrom .f import g\nfrom .. import h\n"
     found = imported(ast.parse(code), "basaltmq.store.rocks", is_package=False)
     assert found == {"basaltmq.a", "basaltmq.b", "basaltmq.c.d", "basaltmq.store.f", "basaltmq.h"}

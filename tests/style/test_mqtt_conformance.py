@@ -16,7 +16,7 @@ def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == expected, "the marks have changed: run make conformance-page"
 
 
-def test_the_numbers_of_a_section_have_no_gaps_but_the_one_of_the_standard() -> None:
+def test_section_numbers_have_only_the_gap_of_the_standard() -> None:
     sections: dict[str, list[int]] = {}
     for name in STATEMENTS:
         section, number = name.rsplit("-", 1)
@@ -30,7 +30,7 @@ def test_the_numbers_of_a_section_have_no_gaps_but_the_one_of_the_standard() -> 
     assert all(numbers == sorted(numbers) for numbers in sections.values())
 
 
-def test_a_mark_that_is_no_statement_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_statement_mark_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_x.py").write_text('@pytest.mark.mqtt("MQTT-9.9.9-9")\ndef test_a(): ...\n')
     with pytest.raises(UnknownStatementError, match=r"tests/test_x.py::test_a is marked with 'MQTT-9.9.9-9'"):

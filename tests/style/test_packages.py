@@ -47,20 +47,27 @@ def reached(imported: Graph, without: str) -> set[str]:
     return seen
 
 
-def sibling_edges(imported: Graph) -> dict[str, dict[str, list[str]]]:
-    """Package -> package of the same parent it imports from -> the imports."""
-    packages = {parent for module in imported for parent in parents(module)}
+def member_edges(imported: Graph) -> dict[str, dict[str, list[str]]]:
+    """Member -> member of the same package it imports from -> the imports. Members are modules and sub-packages."""
     edges: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for importer, targets in imported.items():
         for target in targets:
             left, right = importer.split("."), target.split(".")
             same = next((at for at, pair in enumerate(zip(left, right, strict=False)) if pair[0] != pair[1]), None)
-            if same is None:
-                continue
-            one, other = ".".join(left[: same + 1]), ".".join(right[: same + 1])
-            if one in packages and other in packages:
+            if same is not None:
+                one, other = ".".join(left[: same + 1]), ".".join(right[: same + 1])
                 edges[one][other].append(f"{importer} imports {target}")
     return edges
+
+
+def sibling_edges(imported: Graph) -> dict[str, dict[str, list[str]]]:
+    """Like `member_edges`, of packages only."""
+    packages = {parent for module in imported for parent in parents(module)}
+    return {
+        one: {other: found for other, found in others.items() if other in packages}
+        for one, others in member_edges(imported).items()
+        if one in packages
+    }
 
 
 def cycles(edges: Mapping[str, Iterable[str]]) -> list[str]:
@@ -88,8 +95,18 @@ def test_packages_do_not_import_each_other_in_a_cycle_at_any_level(imported: Gra
     assert not found, {package: dict(edges[package]) for package in found}
 
 
+def test_members_of_a_package_do_not_import_each_other_in_a_cycle() -> None:
+    """So what a sub-package imports from its parent never imports the sub-package, not even through others.
+
+    Imports for types and inside functions do not count.
+    """
+    edges = member_edges(import_time_graph())
+    found = cycles(edges)
+    assert not found, {member: dict(edges[member]) for member in found}
+
+
 def test_no_module_imports_itself_through_others() -> None:
-    """Also between a package and its sub-packages. Imports for types and inside functions do not count."""
+    """Imports for types and inside functions do not count."""
     assert not cycles(import_time_graph())
 
 
@@ -102,6 +119,16 @@ def test_a_cycle_is_found() -> None:
     }
     packages = ["basaltmq.queues.leases", "basaltmq.queues.ready", "basaltmq.queues.throttle"]
     assert cycles(sibling_edges(fake)) == packages
+
+
+def test_a_cycle_between_a_package_and_its_sub_package_is_found() -> None:
+    fake = {
+        "basaltmq.queues.plane": {"basaltmq.queues.leases.table"},
+        "basaltmq.queues.leases.table": {"basaltmq.queues.queue"},
+        "basaltmq.queues.queue": {"basaltmq.queues.leases.delivery"},
+        "basaltmq.queues.leases.delivery": set(),
+    }
+    assert cycles(member_edges(fake)) == ["basaltmq.queues.leases", "basaltmq.queues.queue"]
 
 
 def test_every_module_has_a_product_path(imported: Graph) -> None:

@@ -16,6 +16,7 @@ GENERATED = "basaltmq.wire"
 WITHOUT_PRODUCT_USE: dict[str, str] = {
     "BasicDeliver": "the table of AMQP methods registers it",
     "emit": "logging calls it",
+    "eof_received": "asyncio calls it",
     "NORMAL_DISCONNECTION": "the name of code 0 in DISCONNECT",
     "GRANTED_QOS_0": "the name of code 0 in SUBACK",
     "buffered_bytes": "tests check the memory limit of the MQTT decoder with it",

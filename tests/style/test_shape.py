@@ -62,7 +62,7 @@ def test_no_module_is_a_catch_all() -> None:
     assert not [shown(path) for path in names]
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     silent = [
         shown(path)
         for path in python_files("src", "tests", "bench")
@@ -71,7 +71,7 @@ def test_every_module_says_what_it_is() -> None:
     assert not silent, f"a module docstring is missing in {silent}"
 
 
-def test_no_registry_and_no_path_of_a_machine_is_named() -> None:
+def test_no_registry_or_local_path_is_named() -> None:
     faults = []
     for path in text_files():
         text = path.read_text(errors="ignore")
@@ -110,7 +110,7 @@ def test_every_test_file_holds_a_test() -> None:
         ("Tester.x = 1", False),
     ],
 )
-def test_the_look_for_tests_itself(code: str, holds: bool) -> None:
+def test_the_search_for_tests_finds_them(code: str, holds: bool) -> None:
     assert holds_a_test(ast.parse(code)) is holds
 
 

@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 WAIT_S = 60
 
 
-def test_a_second_run_finds_what_the_first_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_continues_with_existing_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--data-dir", str(tmp_path / "data"), "--messages", "300"]
     assert main(arguments) == 0
     first = capsys.readouterr().out
@@ -31,7 +31,7 @@ def test_a_second_run_finds_what_the_first_left(tmp_path: Path, capsys: pytest.C
     assert "found      300 messages of earlier runs" in capsys.readouterr().out
 
 
-def test_errors_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "letter.txt").write_text("not a store")
     assert main(["--data-dir", str(tmp_path / "data")]) == 1
@@ -39,14 +39,14 @@ def test_errors_are_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "many", "100000000"])
-def test_a_senseless_count_is_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_count_is_refused(count: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["--messages", count])
     assert "is not" in capsys.readouterr().err
 
 
 @pytest.mark.promise("P1")
-def test_interrupted_it_says_so_and_leaves_a_store_that_opens(tmp_path: Path) -> None:
+def test_an_interrupted_demo_reports_it_and_leaves_a_valid_store(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "basaltmq.demo", "--data-dir", str(tmp_path / "data"), "--messages", "5000000"],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},

@@ -33,7 +33,7 @@ with basaltmq.open(sys.argv[1]) as db:
 """
 
 
-def test_a_store_works_without_extras_and_names_the_one_that_is_needed(tmp_path: Path) -> None:
+def test_a_store_works_without_extras_and_names_the_missing_one(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, str(tmp_path / "store")], capture_output=True, text=True, timeout=60
     )

@@ -77,13 +77,13 @@ class Clock:
         self.now_s += seconds
 
 
-def test_a_call_encodes_names_and_leaves_out_parameters_without_a_value() -> None:
+def test_requests_encode_names_and_omit_parameters_without_a_value() -> None:
     with serving(OK) as (server, seen):
         assert HttpClient(Login(server)).get(path("queues", "/", "a b"), page=1, filter=None) == {"ok": True}
     assert seen == ["GET /api/queues/%2F/a%20b?page=1"]
 
 
-def test_a_refusal_carries_code_and_status() -> None:
+def test_error_responses_raise_with_code_and_status() -> None:
     with serving(MISSING, BUSY, (500, "text/plain", b"oops")) as (server, _):
         client = HttpClient(Login(server))
         for code, status, text in (("topic_not_found", 404, "'t'"), ("unavailable", 503, "starting")):
@@ -94,7 +94,7 @@ def test_a_refusal_carries_code_and_status() -> None:
             client.get("/api/x")
 
 
-def test_a_retrying_client_repeats_what_failed_and_raises_typed_errors() -> None:
+def test_a_retrying_client_repeats_failed_requests_and_raises_typed_errors() -> None:
     clock = Clock()
     with serving(None, BUSY, OK, MISSING) as (server, seen):
         client = RetryingClient(Login(server), clock_s=clock.time, sleep=clock.sleep)
@@ -105,11 +105,11 @@ def test_a_retrying_client_repeats_what_failed_and_raises_typed_errors() -> None
 
 
 @pytest.mark.parametrize(("is_known", "waits_s"), [(False, FIRST_RETRY_S), (True, 30.0)])
-def test_retries_end_after_their_time_and_sooner_for_an_unknown_address(is_known: bool, waits_s: float) -> None:
+def test_retries_end_at_their_timeout_and_earlier_for_an_unknown_host(is_known: bool, waits_s: float) -> None:
     clock = Clock()
     login = Login("http://127.0.0.1:1", "ann", "hidden", retry_s=30.0)
     client = RetryingClient(login, is_known=is_known, clock_s=clock.time, sleep=clock.sleep)
-    with pytest.raises(UnavailableError, match=r"no broker answers at http://127\.0\.0\.1:1 ") as caught:
+    with pytest.raises(UnavailableError, match=r"no broker responds at http://127\.0\.0\.1:1 ") as caught:
         client.get("/api/x")
     assert clock.now_s == pytest.approx(waits_s)
     assert "hidden" not in f"{caught.value} {login!r} {login}"
@@ -127,7 +127,7 @@ def test_addresses_are_normalized(text: str, address: str) -> None:
     assert check_server(text) == address
 
 
-def test_credentials_in_an_address_are_returned_but_never_shown() -> None:
+def test_credentials_in_an_address_are_parsed_and_not_part_of_errors() -> None:
     assert parse_server("http://a%40b:p%3Aw@host:1") == ("http://host:1", "a@b", "p:w")
     with pytest.raises(InvalidArgumentError, match="must not contain credentials"):
         check_server("http://ann:secret@host")

@@ -51,7 +51,7 @@ def test_an_id_carries_the_time_it_was_made() -> None:
 
 
 @pytest.mark.spec("C3")
-def test_a_clock_that_goes_back_keeps_the_last_millisecond() -> None:
+def test_a_clock_that_moves_backwards_keeps_the_last_millisecond() -> None:
     ids = Ids(clock([1000, 10, 10, 1001]))
     made = [ids.next() for _ in range(4)]
     assert made == sorted(made)
@@ -59,7 +59,7 @@ def test_a_clock_that_goes_back_keeps_the_last_millisecond() -> None:
 
 
 @pytest.mark.spec("C3")
-def test_a_used_up_counter_moves_the_millisecond_ahead() -> None:
+def test_an_exhausted_counter_increases_the_millisecond() -> None:
     ids = Ids(lambda: 1000 * MS, lambda n: b"\xff" * n)
     ids._begin(1000)
     ids._counter = (1 << 42) - 2
@@ -95,7 +95,7 @@ def test_ids_are_gapless_if_the_generator_made_no_other_between_them() -> None:
 
 
 @pytest.mark.spec("C3")
-def test_threads_share_a_generator_without_a_double() -> None:
+def test_threads_share_a_generator_without_duplicates() -> None:
     ids = Ids()
     made: list[list[bytes]] = [[] for _ in range(4)]
 
@@ -120,7 +120,7 @@ def test_text_and_bytes_are_the_same_id(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "{" + "0" * 32 + "}", "0" * 32, "urn:uuid:" + "0" * 32, "0" * 36, "é" * 36])
-def test_what_is_not_an_id_is_refused(text: str) -> None:
+def test_invalid_id_text_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="not a message id"):
         parse_id(text)
 

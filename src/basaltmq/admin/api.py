@@ -19,9 +19,11 @@ from basaltmq.admin.monitoring.metrics import Metrics
 from basaltmq.admin.monitoring.overview import Overview
 from basaltmq.admin.monitoring.totals import TotalsCache
 from basaltmq.admin.objects.bindings import Bindings
+from basaltmq.admin.objects.branches import Branches
 from basaltmq.admin.objects.connections import Connections
 from basaltmq.admin.objects.definitions import DefinitionTransfer
 from basaltmq.admin.objects.exchanges import Exchanges
+from basaltmq.admin.objects.limits import Limits
 from basaltmq.admin.objects.mqtt import Mqtt, MqttState
 from basaltmq.admin.objects.policies import Policies
 from basaltmq.admin.objects.principals import Principals
@@ -32,6 +34,7 @@ from basaltmq.admin.objects.vhosts import Vhosts
 from basaltmq.admin.streams.arrow_stream import ArrowStreams
 from basaltmq.admin.streams.imports import StreamImports
 from basaltmq.admin.streams.queue_messages import QueueMessages
+from basaltmq.admin.streams.subscription_groups import SubscriptionGroupRoutes
 from basaltmq.admin.streams.topic_records import TopicRecords
 from basaltmq.admin.streams.topics import Topics
 from basaltmq.broker.config.settings import Config
@@ -74,10 +77,12 @@ class AdminApi:
         routes: list[Route] = [
             *Overview(scope, totals, config, started_s).routes(),
             *Vhosts(scope, totals).routes(),
+            *Limits(scope).routes(),
             *StoreTools(scope, lambda: config().admin.backup_dir or config().data_dir / BACKUPS).routes(),
             *principals.routes(),
             *Queues(scope).routes(),
             *QuarantinedRows(scope).routes(),
+            *Branches(scope).routes(),
             *Exchanges(scope).routes(),
             *Bindings(scope).routes(),
             *Policies(scope).routes(),
@@ -85,6 +90,7 @@ class AdminApi:
             *Mqtt(scope, mqtt).routes(),
             *Topics(scope, arrow).routes(),
             *TopicRecords(scope).routes(),
+            *SubscriptionGroupRoutes(scope).routes(),
             *StreamImports(scope).routes(),
             *QueueMessages(scope, arrow).routes(),
             *self.definitions.routes(),

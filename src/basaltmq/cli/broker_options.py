@@ -6,6 +6,7 @@ of the machine can read command lines.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,13 +66,8 @@ def with_api(command: Callable[..., Any]) -> Callable[..., Any]:
         help="PEM file with the CA of the broker's certificate.  [default: the CAs of the system]",
     )
     @click.option("--password-from-environment", "password", envvar="BASALT_PASSWORD", hidden=True)
+    @functools.wraps(command)
     def run(server: str, user: str, ca_file: str | None, password: str | None, **arguments: Any) -> Any:
         return command(connect(server, user, password, ca_file=ca_file), **arguments)
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__click_params__ = [  # type: ignore[attr-defined]
-        *getattr(command, "__click_params__", []),
-        *getattr(run, "__click_params__", []),
-    ]
     return run

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import show
+from basaltmq.cli.output import Column, show_objects, titled
 from basaltmq.http_client import HttpClient, path
 
 
@@ -22,20 +20,12 @@ def connection() -> None:
 @with_api
 def list_connections(api: HttpClient, as_json: bool) -> None:
     """List connections."""
-    found = list(api.pages(path("connections")))
-    rows = [
-        {
-            "connection": each["name"],
-            "user": each.get("user"),
-            "vhost": each.get("vhost"),
-            "protocol": each.get("protocol"),
-            "state": each.get("state"),
-            "channels": each.get("channels"),
-            "client": (each.get("client_properties") or {}).get("product"),
-        }
-        for each in found
-    ]
-    show(found if as_json else rows, as_json=as_json, empty="no connections")
+    columns: dict[str, Column] = {
+        "connection": "name",
+        **titled("user", "vhost", "protocol", "state", "channels"),
+        "client": lambda each: (each.get("client_properties") or {}).get("product"),
+    }
+    show_objects(list(api.pages(path("connections"))), columns, as_json=as_json, empty="no connections")
 
 
 @connection.command()
@@ -43,10 +33,9 @@ def list_connections(api: HttpClient, as_json: bool) -> None:
 @with_api
 def channels(api: HttpClient, as_json: bool) -> None:
     """List channels."""
-    found = list(api.pages(path("channels")))
-    wanted = ("name", "user", "vhost", "consumer_count", "messages_unacknowledged", "messages_unconfirmed")
-    rows = [_some(each, (*wanted, "prefetch_count", "confirm", "transactional")) for each in found]
-    show(found if as_json else rows, as_json=as_json, empty="no channels")
+    columns = titled("name", "user", "vhost", "consumer_count", "messages_unacknowledged", "messages_unconfirmed")
+    columns |= titled("prefetch_count", "confirm", "transactional")
+    show_objects(list(api.pages(path("channels"))), columns, as_json=as_json, empty="no channels")
 
 
 @connection.command()
@@ -54,22 +43,14 @@ def channels(api: HttpClient, as_json: bool) -> None:
 @with_api
 def consumers(api: HttpClient, as_json: bool) -> None:
     """List consumers."""
-    found = list(api.pages(path("consumers")))
-    rows = [
-        {
-            "queue": each["queue"]["name"],
-            "vhost": each["queue"]["vhost"],
-            "tag": each["consumer_tag"],
-            "channel": (each.get("channel_details") or {}).get("name"),
-            **_some(each, ("ack_required", "exclusive", "active", "prefetch_count")),
-        }
-        for each in found
-    ]
-    show(found if as_json else rows, as_json=as_json, empty="no consumers")
-
-
-def _some(each: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
-    return {field.replace("_", " "): each.get(field) for field in fields}
+    columns: dict[str, Column] = {
+        "queue": lambda each: each["queue"]["name"],
+        "vhost": lambda each: each["queue"]["vhost"],
+        "tag": "consumer_tag",
+        "channel": lambda each: (each.get("channel_details") or {}).get("name"),
+        **titled("ack_required", "exclusive", "active", "prefetch_count"),
+    }
+    show_objects(list(api.pages(path("consumers"))), columns, as_json=as_json, empty="no consumers")
 
 
 @connection.command()

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO
 
 import click
 import msgspec
 
 from basaltmq.cli.broker_options import with_api
-from basaltmq.cli.output import show
+from basaltmq.cli.output import FINDINGS, show
 from basaltmq.http_client import HttpClient, path
-
-SKIPPED: Final = 2
-"""Exit code of an import that skipped something."""
 
 vhost_option = click.option("--vhost", help="Virtual host.  [default: the whole broker]")
 
@@ -73,4 +70,4 @@ def import_definitions(api: HttpClient, source: BinaryIO, vhost: str | None) -> 
     for line in done["skipped"]:
         click.echo(f"skipped: {line}", err=True)
     if done["skipped"]:
-        raise SystemExit(SKIPPED)
+        raise SystemExit(FINDINGS)

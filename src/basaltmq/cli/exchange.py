@@ -10,7 +10,7 @@ import msgspec
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.options import as_json, vhost_option
-from basaltmq.cli.output import show
+from basaltmq.cli.output import Column, compact_json, show_objects, titled
 from basaltmq.decoding import json_decoder
 from basaltmq.http_client import HttpClient, path
 
@@ -38,20 +38,12 @@ def exchange() -> None:
 @with_api
 def list_exchanges(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List exchanges."""
-    found = list(api.pages(path("exchanges", vhost)))
-    rows = found if as_json else [_row(each) for each in found]
-    show(rows, as_json=as_json)
-
-
-def _row(each: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "exchange": each["name"] or "(default)",
-        "type": each["type"],
-        "durable": each["durable"],
-        "auto delete": each["auto_delete"],
-        "internal": each["internal"],
-        "arguments": msgspec.json.encode(each["arguments"]).decode() if each["arguments"] else "",
+    columns: dict[str, Column] = {
+        "exchange": lambda each: each["name"] or "(default)",
+        **titled("type", "durable", "auto_delete", "internal"),
+        "arguments": lambda each: compact_json(each["arguments"]),
     }
+    show_objects(list(api.pages(path("exchanges", vhost))), columns, as_json=as_json)
 
 
 @exchange.command()
@@ -122,18 +114,14 @@ def binding() -> None:
 def list_bindings(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List bindings, except those of the default exchange."""
     found = [each for each in api.pages(path("bindings", vhost)) if as_json or each["source"]]
-    rows = found if as_json else [_binding_row(each) for each in found]
-    show(rows, as_json=as_json, empty=f"no bindings in vhost {vhost}")
-
-
-def _binding_row(each: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "exchange": each["source"],
-        "to": each["destination_type"],
-        "destination": each["destination"],
-        "key": each["routing_key"],
-        "arguments": msgspec.json.encode(each["arguments"]).decode() if each["arguments"] else "",
+    columns: dict[str, Column] = {
+        "exchange": "source",
+        "to": "destination_type",
+        "destination": "destination",
+        "key": "routing_key",
+        "arguments": lambda each: compact_json(each["arguments"]),
     }
+    show_objects(found, columns, as_json=as_json, empty=f"no bindings in vhost {vhost}")
 
 
 to_exchange = click.option("--to-exchange", is_flag=True, help="DESTINATION is an exchange instead of a queue.")

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "pipeline": "pipeline.command",
     "policy": "policy",
     "queue": "queue.command",
+    "rocketmq": "rocketmq",
     "serve": "server.command",
     "status": "status",
     "store": "store",
@@ -153,8 +154,8 @@ def _refuse(missing: str) -> None:
 def main(ctx: click.Context, data_dir: Path, vhost: str) -> None:
     """Basalt: a message broker, and embedded queues and streams for Python, on RocksDB.
 
-    `serve` runs the broker. binding, connection, definitions, exchange, mqtt, permission, policy, status, user and
-    vhost call a running broker; queue and topic do so with --server.
+    `serve` runs the broker. binding, connection, definitions, exchange, mqtt, permission, policy, rocketmq, status,
+    user and vhost call a running broker; queue and topic do so with --server.
 
     Without --server, queue, topic, store and pipeline work on the data directory. Commands that write need exclusive
     access to it. Commands that read also work while another process has it open.

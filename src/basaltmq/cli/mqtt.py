@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from basaltmq.cli.broker_options import with_api
-from basaltmq.cli.options import as_json, vhost_option, yes_option
-from basaltmq.cli.output import show
+from basaltmq.cli.options import as_json, confirm, vhost_option, yes_option
+from basaltmq.cli.output import show_objects, titled
 from basaltmq.http_client import HttpClient, path
 
 
@@ -32,9 +32,8 @@ def _sessions(api: HttpClient, vhost: str) -> Iterator[dict[str, Any]]:
 def sessions(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List sessions, connected or not."""
     found = list(_sessions(api, vhost))
-    wanted = ("user", "connected", "protocol", "durable", "subscriptions", "messages", "in_flight")
-    rows = [{"client": each["client_id"], **{name.replace("_", " "): each[name] for name in wanted}} for each in found]
-    show(found if as_json else rows, as_json=as_json, empty="no sessions")
+    columns = {"client": "client_id", **titled("user", "connected", "protocol", "durable", "subscriptions")}
+    show_objects(found, columns | titled("messages", "in_flight"), as_json=as_json, empty="no sessions")
 
 
 @mqtt.command()
@@ -46,18 +45,8 @@ def subscriptions(api: HttpClient, client_id: str | None, vhost: str, as_json: b
     """List the subscriptions of CLIENT_ID, or of all sessions."""
     clients = [client_id] if client_id else [each["client_id"] for each in _sessions(api, vhost)]
     found = [each for name in clients for each in api.get(path("mqtt", "sessions", vhost, name, "subscriptions"))]
-    rows = [
-        {
-            "client": each["client_id"],
-            "filter": each["filter"],
-            "qos": each["qos"],
-            "shared": each["shared"],
-            "no local": each["no_local"],
-            "identifier": each["identifier"],
-        }
-        for each in found
-    ]
-    show(found if as_json else rows, as_json=as_json, empty="no subscriptions")
+    columns = {"client": "client_id", **titled("filter", "qos", "shared", "no_local", "identifier")}
+    show_objects(found, columns, as_json=as_json, empty="no subscriptions")
 
 
 @mqtt.command()
@@ -78,11 +67,10 @@ def retained(api: HttpClient, topic_filter: str, delete: bool, yes: bool, vhost:
         if not after:
             break
     if not delete:
-        rows = [{"topic": each["topic"], "bytes": each["payload_bytes"]} for each in found]
-        show(found if as_json else rows, as_json=as_json, empty="no retained messages")
+        columns = {"topic": "topic", "bytes": "payload_bytes"}
+        show_objects(found, columns, as_json=as_json, empty="no retained messages")
         return
-    if not yes:
-        click.confirm(f"Delete {len(found)} retained messages?", abort=True)
+    confirm(yes, f"Delete {len(found)} retained messages?")
     for each in found:
         api.delete(path("mqtt", "retained", vhost, each["topic"]))
     click.echo(f"{len(found)} retained messages deleted")
@@ -113,9 +101,8 @@ def rule() -> None:
 def list_rules(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List rules, with the messages that wait and those that were appended since the start."""
     found = api.get(path("mqtt", "rules", vhost))
-    columns = ("name", "filter", "topic", "key", "waiting", "appended")
-    rows = found if as_json else [{column: each[column] for column in columns} for each in found]
-    show(rows, as_json=as_json, empty="no rules")
+    columns = titled("name", "filter", "topic", "key", "waiting", "appended")
+    show_objects(found, columns, as_json=as_json, empty="no rules")
 
 
 @rule.command("set")

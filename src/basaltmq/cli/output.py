@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeAlias
 
 import click
 import msgspec
@@ -21,7 +21,12 @@ from basaltmq.pipeline.store_path import NAME_FILE, VHOSTS
 PROGRESS_INTERVAL_S: Final = 0.2
 """Minimum time between two updates of a progress line."""
 
+FINDINGS: Final = 2
+"""Exit code of a command that found damage, losses, blocked publishers or skipped objects."""
+
 Row = Mapping[str, Any]
+Column: TypeAlias = str | Callable[[Row], object]
+"""A field of an object, or a function of the object."""
 
 
 class BasaltGroup(click.Group):
@@ -76,12 +81,39 @@ def _hint(error: BasaltError, data_dir: object) -> str:
 def show(rows: Sequence[Row], *, as_json: bool, empty: str = "no results") -> None:
     """Print rows that have the same columns."""
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(list(rows), enc_hook=str)).decode())
+        show_object(list(rows))
         return
     if not rows:
         click.echo(empty)
         return
     click.echo(table(rows))
+
+
+def show_objects(
+    objects: Sequence[Row], columns: Mapping[str, Column], *, as_json: bool, empty: str = "no results"
+) -> None:
+    """Print objects completely as JSON, or as a table with these columns."""
+    if not as_json:
+        objects = [
+            {title: column(each) if callable(column) else each.get(column) for title, column in columns.items()}
+            for each in objects
+        ]
+    show(objects, as_json=as_json, empty=empty)
+
+
+def titled(*fields: str) -> dict[str, str]:
+    """Return columns whose titles are the names of their fields."""
+    return {field.replace("_", " "): field for field in fields}
+
+
+def compact_json(value: object) -> str:
+    """Return a cell with JSON; empty for an empty value."""
+    return msgspec.json.encode(value).decode() if value else ""
+
+
+def show_object(value: object) -> None:
+    """Print one object as indented JSON."""
+    click.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str)).decode())
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import click
-import msgspec
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.exchange import json_object
 from basaltmq.cli.options import as_json, vhost_option
-from basaltmq.cli.output import show
+from basaltmq.cli.output import Column, compact_json, show_objects
 from basaltmq.http_client import HttpClient, path
 
 
@@ -23,18 +22,15 @@ def policy() -> None:
 @with_api
 def list_policies(api: HttpClient, vhost: str, as_json: bool) -> None:
     """List policies. If several match a name, the one with the highest priority applies."""
+    columns: dict[str, Column] = {
+        "policy": "name",
+        "pattern": "pattern",
+        "applies to": "apply-to",
+        "priority": "priority",
+        "definition": lambda each: compact_json(each["definition"]),
+    }
     found = list(api.pages(path("policies", vhost)))
-    rows = [
-        {
-            "policy": each["name"],
-            "pattern": each["pattern"],
-            "applies to": each["apply-to"],
-            "priority": each["priority"],
-            "definition": msgspec.json.encode(each["definition"]).decode(),
-        }
-        for each in found
-    ]
-    show(found if as_json else rows, as_json=as_json, empty=f"no policies in vhost {vhost}")
+    show_objects(found, columns, as_json=as_json, empty=f"no policies in vhost {vhost}")
 
 
 @policy.command("set")

@@ -17,17 +17,24 @@ import msgspec
 
 import basaltmq
 from basaltmq.cli.broker_options import with_api
-from basaltmq.cli.options import as_json, vhost_option, yes_option
-from basaltmq.cli.output import show
+from basaltmq.cli.options import as_json, confirm, vhost_option, yes_option
+from basaltmq.cli.output import Column, show_object, show_objects, titled
 from basaltmq.http_client import HttpClient, path
+from basaltmq.queues.entries.quarantine import Record
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.quarantine import Record
 
 PAGE: Final = 500
 """Records per page."""
 
 of_queue = click.option("--queue", "name", help="Queue name.  [default: all queues]")
 EMPTY: Final = "the quarantine is empty"
+COLUMNS: Final[dict[str, Column]] = {
+    **titled("id", "queue", "family"),
+    "message": "message_id",
+    "found": lambda each: datetime.fromtimestamp(each["found_ns"] / 1e9, UTC).isoformat(timespec="seconds"),
+    "bytes": "value_bytes",
+    "reason": "reason",
+}
 
 View = Callable[[Path], AbstractContextManager[QueuePlane]]
 
@@ -47,7 +54,7 @@ def quarantine_group(view: View) -> click.Group:
         """List rows in quarantine. Works while another process has the store open."""
         with view(data_dir) as plane:
             found = [record.summary() for record in _all(plane, name)]
-        show([_row(each) for each in found] if not as_json else found, as_json=as_json, empty=EMPTY)
+        show_objects(found, COLUMNS, as_json=as_json, empty=EMPTY)
 
     @quarantine.command("show")
     @click.argument("record_id", metavar="ID")
@@ -55,7 +62,7 @@ def quarantine_group(view: View) -> click.Group:
     def show_row(data_dir: Path, record_id: str) -> None:
         """Show a row with its bytes as JSON. Works while another process has the store open."""
         with view(data_dir) as plane:
-            click.echo(msgspec.json.format(msgspec.json.encode(_with_bytes(plane.damage.record(record_id)))))
+            show_object(_with_bytes(plane.damage.record(record_id)))
 
     @quarantine.command()
     @of_queue
@@ -73,8 +80,7 @@ def quarantine_group(view: View) -> click.Group:
     @click.pass_obj
     def delete(data_dir: Path, record_ids: tuple[str, ...], yes: bool) -> None:
         """Delete rows permanently. Export them first if you may need them."""
-        if not yes:
-            click.confirm(f"Delete {len(record_ids)} quarantined rows permanently?", abort=True)
+        confirm(yes, f"Delete {len(record_ids)} quarantined rows permanently?")
         with basaltmq.open(data_dir, create=False) as db:
             for record_id in record_ids:
                 click.echo(f"deleted: {db.queue_plane.damage.delete(record_id).line()}")
@@ -93,19 +99,6 @@ def _with_bytes(record: Record) -> dict[str, Any]:
     return record.summary() | {"key": b64encode(record.key).decode(), "value": b64encode(record.value).decode()}
 
 
-def _row(shown: dict[str, Any]) -> dict[str, Any]:
-    found = datetime.fromtimestamp(shown["found_ns"] / 1e9, UTC).isoformat(timespec="seconds")
-    return {
-        "id": shown["id"],
-        "queue": shown["queue"],
-        "family": shown["family"],
-        "message": shown["message_id"],
-        "found": found,
-        "bytes": shown["value_bytes"],
-        "reason": shown["reason"],
-    }
-
-
 @click.group("quarantine")
 def server_quarantine() -> None:
     """List, show and delete damaged rows of queues of a running broker."""
@@ -119,7 +112,7 @@ def server_quarantine() -> None:
 def list_of_server(api: HttpClient, name: str | None, vhost: str, as_json: bool) -> None:
     """List rows in quarantine."""
     found = api.get(path("quarantine", vhost), queue=name)
-    show(found if as_json else [_row(each) for each in found], as_json=as_json, empty=EMPTY)
+    show_objects(found, COLUMNS, as_json=as_json, empty=EMPTY)
 
 
 @server_quarantine.command("show")
@@ -128,7 +121,7 @@ def list_of_server(api: HttpClient, name: str | None, vhost: str, as_json: bool)
 @with_api
 def show_of_server(api: HttpClient, record_id: str, vhost: str) -> None:
     """Show a row with its bytes as JSON."""
-    click.echo(msgspec.json.format(msgspec.json.encode(api.get(path("quarantine", vhost, record_id)))))
+    show_object(api.get(path("quarantine", vhost, record_id)))
 
 
 @server_quarantine.command("delete")
@@ -138,8 +131,7 @@ def show_of_server(api: HttpClient, record_id: str, vhost: str) -> None:
 @with_api
 def delete_of_server(api: HttpClient, record_ids: tuple[str, ...], yes: bool, vhost: str) -> None:
     """Delete rows permanently."""
-    if not yes:
-        click.confirm(f"Delete {len(record_ids)} quarantined rows permanently?", abort=True)
+    confirm(yes, f"Delete {len(record_ids)} quarantined rows permanently?")
     for record_id in record_ids:
         api.delete(path("quarantine", vhost, record_id))
     click.echo(f"{len(record_ids)} rows deleted")

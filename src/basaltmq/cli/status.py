@@ -8,11 +8,8 @@ import click
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import show
+from basaltmq.cli.output import FINDINGS, show
 from basaltmq.http_client import HttpClient, path
-
-TROUBLE = 2
-"""Exit code when publishers are blocked or a virtual host is down."""
 
 
 @click.command()
@@ -34,7 +31,7 @@ def status(api: HttpClient, as_json: bool) -> None:
         for alarm in alarms:
             click.echo(f"publishers are blocked: {alarm}")
     if alarms or down:
-        raise SystemExit(TROUBLE)
+        raise SystemExit(FINDINGS)
 
 
 def _summary(overview: dict[str, Any], vhosts: list[dict[str, Any]]) -> list[str]:

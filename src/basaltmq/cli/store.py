@@ -13,7 +13,7 @@ import msgspec
 
 import basaltmq
 from basaltmq.cli.options import as_json, family_option
-from basaltmq.cli.output import progress_line, show
+from basaltmq.cli.output import FINDINGS, progress_line, show
 from basaltmq.embedded.database import LOG
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
@@ -24,15 +24,13 @@ from basaltmq.store import checkpoint as backups
 from basaltmq.store.directory import CHECKSUMS, read_marker
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.open import open_store, open_view
+from basaltmq.store.repair import repair as repair_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.salvage.naming import shard_topics
-from basaltmq.store.salvage.repair import repair as repair_store
 from basaltmq.store.salvage.verify import verify as verify_store
+from basaltmq.streams.engines.segment.ceilings import ceilings_of
 from basaltmq.streams.engines.segment.lost_frames import Offsets, lost_frames
 from basaltmq.streams.engines.segment.missing_bytes import missing_bytes
-
-FINDINGS = 2
-"""Exit code of a check with findings."""
 
 
 @click.group()
@@ -103,6 +101,7 @@ def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
             lambda: _shard_topics(where),
             partial(_missing_bytes, where),
             partial(_lost_frames, where),
+            partial(_ceilings, where),
         )
     if not faults:
         # Damaged files would make the rows unreadable.
@@ -137,7 +136,16 @@ def _lost_frames(path: Path, lane: int, ranges: Sequence[tuple[int, int]]) -> li
         with closing(open_view(path)) as view:
             return lost_frames(view, lane, ranges)
     except BasaltError:
-        return []
+        return [[] for _ in ranges]
+
+
+def _ceilings(path: Path, lane: int) -> dict[int, int]:
+    """Ceilings of a lane's shards; none if the store does not open."""
+    try:
+        with closing(open_view(path)) as view:
+            return ceilings_of(view, path, lane)
+    except BasaltError:
+        return {}
 
 
 @store.command()

@@ -8,7 +8,7 @@ import click
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.options import as_json, vhost_option
-from basaltmq.cli.output import show
+from basaltmq.cli.output import Column, show_objects, titled
 from basaltmq.http_client import HttpClient, path
 
 TAGS = ("administrator", "monitoring", "policymaker", "management")
@@ -24,9 +24,8 @@ def user() -> None:
 @with_api
 def list_users(api: HttpClient, as_json: bool) -> None:
     """List users with their tags."""
-    found = list(api.pages(path("users")))
-    rows = found if as_json else [{"user": each["name"], "tags": ", ".join(each["tags"])} for each in found]
-    show(rows, as_json=as_json, empty="no users")
+    columns: dict[str, Column] = {"user": "name", "tags": lambda each: ", ".join(each["tags"])}
+    show_objects(list(api.pages(path("users"))), columns, as_json=as_json, empty="no users")
 
 
 def _read_password(name: str) -> str:
@@ -122,9 +121,8 @@ def permission() -> None:
 def list_permissions(api: HttpClient, topics: bool, as_json: bool) -> None:
     """List permissions of all users."""
     found = list(api.pages(path("topic-permissions" if topics else "permissions")))
-    columns = ("user", "vhost", *(("exchange",) if topics else ("configure",)), "write", "read")
-    rows = found if as_json else [{column: each[column] for column in columns} for each in found]
-    show(rows, as_json=as_json, empty="no permissions")
+    columns = titled("user", "vhost", "exchange" if topics else "configure", "write", "read")
+    show_objects(found, columns, as_json=as_json, empty="no permissions")
 
 
 @permission.command("set")

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from basaltmq.cli.broker_options import with_api
-from basaltmq.cli.options import as_json, family_option, yes_option
-from basaltmq.cli.output import show
+from basaltmq.cli.options import as_json, confirm, family_option, yes_option
+from basaltmq.cli.output import FINDINGS, Column, show, show_objects
 from basaltmq.http_client import HttpClient, path
 
 
@@ -22,22 +22,16 @@ def vhost() -> None:
 @with_api
 def list_vhosts(api: HttpClient, as_json: bool) -> None:
     """List virtual hosts with their state and message counts."""
+    columns: dict[str, Column] = {
+        "vhost": "name",
+        "state": "state",
+        "ready": "messages_ready",
+        "unacked": "messages_unacknowledged",
+        "restarts": "restarts",
+        "description": lambda each: each.get("description") or "",
+    }
     found = list(api.pages(path("vhosts")))
-    if as_json:
-        show(found, as_json=True)
-        return
-    rows = [
-        {
-            "vhost": each["name"],
-            "state": each["state"],
-            "ready": each.get("messages_ready"),
-            "unacked": each.get("messages_unacknowledged"),
-            "restarts": each.get("restarts"),
-            "description": each.get("description") or "",
-        }
-        for each in found
-    ]
-    show(rows, as_json=False, empty="no virtual hosts that this user may access")
+    show_objects(found, columns, as_json=as_json, empty="no virtual hosts that this user may access")
 
 
 @vhost.command()
@@ -56,8 +50,7 @@ def create(api: HttpClient, name: str, description: str) -> None:
 @with_api
 def delete(api: HttpClient, name: str, yes: bool) -> None:
     """Delete a virtual host with all its data. This cannot be undone."""
-    if not yes:
-        click.confirm(f"Delete virtual host {name} with all its queues and messages?", abort=True)
+    confirm(yes, f"Delete virtual host {name} with all its queues and messages?")
     api.delete(path("vhosts", name))
     click.echo(f"vhost {name} deleted")
 
@@ -143,7 +136,7 @@ def verify(api: HttpClient, name: str) -> None:
     faults = api.post(path("vhosts", name, "store", "verify"), long=True)["faults"]
     show([{"fault": fault} for fault in faults], as_json=False, empty=f"the store of vhost {name} is intact")
     if faults:
-        raise SystemExit(2)
+        raise SystemExit(FINDINGS)
 
 
 @vhost_store.command("set")

@@ -22,7 +22,6 @@ from basaltmq.client.channel import ADDRESS_DEFAULT, Method, Target
 from basaltmq.client.error_mapping import error_of_call
 from basaltmq.client.leased import Held, Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.requests import Payload, create_of, enqueue_of, lease_of, many
-from basaltmq.client.worker_session import begin_session
 from basaltmq.errors import PreconditionFailedError
 from basaltmq.protocols.grpc.client.call import CallFailed, ClientCall
 from basaltmq.protocols.grpc.client.channel import Channel
@@ -36,8 +35,12 @@ TIMEOUT_S: Final = 30.0
 R = TypeVar("R", bound=Message)
 
 
-class AsyncWorkerSession:
-    """A session at the broker. Leases taken in the session end with it."""
+class Session:
+    """A session at the broker. Leases taken in the session end with it.
+
+    When the session is closed, the program dies or the connection breaks, its leased messages return to their queues at
+    once. A session begins with the first lease, and begins again after a restart of the broker.
+    """
 
     def __init__(self, channel: Channel, consumer: str) -> None:
         self._channel = channel
@@ -53,10 +56,18 @@ class AsyncWorkerSession:
         async with self._lock:
             if not self._number:
                 try:
-                    self._call, self._number = await begin_session(self._channel, self._consumer)
+                    self._call, self._number = await self._begin()
                 except CallFailed as failure:
                     raise error_of_call(failure) from None
             return self._number
+
+    async def _begin(self) -> tuple[ClientCall, int]:
+        """Begin the session. Return the call that lasts as long as the session, and the session number."""
+        call = await self._channel.stream(calls.OPEN_SESSION)
+        call.send_last(wire.OpenSessionRequest(consumer=self._consumer).SerializeToString())
+        async for response in call:
+            return call, wire.OpenSessionResponse.FromString(response).session
+        raise PreconditionFailedError("the broker ended the session before it began")
 
     def forget(self, number: int) -> None:
         """Drop a session that the broker does not know. The next lease begins a new one."""
@@ -87,16 +98,16 @@ class AsyncClient:
         timeout: float = TIMEOUT_S,
     ) -> None:
         """`consumer` identifies this program to the broker. `timeout` is in seconds."""
-        self._target = Target(address, tls, ca_certificate, client_certificate, client_key, api_key)
         self._timeout_s = timeout
         self._consumer = consumer
-        self._channel = self._target.channel()
-        self._presence = self.open_session()
+        self.channel = Target(address, tls, ca_certificate, client_certificate, client_key, api_key).channel()
+        self._session = self.open_session()
+        """Session of leases that name no other."""
 
     async def close(self) -> None:
         """Close the connection. Leased messages return to their queues."""
-        self._presence.close()
-        await self._channel.close()
+        self._session.close()
+        await self.channel.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -132,9 +143,9 @@ class AsyncClient:
         ids = list((await self._call(calls.ENQUEUE, enqueue_of(queue, messages))).ids)
         return ids[0] if is_one else ids
 
-    def open_session(self) -> AsyncWorkerSession:
+    def open_session(self) -> Session:
         """Return a session for leases that end before the client does."""
-        return AsyncWorkerSession(self._channel, self._consumer)
+        return Session(self.channel, self._consumer)
 
     async def lease(
         self,
@@ -143,23 +154,23 @@ class AsyncClient:
         *,
         wait: float = 0,
         visibility_ms: int | None = None,
-        session: AsyncWorkerSession | None = None,
+        session: Session | None = None,
     ) -> list[Leased]:
         """Lease up to `count` messages for exclusive use.
 
         If none is ready, wait up to `wait` seconds for the first. The lease lasts `visibility_ms`, by default the
         queue's visibility timeout.
         """
-        presence = session or self._presence
-        number = await presence.number()
+        leasing_session = session or self._session
+        number = await leasing_session.number()
         timeout_s = self._timeout_s + wait
         try:
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
             return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
         except PreconditionFailedError:
             # The broker lost the session, because it was restarted or the connection broke.
-            presence.forget(number)
-            number = await presence.number()
+            leasing_session.forget(number)
+            number = await leasing_session.number()
             request = lease_of(queue, count, wait, visibility_ms, self._consumer, number)
             return leased_of(queue, await self._call(calls.LEASE, request, timeout_s))
 
@@ -197,8 +208,8 @@ class AsyncClient:
         """Extend the leases of messages to `visibility_ms` from now (default: the queue's visibility timeout)."""
         for (queue, token), held in by_lease(messages).items():
             request = wire.ExtendRequest(queue=queue, token=token, ids=ids_of(held), visibility_ms=visibility_ms or 0)
-            answer = await self._call(calls.EXTEND, request)
-            extended(held, answer.token)
+            response = await self._call(calls.EXTEND, request)
+            extended(held, response.token)
 
     async def extend_lease(self, queue: str, token: int, visibility_ms: int | None = None) -> None:
         """Extend the whole lease with this token."""
@@ -216,7 +227,7 @@ class AsyncClient:
     async def _call(self, method: Method[R], request: Message | bytes, timeout_s: float | None = None) -> R:
         raw = request if isinstance(request, bytes) else request.SerializeToString()
         try:
-            answer = await self._channel.unary(method.path, raw, timeout_s or self._timeout_s)
+            response = await self.channel.unary(method.path, raw, timeout_s or self._timeout_s)
         except CallFailed as failure:
             raise error_of_call(failure) from None
-        return method.read(answer)
+        return method.read(response)

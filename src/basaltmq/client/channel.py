@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Method(NamedTuple, Generic[R]):
-    """A method of the broker, and how to decode its answer."""
+    """A method of the broker, and how to decode its response."""
 
     path: str
     read: Callable[[bytes], R]
@@ -36,7 +36,7 @@ _SERVICE: Final = "/basalt.v1.Queues/"
 _ADMIN: Final = "/fila.v1.FilaAdmin/"
 
 PRODUCE: Final = _SERVICE + "Produce"
-ATTEND: Final = _SERVICE + "OpenSession"
+OPEN_SESSION: Final = _SERVICE + "OpenSession"
 ENQUEUE: Final = Method(_SERVICE + "EnqueueBatch", wire.EnqueueBatchResponse.FromString)
 LEASE: Final = Method(_SERVICE + "Lease", wire.LeaseResponse.FromString)
 ACK: Final = Method(_SERVICE + "AckBatch", wire.SettleResponse.FromString)

@@ -12,9 +12,7 @@ from typing import Final
 
 from basaltmq import errors
 from basaltmq.protocols.grpc.client.call import CallFailed
-from basaltmq.protocols.grpc.status import Status
-
-ERROR_CODE_KEY: Final = "basalt-error"
+from basaltmq.protocols.grpc.status import ERROR_CODE_KEY, Status
 
 BY_STATUS: Final[dict[Status, type[errors.BasaltError]]] = {
     Status.UNAVAILABLE: errors.UnavailableError,

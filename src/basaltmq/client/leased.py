@@ -75,9 +75,9 @@ Held: TypeAlias = Leased | Sequence[Leased]
 """What `lease` returned: one message, or several."""
 
 
-def leased_of(queue: str, answer: wire.LeaseResponse) -> list[Leased]:
-    messages = answer.messages
-    shared = map(repeat, (queue, answer.token, answer.visibility_ms, len(messages)))
+def leased_of(queue: str, response: wire.LeaseResponse) -> list[Leased]:
+    messages = response.messages
+    shared = map(repeat, (queue, response.token, response.visibility_ms, len(messages)))
     return list(map(Leased, *shared, messages))
 
 

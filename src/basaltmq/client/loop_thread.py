@@ -1,7 +1,4 @@
-"""A gRPC channel for threaded programs. A background thread runs its event loop, and calls are handed to it.
-
-Threads wait for their calls through futures. The loop's thread runs no code of the program.
-"""
+"""An event loop in a background thread, for threaded programs. They wait for its coroutines through futures."""
 
 from __future__ import annotations
 
@@ -14,34 +11,35 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from basaltmq.client.error_mapping import error_of_call
-from basaltmq.errors import InvalidArgumentError, UnavailableError
+from basaltmq.errors import BasaltError, InvalidArgumentError, UnavailableError
 from basaltmq.protocols.grpc.client.call import CallFailed
-from basaltmq.protocols.grpc.client.channel import Channel
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """A channel and its event-loop thread, which starts with the first call. Thread-safe."""
+    """An event loop and its thread, which starts with the first coroutine. Thread-safe."""
 
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
+    def __init__(self, closing: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """`closing` runs last in the loop."""
+        self._closing = closing
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._process = 0
         self._is_closed = False
 
-    def submit(self, work: Callable[[Channel], Coroutine[Any, Any, T]]) -> Future[T]:
-        """Run a coroutine with the channel in the loop's thread."""
-        loop = self._running()
-        coroutine = work(self._channel)
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine in the loop's thread."""
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, loop)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._running())
         except RuntimeError:
             # Another thread closed the client just now.
             coroutine.close()
             raise UnavailableError("the client is closed") from None
+        except BasaltError:
+            coroutine.close()
+            raise
 
     def wait(self, future: Future[T]) -> T:
         """Return the result of a call, or raise the broker's error."""
@@ -95,7 +93,7 @@ class LoopThread:
                 self._is_closed = True
                 return
             self._is_closed = True
-        closing = asyncio.run_coroutine_threadsafe(self._channel.close(), loop)
+        closing = asyncio.run_coroutine_threadsafe(self._closing(), loop)
         with suppress(Exception):
             closing.result()
         loop.call_soon_threadsafe(loop.stop)

@@ -33,8 +33,9 @@ WINDOW: Final = 64
 class Producer:
     """Sends batches. Thread-safe."""
 
-    def __init__(self, queue_name: str, loop_thread: LoopThread) -> None:
+    def __init__(self, queue_name: str, channel: Channel, loop_thread: LoopThread) -> None:
         self._queue = queue_name
+        self._channel = channel
         self._room = threading.Semaphore(WINDOW)
         self._lock = threading.Lock()
         self._loop_thread = loop_thread
@@ -45,7 +46,7 @@ class Producer:
         self._last = 0
         self._error: BasaltError | None = None
         self._is_closed = False
-        self._stream = loop_thread.submit(self._exchange)
+        self._stream = loop_thread.submit(self._exchange())
         self._stream.add_done_callback(lambda _: self._inbox.put(None))
         self._thread = threading.Thread(target=self._receive, name=f"basalt-produce-{queue_name}", daemon=True)
         self._thread.start()
@@ -81,13 +82,13 @@ class Producer:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    async def _exchange(self, channel: Channel) -> None:
-        """Send requests and receive answers, in the loop's thread."""
-        call = await channel.stream(calls.PRODUCE)
+    async def _exchange(self) -> None:
+        """Send requests and receive responses, in the loop's thread."""
+        call = await self._channel.stream(calls.PRODUCE)
         sending = asyncio.ensure_future(self._send_all(call))
         try:
-            async for answer in call:
-                self._inbox.put(answer)
+            async for response in call:
+                self._inbox.put(response)
         finally:
             sending.cancel()
             call.cancel()
@@ -100,14 +101,14 @@ class Producer:
     def _receive(self) -> None:
         """Complete the futures in another thread, because their callbacks may block."""
         while (raw := self._inbox.get()) is not None:
-            answer = wire.ProduceResponse.FromString(raw)
+            response = wire.ProduceResponse.FromString(raw)
             with self._lock:
-                future = self._waiting.pop(answer.number)
+                future = self._waiting.pop(response.number)
             self._room.release()
-            if answer.error_code:
-                future.set_exception(error_of_code(answer.error_code, answer.error_text))
+            if response.error_code:
+                future.set_exception(error_of_code(response.error_code, response.error_text))
             else:
-                future.set_result(list(answer.ids))
+                future.set_result(list(response.ids))
         error: BasaltError = UnavailableError("the broker ended the stream")
         try:
             self._loop_thread.wait(self._stream)

@@ -8,9 +8,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.protocols.grpc.varints import varint
 from basaltmq.queues.config import DEAD_LETTERS, QueueSettings, new_config
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
+from basaltmq.varints import varint
 from basaltmq.wire import basalt_pb2 as wire
 
 Payload: TypeAlias = bytes | str | Draft

@@ -36,9 +36,9 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, Self, TypeAlias
 
+from basaltmq.client.cancellation import Cancellation
 from basaltmq.client.client import Client
 from basaltmq.client.leased import Leased, by_lease
-from basaltmq.client.worker_session import Cancellation
 from basaltmq.errors import BasaltError, InvalidArgumentError, StaleLeaseError
 from basaltmq.queues.lifecycle.handler_failure import (
     RETRY_DELAY_MS_DEFAULT,
@@ -117,7 +117,7 @@ class Worker:
         self._error: BaseException | None = None
         self._leaser = self._thread(self._lease, "leases")
         self._handlers = [self._thread(self._handle, str(number)) for number in range(concurrency)]
-        self._settler = self._thread(self._settle, "answers")
+        self._settler = self._thread(self._settle, "responses")
         self._extender = self._thread(self._extend_leases, "extends")
 
     def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
@@ -156,7 +156,7 @@ class Worker:
         self._all_done.set()
         self._some_held.set()
         self._extender.join()
-        self._session.close()
+        self._client.end_session(self._session)
         if self._error is not None:
             raise self._error
 
@@ -247,11 +247,11 @@ class Worker:
                     is_last = True
                 else:
                     done.append(more)
-            self._answer(done)
+            self._respond(done)
             if is_last:
                 return
 
-    def _answer(self, done: list[tuple[Leased, Exception | None]]) -> None:
+    def _respond(self, done: list[tuple[Leased, Exception | None]]) -> None:
         acked: list[Leased] = []
         for message, failure in done:
             self.handled += 1

@@ -22,6 +22,7 @@ from typing import Any, Final, Self, Unpack
 
 import msgspec
 
+from basaltmq.clock import now_ms
 from basaltmq.durability import Durability
 from basaltmq.embedded.disk import DiskGuard, DiskLimits
 from basaltmq.embedded.queue import EmbeddedQueue
@@ -31,6 +32,7 @@ from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError, TopicNotFoundError
 from basaltmq.log.backup import copy_lane
+from basaltmq.log.ends import ENDS
 from basaltmq.queues.config import QueueSettings
 from basaltmq.queues.events.topic import EventSettings, EventWriter
 from basaltmq.queues.plane import QueuePlane
@@ -63,10 +65,6 @@ PAGE: Final = 500
 _log = logging.getLogger("basaltmq")
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How to open a store."""
@@ -75,7 +73,7 @@ class Settings:
     offsets: OffsetStrategy = OffsetStrategy.PERSISTENT
     """Whether offset commits of groups are durable on return, or written in the background."""
     maintenance_interval_s: float = MAINTENANCE_INTERVAL_S
-    clock_ms: Callable[[], int] = _now_ms
+    clock_ms: Callable[[], int] = now_ms
     events: EventSettings | None = None
     """Publish events of queue messages to the system topic `__events`; None turns this off."""
     clock_ns: Callable[[], int] = time.time_ns
@@ -116,7 +114,7 @@ class Basalt:
                 offset_strategy=settings.offsets,
             )
             try:
-                if (where / LOG).is_dir() or was_indexed(store):
+                if (where / LOG).is_dir() or (where / ENDS).exists() or was_indexed(store):
                     # Recover now instead of at the first use, so that losses are reported at open.
                     streams.engines.get(Engine.SEGMENT)
             except BaseException:
@@ -240,8 +238,7 @@ class Basalt:
         return self._open_queues().plane
 
     def transaction(self) -> Transaction:
-        """Return a transaction: enqueues and acks over any queues, applied all or none. `with db.transaction() as tx:
-        ...`"""
+        """Return a transaction: enqueues and acks over any queues, applied all or none, to use in a `with` block."""
         queues = self._open_queues()
         return Transaction(queues.plane, queues.commit, self._disk.admit)
 
@@ -279,14 +276,14 @@ class Basalt:
         Readers and writers continue meanwhile. Cleaning waits, and so does the creation of topics until the log is
         copied.
         """
-        with self._cleaning, ExitStack() as shards_as_they_are:
+        with self._cleaning, ExitStack() as topics_locked:
             # No shard may be created between the copy of its row and the copy of the log. The copy would assign its
             # number again, and the new shard would inherit its frames.
-            shards_as_they_are.enter_context(self.streams.topics.lock)
+            topics_locked.enter_context(self.streams.topics.lock)
 
             def copy_log(draft: Path) -> None:
                 self._copy_log(draft)
-                shards_as_they_are.close()
+                topics_locked.close()
 
             self.store.checkpoint(Path(target), add_files=copy_log)
 
@@ -401,9 +398,9 @@ def _config(what: str, given: dict[str, Any]) -> TopicConfig:
 def _require_same(found: Topic, wanted: TopicConfig, given: dict[str, Any]) -> None:
     for setting in given:
         has = found.config.level if setting == "durability" else getattr(found.config, setting)
-        asked = getattr(wanted, setting)
-        if has != asked:
+        requested = getattr(wanted, setting)
+        if has != requested:
             raise InvalidConfigError(
-                f"topic {found.name!r} exists with {setting}={has}, not {asked}; omit the setting to use the topic "
+                f"topic {found.name!r} exists with {setting}={has}, not {requested}; omit the setting to use the topic "
                 "as it is, or change it with alter"
             )

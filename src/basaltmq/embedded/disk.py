@@ -90,7 +90,7 @@ class DiskGuard:
 
     def _look(self) -> None:
         try:
-            self._reason = self._space.look()
+            self._reason = self._space.check()
             if self._size is not None:
                 self._size.measure()
         except (OSError, BasaltError):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
+from basaltmq.queues.entries.rows import split_sub_queue
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.message import Message
-from basaltmq.queues.ready.rows import split_sub_queue
 from basaltmq.store.keys.queues import decode_message_key
 
 

@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, TypeAlias, overload
 
 import msgspec
 
-from basaltmq.durability import Durability
+from basaltmq.durability import Durability, parse_durability
 from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.readiness import Readiness, in_thread
+from basaltmq.embedded.waiting import WaitLimit
 from basaltmq.embedded.worker import Handler, Worker
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
 from basaltmq.queues.config import QueueConfig, queue_config
@@ -107,7 +107,8 @@ class EmbeddedQueue:
         drafts, is_one = drafts_of(message, fields)
         if asks_for_more(drafts):
             require_fit(self.config, drafts)
-        ids = self._plane.enqueue(self.name, drafts, durability=_level(durability))
+        level = None if durability is None else parse_durability(durability)
+        ids = self._plane.enqueue(self.name, drafts, durability=level)
         return ids[0] if is_one else ids
 
     def lease(
@@ -125,9 +126,10 @@ class EmbeddedQueue:
         `visibility_ms`, by default the queue's visibility timeout. The payloads of one call have at most
         `size_bytes_max` bytes together (default and maximum: 64 MiB); a single larger message is returned alone.
         """
-        until_s = _deadline_s(count, wait)
+        _require_count(count)
+        wait_limit = WaitLimit(wait)
         while True:
-            left_s = min(max(until_s - time.monotonic(), 0.0), WAIT_PIECE_S)
+            left_s = min(wait_limit.left_s(), WAIT_PIECE_S)
             found = self._plane.lease(
                 self.name,
                 count,
@@ -139,7 +141,7 @@ class EmbeddedQueue:
             if found:
                 has_priorities = bool(self.config.priorities_max)
                 return [Leased(self.name, delivery, has_priorities) for delivery in found]
-            if until_s <= time.monotonic():
+            if not wait_limit.left_s():
                 return []
 
     def ack(self, messages: Held) -> int:
@@ -192,10 +194,7 @@ class EmbeddedQueue:
 
     def _by_token(self, messages: Held) -> dict[int, list[Leased]]:
         found: dict[int, list[Leased]] = {}
-        given = messages if isinstance(messages, list | tuple) else [messages]
-        for each in given:
-            if not isinstance(each, Leased):
-                raise InvalidArgumentError(f"pass what lease returned, one message or a list, not {_kind(each)}")
+        for each in leased_list(messages):
             if each.queue != self.name:
                 raise InvalidArgumentError(f"{each!r} cannot be settled in queue {self.name!r}")
             found.setdefault(each.token, []).append(each)
@@ -253,14 +252,14 @@ class EmbeddedQueue:
         drafts, is_one = drafts_of(message, fields)
         if asks_for_more(drafts):
             require_fit(self.config, drafts)
-        level = _level(durability)
+        requested = None if durability is None else parse_durability(durability)
 
         def write() -> tuple[list[bytes], Durability]:
             ids = self._plane.enqueue(self.name, drafts, durability=Durability.WRITTEN)
-            return ids, level or self.config.durability
+            return ids, requested or self.config.durability
 
-        ids, asked = await asyncio.to_thread(write)
-        if asked is Durability.SYNCED:
+        ids, level = await asyncio.to_thread(write)
+        if level is Durability.SYNCED:
             await self._commit.durable()
         return ids[0] if is_one else ids
 
@@ -274,15 +273,16 @@ class EmbeddedQueue:
         size_bytes_max: int | None = None,
     ) -> list[Leased]:
         """Like `lease`. Waiting uses no thread."""
-        until_s = _deadline_s(count, wait)
+        _require_count(count)
+        wait_limit = WaitLimit(wait)
 
         def lease() -> list[Leased]:
             return self.lease(count, consumer=consumer, visibility_ms=visibility_ms, size_bytes_max=size_bytes_max)
 
         while True:
             found = await in_thread(lease, self._release_all)
-            left_s = until_s - time.monotonic()
-            if found or left_s <= 0:
+            left_s = wait_limit.left_s()
+            if found or not left_s:
                 return found
             await self.readiness().wait_async(left_s)
 
@@ -345,7 +345,9 @@ def _one(message: object) -> Draft | bytes:
         return _bytes(message)
     if isinstance(message, Draft):
         return message
-    raise InvalidArgumentError(f"a message must be bytes, text, a Draft or a list of them, not {_kind(message)}")
+    raise InvalidArgumentError(
+        f"a message must be bytes, text, a Draft or a list of them, not {type(message).__name__}"
+    )
 
 
 def _bytes(payload: bytes | str) -> bytes:
@@ -357,30 +359,15 @@ def _bytes(payload: bytes | str) -> bytes:
         raise InvalidArgumentError(f"text to enqueue cannot be stored as UTF-8: {error}") from None
 
 
-def _level(durability: Durability | str | None) -> Durability | None:
-    if durability is None:
-        return None
-    try:
-        return Durability(durability)
-    except ValueError:
-        known = ", ".join(each.value for each in Durability)
-        raise InvalidArgumentError(f"unknown durability {durability!r}; use {known}") from None
+def leased_list(messages: Held) -> list[Leased]:
+    """Return what `lease` returned, one message or several, as a list."""
+    given: list[Any] = list(messages) if isinstance(messages, list | tuple) else [messages]
+    for each in given:
+        if not isinstance(each, Leased):
+            raise InvalidArgumentError(f"pass what lease returned, one message or a list, not {type(each).__name__}")
+    return given
 
 
 def _require_count(count: object) -> None:
     if type(count) is not int or count < 1:
         raise InvalidArgumentError(f"count must be 1 or more, not {count!r:.80}")
-
-
-def _deadline_s(count: object, wait: object) -> float:
-    """Return when to stop waiting, on the monotonic clock."""
-    _require_count(count)
-    if wait is None:
-        return math.inf
-    if isinstance(wait, bool) or not isinstance(wait, int | float) or not wait >= 0:
-        raise InvalidArgumentError(f"wait must be 0 seconds or more, or None for no limit, not {wait!r:.80}")
-    return time.monotonic() + wait
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

@@ -94,11 +94,11 @@ class QueueService:
                 self.plane.create(wanted)
             found = self.plane.get(name)
         for setting in given:
-            has, asked = getattr(found, setting), getattr(wanted, setting)
-            if has != asked:
+            has, requested = getattr(found, setting), getattr(wanted, setting)
+            if has != requested:
                 raise InvalidConfigError(
-                    f"queue {name!r} exists with {setting}={_shown(has)}, not {_shown(asked)}; omit the setting to use "
-                    "the queue as it is, or change it with alter"
+                    f"queue {name!r} exists with {setting}={_shown(has)}, not {_shown(requested)}; omit the setting to "
+                    "use the queue as it is, or change it with alter"
                 )
         return self.handle(name)
 

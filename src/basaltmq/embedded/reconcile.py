@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from basaltmq.catalog.reconcile import reconcile_catalog
+from basaltmq.clock import NS_PER_MS
 from basaltmq.embedded.database import LOG
 from basaltmq.queues.recovery.reconcile import reconcile_queues
 from basaltmq.store.api import Store
@@ -22,6 +23,6 @@ from basaltmq.streams.reconcile import reconcile_streams, single_partition_topic
 def reconcile_planes(store: Store, losses: Losses, path: Path) -> list[Loss]:
     """Make the rows of all planes consistent. Return the losses. `path` is the directory of the store."""
     now_ns = time.time_ns()
-    streams = reconcile_streams(store, losses, path / LOG, now_ns // 1_000_000)
+    streams = reconcile_streams(store, losses, path / LOG, now_ns // NS_PER_MS)
     queues = reconcile_queues(store, losses, now_ns, single_partition_topics(store))
     return [*queues, *streams, *reconcile_catalog(store, losses)]

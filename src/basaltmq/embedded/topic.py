@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import msgspec
 
-from basaltmq.durability import Durability
+from basaltmq.durability import Durability, parse_durability
 from basaltmq.embedded.consumer import Consumer
 from basaltmq.embedded.waiting import Arrivals, WaitLimit
 from basaltmq.errors import InvalidArgumentError, TopicNotFoundError
@@ -113,7 +113,7 @@ class EmbeddedTopic:
         optional.
         """
         self._admit()
-        level = None if durability is None else _level(durability)
+        level = None if durability is None else parse_durability(durability)
         _whole("a partition", partition)
         if isinstance(value, bytes | str | bytearray | memoryview):
             value = Record(
@@ -150,7 +150,7 @@ class EmbeddedTopic:
             raise InvalidArgumentError(
                 f"cannot append a {type(value).__name__}; give bytes, str, a Record, a list of them, or Arrow columns"
             )
-        from basaltmq.log.batches.arrow import from_arrow
+        from basaltmq.log.arrow import from_arrow
 
         batches = value.to_batches() if hasattr(value, "to_batches") else [value]
         return [from_arrow(batch, self._clock_ms()) for batch in batches if batch.num_rows]
@@ -172,10 +172,9 @@ class EmbeddedTopic:
         since_ms: int | None = None,
         wait: float | None = 0,
     ) -> Iterator[StoredRecord]:
-        """Yield records of a partition from an offset (default: the first one) or a time on, optionally of one key or
-        tag.
+        """Yield records of a partition from an offset or a time on (default: the first record).
 
-        Ends after `wait` seconds without a record (0: at once; None: never).
+        `key` or `tag` selects records. Ends after `wait` seconds without a record (0: at once; None: never).
         """
         left = limit
         for batch in self._batches(partition, offset, key, tag, since_ms, wait, left):
@@ -315,11 +314,3 @@ def _raw_tags(tags: object) -> tuple[bytes, ...]:
 def _whole(what: str, number: object) -> None:
     if number is not None and (not isinstance(number, int) or isinstance(number, bool)):
         raise InvalidArgumentError(f"{what} must be a number, not {type(number).__name__}")
-
-
-def _level(durability: Durability | str) -> Durability:
-    try:
-        return Durability(durability)
-    except ValueError:
-        known = ", ".join(Durability)
-        raise InvalidArgumentError(f"unknown durability {durability!r}; use {known}") from None

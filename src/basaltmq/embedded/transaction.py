@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from basaltmq.embedded.leased import Leased
-from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of
+from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of, leased_list
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.draft import Draft, asks_for_more, require_fit
 from basaltmq.queues.leases.delivery import Delivery
@@ -70,13 +70,9 @@ class QueueWork:
 
     def ack(self, messages: Held) -> int:
         """Acknowledge leased messages at the commit, if their leases last until then. Return their number."""
-        given: list[Any] = list(messages) if isinstance(messages, list | tuple) else [messages]
+        given = leased_list(messages)
         by_lease: dict[tuple[str, int], list[bytes]] = {}
         for each in given:
-            if not isinstance(each, Leased):
-                raise InvalidArgumentError(
-                    f"pass what lease returned, one message or a list, not {type(each).__name__}"
-                )
             by_lease.setdefault((each.queue, each.token), []).append(each.id)
         count = sum(self._target.ack(name, token, ids) for (name, token), ids in by_lease.items())
         self._acked += given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -9,10 +10,12 @@ from basaltmq.errors import InvalidArgumentError
 
 
 class WaitLimit:
-    """Time limit of a wait that restarts with every record: `wait_s` seconds, 0 for no wait, None for no limit."""
+    """Time limit of a wait: `wait_s` seconds, 0 for no wait, None for no limit."""
 
     def __init__(self, wait_s: float | None) -> None:
-        if wait_s is not None and (isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or wait_s < 0):
+        if wait_s is None:
+            wait_s = math.inf
+        elif isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not wait_s >= 0:
             raise InvalidArgumentError(f"wait must be 0 seconds or more, or None for no limit, not {wait_s!r:.80}")
         self._wait_s = wait_s
         self._until_s = 0.0
@@ -20,11 +23,11 @@ class WaitLimit:
 
     def renew(self) -> None:
         """Restart the time limit."""
-        if self._wait_s is not None:
-            self._until_s = time.monotonic() + self._wait_s
+        self._until_s = time.monotonic() + self._wait_s
 
-    def left_s(self) -> float | None:
-        return None if self._wait_s is None else max(0.0, self._until_s - time.monotonic())
+    def left_s(self) -> float:
+        """Return the time left; infinity without a limit."""
+        return max(0.0, self._until_s - time.monotonic())
 
 
 class Arrivals:
@@ -51,10 +54,10 @@ class Arrivals:
     def wait(self, seen: int, wait_limit: WaitLimit) -> bool:
         """Wait until the count differs from `seen`. False if the time is up or the store was closed."""
         left_s = wait_limit.left_s()
-        if left_s == 0:
+        if not left_s:
             return False
         with self._changed:
-            self._changed.wait_for(lambda: self._count != seen or self._closed, left_s)
+            self._changed.wait_for(lambda: self._count != seen or self._closed, None if math.isinf(left_s) else left_s)
             return self._count != seen and not self._closed
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 
 import msgspec
-from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as sql
 
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.pipeline.sink import Sink, named_run, write_records
+from basaltmq.pipeline.sink import Sink, copy_records
 
 ORDER = ("timestamp", "topic", "partition", "offset")
 
@@ -40,22 +40,19 @@ class Deduped(msgspec.Struct, frozen=True):
 
 
 def dedup(spark: SparkSession, job: DedupJob) -> Deduped:
-    if not job.dry_run:
-        job.to.check()
     if job.window_s is not None and not job.window_s > 0:
         raise InvalidArgumentError(f"the window must be longer than 0 s, not {job.window_s}")
     began_s = time.monotonic()
-    run = named_run(spark, None if job.dry_run else job.checkpoint, "dedup")
-    read, kept = Observation(), Observation()
-    records = spark.read.format("basalt").options(**job.source | {"includeHeaders": "true"}).load()
-    counted = sql.count(sql.lit(1)).alias("records")
-    found = first_of_each(records.observe(read, counted), job.by, job.window_s).observe(kept, counted)
-    if job.dry_run:
-        found.write.format("noop").mode("overwrite").save()
-    else:
-        write_records(spark, found, job.to, run)
-    seen, left = int(read.get["records"]), int(kept.get["records"])
-    return Deduped(run, seen, left, seen - left, time.monotonic() - began_s)
+    run, read, kept = copy_records(
+        spark,
+        job.source,
+        job.to,
+        lambda records: first_of_each(records, job.by, job.window_s),
+        job="dedup",
+        checkpoint=job.checkpoint,
+        dry_run=job.dry_run,
+    )
+    return Deduped(run, read, kept, read - kept, time.monotonic() - began_s)
 
 
 def first_of_each(records: DataFrame, by: str, window_s: float | None) -> DataFrame:

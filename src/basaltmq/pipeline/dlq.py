@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.decoding import json_decoder
-from basaltmq.errors import CorruptionError, InvalidArgumentError, StoreLockedError
+from basaltmq.errors import InvalidArgumentError, StoreLockedError
 from basaltmq.pipeline.files import Files
 from basaltmq.pipeline.remote import RemoteView
 from basaltmq.pipeline.source import remote_view
@@ -281,14 +281,10 @@ def _plan(spark: SparkSession, job: RedriveJob) -> RedrivePlan:
     root = job.checkpoint.rstrip("/")
     files = Files(spark, root)
     path = f"{root}/plan.json"
-    wanted = RedrivePlan(f"redrive-{uuid4().hex}", job.queue, job.to, job.where)
-    if not files.exists(path):
-        files.write(path, msgspec.json.format(msgspec.json.encode(wanted), indent=1))
-        return wanted
-    try:
-        plan = _decode_plan(files.read(path))
-    except msgspec.DecodeError as error:
-        raise CorruptionError(f"the plan {path} cannot be read: {error}; start with another checkpoint") from None
+    plan = files.read_plan(path, _decode_plan)
+    if plan is None:
+        plan = RedrivePlan(f"redrive-{uuid4().hex}", job.queue, job.to, job.where)
+        files.write_json(path, plan)
     if (plan.queue, plan.to, plan.where) != (job.queue, job.to, job.where):
         raise InvalidArgumentError(
             f"{path} belongs to another redrive; give the same queue and condition, or another checkpoint"

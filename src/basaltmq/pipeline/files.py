@@ -6,12 +6,15 @@ store. Correctness depends only on the manifests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+import msgspec
 from pyspark.sql import SparkSession
 
 from basaltmq.errors import CorruptionError
+
+T = TypeVar("T")
 
 
 class Files:
@@ -60,6 +63,15 @@ class Files:
         finally:
             stream.close()
 
+    def read_plan(self, path: str, decode: Callable[[bytes], T]) -> T | None:
+        """Return the JSON that a job stored in its checkpoint; None at its first start."""
+        if not self.exists(path):
+            return None
+        try:
+            return decode(self.read(path))
+        except msgspec.DecodeError as error:
+            raise CorruptionError(f"{path} cannot be read: {error}; start with another checkpoint") from None
+
     def parquet_range(self, path: str, column: str) -> tuple[int, int, int]:
         """Return (minimum, maximum, rows) of a column of a Parquet file, from its footer."""
         parquet = self._jvm.org.apache.parquet.hadoop
@@ -80,6 +92,9 @@ class Files:
         if not least:
             raise CorruptionError(f"the footer of {path} has no statistics of column {column!r}")
         return min(least), max(largest), rows
+
+    def write_json(self, path: str, content: msgspec.Struct) -> None:
+        self.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1))
 
     def write(self, path: str, content: bytes) -> None:
         """Write a file so that its name appears only when it is complete and durable."""

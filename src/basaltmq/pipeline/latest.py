@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 
 import msgspec
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from basaltmq.pipeline.sink import Sink, named_run, write_records
+from basaltmq.pipeline.sink import Sink, copy_records
 
 _RECORD = ("value", "timestamp", "topic", "partition", "offset", "headers")
 
@@ -36,19 +36,17 @@ class LatestResult(msgspec.Struct, frozen=True):
 
 
 def latest(spark: SparkSession, job: LatestJob) -> LatestResult:
-    if not job.dry_run:
-        job.to.check()
     began_s = time.monotonic()
-    run = named_run(spark, None if job.dry_run else job.checkpoint, "latest")
-    read, kept = Observation(), Observation()
-    records = spark.read.format("basalt").options(**job.source | {"includeHeaders": "true"}).load()
-    counted = sql.count(sql.lit(1)).alias("records")
-    found = newest_of_each(records.observe(read, counted), keep_deleted=job.keep_deleted).observe(kept, counted)
-    if job.dry_run:
-        found.write.format("noop").mode("overwrite").save()
-    else:
-        write_records(spark, found, job.to, run)
-    return LatestResult(run, int(read.get["records"]), int(kept.get["records"]), time.monotonic() - began_s)
+    run, read, keys = copy_records(
+        spark,
+        job.source,
+        job.to,
+        lambda records: newest_of_each(records, keep_deleted=job.keep_deleted),
+        job="latest",
+        checkpoint=job.checkpoint,
+        dry_run=job.dry_run,
+    )
+    return LatestResult(run, read, keys, time.monotonic() - began_s)
 
 
 def newest_of_each(records: DataFrame, *, keep_deleted: bool = False) -> DataFrame:

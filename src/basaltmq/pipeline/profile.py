@@ -214,19 +214,19 @@ def fields_of(schema: str) -> list[tuple[str, str]]:
         elif char in ">)":
             depth -= 1
         elif char == "," and depth == 0:
-            name, _, kind = _halves(inner[begin:at].strip())
+            name, kind = _split_field(inner[begin:at].strip())
             if name:
                 found.append((name, kind))
             begin = at + 1
     return found
 
 
-def _halves(text: str) -> tuple[str, str, str]:
+def _split_field(text: str) -> tuple[str, str]:
     if text.startswith("`"):
         end = text.index("`:", 1) if "`:" in text else len(text) - 1
-        return text[1:end].replace("``", "`"), ":", text[end + 2 :].strip()
-    name, colon, kind = text.partition(":")
-    return name.strip(), colon, kind.strip()
+        return text[1:end].replace("``", "`"), text[end + 2 :].strip()
+    name, _, kind = text.partition(":")
+    return name.strip(), kind.strip()
 
 
 def _sizes(column: str, prefix: str) -> list[Column]:

@@ -7,15 +7,16 @@ is written again; a complete one is never overwritten.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 from uuid import uuid4
 
 import msgspec
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.decoding import json_decoder
-from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError
 from basaltmq.pipeline.files import Files
 
 RECORD = ("key", "value", "headers", "timestamp")
@@ -49,13 +50,36 @@ def named_run(spark: SparkSession, checkpoint: str | None, kind: str) -> str:
         return fresh
     files = Files(spark, checkpoint)
     path = f"{checkpoint.rstrip('/')}/run.json"
-    if files.exists(path):
-        try:
-            return _decode_named(files.read(path)).run
-        except msgspec.DecodeError as error:
-            raise CorruptionError(f"{path} cannot be read: {error}; start with another checkpoint") from None
-    files.write(path, msgspec.json.encode(Named(fresh)))
+    known = files.read_plan(path, _decode_named)
+    if known is not None:
+        return known.run
+    files.write_json(path, Named(fresh))
     return fresh
+
+
+def copy_records(
+    spark: SparkSession,
+    source: dict[str, str],
+    sink: Sink,
+    select: Callable[[DataFrame], DataFrame],
+    *,
+    job: str,
+    checkpoint: str | None,
+    dry_run: bool,
+) -> tuple[str, int, int]:
+    """Write the records of `source` that `select` returns. Return the run, and the numbers read and selected."""
+    if not dry_run:
+        sink.check()
+    run = named_run(spark, None if dry_run else checkpoint, job)
+    read, selected = Observation(), Observation()
+    records = spark.read.format("basalt").options(**source | {"includeHeaders": "true"}).load()
+    counted = sql.count(sql.lit(1)).alias("records")
+    found = select(records.observe(read, counted)).observe(selected, counted)
+    if dry_run:
+        found.write.format("noop").mode("overwrite").save()
+    else:
+        write_records(spark, found, sink, run)
+    return run, int(read.get["records"]), int(selected.get["records"])
 
 
 def write_records(spark: SparkSession, frame: DataFrame, sink: Sink, run: str) -> None:

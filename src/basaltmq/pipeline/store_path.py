@@ -1,7 +1,8 @@
 """Finds the store in a path: a store, the directory of a virtual host, or a broker's data directory.
 
-<data>/STORE ...                 a store of an embedded program <data>/vhosts/<hash>/.vhost      in a broker's
-directory: the name of a virtual host <data>/vhosts/<hash>/store/      and its store
+<data>/STORE                   a store of an embedded program
+<data>/vhosts/<hash>/.vhost    in a broker's directory: the name of a virtual host
+<data>/vhosts/<hash>/store/    and its store
 """
 
 from __future__ import annotations

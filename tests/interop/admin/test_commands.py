@@ -51,7 +51,7 @@ def rows(result: Result) -> list[dict[str, Any]]:
     return found
 
 
-def test_a_message_travels_by_commands_alone(basalt: Run) -> None:
+def test_messages_are_published_and_read_by_commands(basalt: Run) -> None:
     basalt("exchange", "declare", "news", "--type", "topic")
     basalt("queue", "create", "paper", "--arguments", '{"x-max-length": 10}')
     basalt("binding", "create", "news", "paper", "--key", "sport.#")
@@ -101,7 +101,7 @@ def test_users_are_created_log_in_and_are_deleted(basalt: Run) -> None:
     assert "first line of stdin" in basalt("user", "create", "nobody", code=2).stderr
 
 
-def test_a_restart_that_fails_ends_with_the_reason(basalt: Run, broker: Broker) -> None:
+def test_a_failed_restart_reports_the_reason(basalt: Run, broker: Broker) -> None:
     basalt("vhost", "create", "mixed-up")
     name_file = VHostDirectories(broker.data_dir).path("mixed-up") / NAME_FILE
     before = name_file.read_bytes()
@@ -118,7 +118,7 @@ def test_a_restart_that_fails_ends_with_the_reason(basalt: Run, broker: Broker) 
     basalt("vhost", "delete", "mixed-up", "--yes")
 
 
-def test_virtual_hosts_and_their_stores_are_looked_after(basalt: Run, tmp_path: Path) -> None:
+def test_virtual_hosts_and_their_stores_are_managed(basalt: Run, tmp_path: Path) -> None:
     basalt("vhost", "create", "shop", "--description", "for tests")
     assert "for tests" in basalt("vhost", "list").stdout
     basalt("queue", "create", "q", "--vhost", "shop")
@@ -146,7 +146,7 @@ def test_policies_are_set_listed_and_deleted(basalt: Run) -> None:
     assert "error [not_found]" in basalt("policy", "delete", "short", code=1).stderr
 
 
-def test_connections_are_seen_and_closed(basalt: Run, connection: pika.BlockingConnection) -> None:
+def test_connections_are_listed_and_closed(basalt: Run, connection: pika.BlockingConnection) -> None:
     channel = connection.channel()
     channel.queue_declare("watched")
     channel.basic_consume("watched", lambda *_: None, consumer_tag="watcher")
@@ -161,7 +161,7 @@ def test_connections_are_seen_and_closed(basalt: Run, connection: pika.BlockingC
     assert "error [not_found]" in basalt("connection", "close", "nobody", code=1).stderr
 
 
-def test_definitions_go_out_and_in(basalt: Run) -> None:
+def test_definitions_are_exported_and_imported(basalt: Run) -> None:
     basalt("queue", "create", "kept")
     exported = basalt("definitions", "export").stdout
     basalt("queue", "delete", "kept", "--yes")
@@ -173,7 +173,7 @@ def test_definitions_go_out_and_in(basalt: Run) -> None:
     assert "skipped: queue 'x'" in reported.stderr
 
 
-def test_exported_definitions_are_for_their_owner_alone(basalt: Run, tmp_path: Path) -> None:
+def test_exported_definitions_are_readable_only_by_their_owner(basalt: Run, tmp_path: Path) -> None:
     new, old = tmp_path / "new.json", tmp_path / "old.json"
     old.write_text("")
     old.chmod(0o644)
@@ -185,30 +185,30 @@ def test_exported_definitions_are_for_their_owner_alone(basalt: Run, tmp_path: P
     assert missing in basalt("definitions", "export", missing, code=1).stderr
 
 
-def test_the_status_is_one_page(basalt: Run, broker: Broker) -> None:
+def test_status_prints_one_page(basalt: Run, broker: Broker) -> None:
     said = basalt("status").stdout
     assert said.startswith("Basalt ")
     assert f"amqp {broker.port()}" in said
     assert rows(basalt("status", "--json"))[0]["overview"]["node"] in said
 
 
-def test_a_broker_that_is_not_there_is_one_line(basalt: Run) -> None:
+def test_an_unreachable_broker_is_a_one_line_error(basalt: Run) -> None:
     said = basalt("user", "list", code=1, BASALT_SERVER="http://127.0.0.1:1").stderr
     assert said.count("\n") == 1
-    assert "error [unreachable]: no broker answers at http://127.0.0.1:1" in said
+    assert "error [unreachable]: no broker responds at http://127.0.0.1:1" in said
     assert "--server: 'ftp://x' is not the address" in basalt("user", "list", code=2, BASALT_SERVER="ftp://x").stderr
 
 
-def test_without_a_server_the_same_words_work_on_a_store(tmp_path: Path) -> None:
+def test_the_same_commands_work_on_a_store_without_a_broker(tmp_path: Path) -> None:
     store = ["--data-dir", str(tmp_path / "store")]
     runner = CliRunner(env={"BASALT_SERVER": "http://127.0.0.1:1"})
     assert runner.invoke(main, [*store, "queue", "create", "embedded"]).exit_code == 0
     assert "embedded" in runner.invoke(main, [*store, "queue", "list"]).stdout
     asked = runner.invoke(main, [*store, "queue", "list", "--server", "http://127.0.0.1:1"])
-    assert "no broker answers" in asked.stderr
+    assert "no broker responds" in asked.stderr
 
 
-def test_a_follower_of_a_broker_that_retention_overtakes_says_what_it_missed(
+def test_a_follower_of_a_broker_reports_records_deleted_by_retention(
     basalt: Run, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     basalt("topic", "create", "fast")
@@ -234,7 +234,7 @@ LINES = b'{"value":"a","key":"k","headers":{"h":"1"}}\n{"value_base64":"/w==","k
 
 
 @pytest.mark.spec("B3")
-def test_topics_of_a_broker_are_filled_read_and_looked_after(basalt: Run) -> None:
+def test_topics_of_a_broker_are_written_read_and_managed(basalt: Run) -> None:
     basalt("topic", "create", "clicks", "--partitions", "3", "--retention-ms", "86400000")
     assert "exists with other settings" in basalt("topic", "create", "clicks", "--partitions", "4", code=1).stderr
     assert "2 records appended" in basalt("topic", "append", "clicks", stdin=LINES).stderr
@@ -272,7 +272,7 @@ def test_topics_of_a_broker_are_filled_read_and_looked_after(basalt: Run) -> Non
     assert "there is no topic" in basalt("topic", "read", "clicks", code=1).stderr
 
 
-def test_records_as_large_as_there_are_go_in_and_come_out(basalt: Run) -> None:
+def test_records_of_the_maximum_size_round_trip(basalt: Run) -> None:
     basalt("topic", "create", "large")
     large = [b"x" * (15 << 20), *[b"y" * 3_000] * 1_000]
     assert "1,001 records" in basalt("topic", "append", "large", "--raw", stdin=b"\n".join(large)).stderr
@@ -280,7 +280,7 @@ def test_records_as_large_as_there_are_go_in_and_come_out(basalt: Run) -> None:
     basalt("topic", "delete", "large", "--yes")
 
 
-def test_a_topic_asks_for_the_permission_of_each_deed(basalt: Run) -> None:
+def test_each_topic_operation_requires_its_permission(basalt: Run) -> None:
     basalt("user", "create", "mia", "--tag", "management", stdin="secret\nsecret\n")
     basalt("permission", "set", "mia", "--configure", "^$", "--write", "^in$", "--read", "^out$")
     basalt("topic", "create", "in")
@@ -299,14 +299,14 @@ def test_a_topic_asks_for_the_permission_of_each_deed(basalt: Run) -> None:
     assert [each["topic"] for each in rows(basalt("topic", "list", "--json", **mia))] == ["out"]
 
 
-def test_the_topic_of_a_stream_queue_goes_with_the_queue(basalt: Run) -> None:
+def test_deleting_a_stream_queue_deletes_its_topic(basalt: Run) -> None:
     basalt("queue", "create", "both", "--arguments", '{"x-queue-type": "stream"}')
     basalt("topic", "append", "both", "--raw", stdin="x")
     assert "is an AMQP stream queue" in basalt("topic", "delete", "both", "--yes", code=1).stderr
     basalt("queue", "delete", "both", "--yes")
 
 
-def test_the_directory_of_a_broker_is_read_beside_it_and_not_written(broker: Broker, basalt: Run) -> None:
+def test_commands_read_but_do_not_write_the_directory_of_a_running_broker(broker: Broker, basalt: Run) -> None:
     basalt("topic", "create", "seen")
     basalt("queue", "create", "seen-too")
     place = ("--data-dir", str(broker.data_dir))

@@ -23,7 +23,7 @@ def by_text(entries: list[Any]) -> list[bytes]:
     return sorted(msgspec.json.encode(each, order="sorted") for each in entries)
 
 
-def test_a_broker_becomes_what_rabbitmqs_file_says(broker: Broker) -> None:
+def test_definitions_of_rabbitmq_are_imported(broker: Broker) -> None:
     done = broker.call("POST", path("definitions"), RABBIT.read_bytes())
     assert done["imported"] == {
         "vhosts": 2,
@@ -53,7 +53,7 @@ def test_a_broker_becomes_what_rabbitmqs_file_says(broker: Broker) -> None:
         broker.api("no-password", "").get(path("whoami"))
 
 
-def test_what_is_exported_makes_another_broker_the_same(broker: Broker, tmp_path: Path) -> None:
+def test_exported_definitions_reproduce_a_broker(broker: Broker, tmp_path: Path) -> None:
     broker.call("POST", path("definitions"), RABBIT.read_bytes())
     exported = broker.call("GET", path("definitions"))
     with running(tmp_path / "second") as second:

@@ -75,7 +75,7 @@ def fetch_as_guest(broker: Broker, target: str) -> tuple[int, str]:
     return answer
 
 
-def test_metrics_count_per_virtual_host_and_per_queue_only_on_request(broker: Broker) -> None:
+def test_metrics_are_per_virtual_host_and_per_object_on_request(broker: Broker) -> None:
     broker.call("PUT", path("vhosts", 'odd"\\\n'), {})
     broker.call("PUT", path("queues", 'odd"\\\n', "q"), {})
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_metrics_count_per_virtual_host_and_per_queue_only_on_request(broker: Br
     assert found["basalt_queues" + labels] == 1
     assert found["basalt_vhost_up" + labels] == 1
     assert found["process_resident_memory_bytes"] > 1 << 20
-    assert found["basalt_publishers_held"] == 0
+    assert found["basalt_publishers_blocked"] == 0
     assert not any("queue=" in key for key in found)
     broker.call("DELETE", path("queues", 'odd"\\\n', "q"))
     broker.call("PUT", path("queues", 'odd"\\\n', "q"), {})
@@ -106,7 +106,7 @@ def test_metrics_count_per_virtual_host_and_per_queue_only_on_request(broker: Br
     broker.call("DELETE", path("vhosts", 'odd"\\\n'))
 
 
-def test_the_documentation_covers_every_route_and_loads_nothing(broker: Broker) -> None:
+def test_the_documentation_covers_every_route_without_external_resources(broker: Broker) -> None:
     status, kind, text = fetch(broker, "/api/openapi.json")
     assert (status, kind) == (200, "application/json")
     document = msgspec.json.decode(text)
@@ -126,7 +126,7 @@ def test_the_documentation_covers_every_route_and_loads_nothing(broker: Broker) 
     assert fetch(broker, "/")[0] == 302
 
 
-def test_the_overview_has_what_rabbitmqs_tools_ask_for(broker: Broker) -> None:
+def test_the_overview_has_the_fields_that_tools_of_rabbitmq_use(broker: Broker) -> None:
     overview = broker.call("GET", path("overview"))
     for field in ("rabbitmq_version", "management_version", "node", "queue_totals", "object_totals", "exchange_types"):
         assert field in overview

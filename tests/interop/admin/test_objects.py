@@ -35,11 +35,11 @@ def get(api: HttpClient, queue: str, mode: str, count: int = 100) -> list[dict[s
     return found
 
 
-def test_a_message_is_published_looked_at_and_taken(api: HttpClient) -> None:
+def test_a_message_is_published_browsed_and_removed(api: HttpClient) -> None:
     api.put(path("queues", "/", "taken"), {"durable": True})
     publish(api, "taken", "one", "two", headers={"n": 1, "deep": {"list": [1, "a", None]}}, expiration="600000")
     for _ in range(2):
-        looked = get(api, "taken", "ack_requeue_true")
+        looked = get(api, "taken", "peek")
         assert [each["payload"] for each in looked] == ["one", "two"]
         assert not any(each["redelivered"] for each in looked), "looking changes nothing"
     assert looked[0]["properties"]["headers"] == {"n": 1, "deep": {"list": [1, "a", None]}}
@@ -53,7 +53,7 @@ def test_a_message_is_published_looked_at_and_taken(api: HttpClient) -> None:
     assert (shown["messages"], shown["message_stats"]["publish"]) == (0, 2)
 
 
-def test_bytes_come_and_go_as_base64(api: HttpClient) -> None:
+def test_binary_payloads_are_base64(api: HttpClient) -> None:
     api.put(path("queues", "/", "raw"))
     raw = base64.b64encode(bytes(range(256))).decode()
     body = {"routing_key": "raw", "payload": raw, "payload_encoding": "base64"}
@@ -92,11 +92,11 @@ def test_messages_move_between_queues_and_are_purged(api: HttpClient) -> None:
 
 
 @pytest.mark.promise("P8")
-def test_large_messages_are_looked_at_and_taken_a_bounded_part_at_a_time(api: HttpClient) -> None:
+def test_browsing_and_removing_large_messages_uses_bounded_memory(api: HttpClient) -> None:
     for name in ("large", "larger"):
         api.put(path("queues", "/", name))
     publish(api, "large", *(str(number) * (3 << 20) for number in range(8)))
-    looked = get(api, "large", "ack_requeue_true")
+    looked = get(api, "large", "peek")
     assert [each["payload"][0] for each in looked] == list("012345"), "an answer ends at 16 MiB"
     assert looked[0]["message_count"] == 7
     assert api.post(path("queues", "/", "large", "move"), {"destination": "larger"}) == {"moved": 8}
@@ -120,7 +120,7 @@ def test_queues_are_declared_once_and_deleted(api: HttpClient) -> None:
     assert refused(404, api.delete, where)
 
 
-def test_exchanges_and_bindings_lead_messages(api: HttpClient) -> None:
+def test_exchanges_and_bindings_route_messages(api: HttpClient) -> None:
     api.put(path("exchanges", "/", "news"), {"type": "topic", "arguments": {"alternate-exchange": "amq.fanout"}})
     api.put(path("queues", "/", "sport"))
     between = path("bindings", "/", "e", "news", "q", "sport")
@@ -146,7 +146,7 @@ def test_exchanges_and_bindings_lead_messages(api: HttpClient) -> None:
     assert refused(404, api.get, path("exchanges", "/", "news"))
 
 
-def test_policies_hold_for_queues_whose_names_fit(api: HttpClient) -> None:
+def test_policies_apply_to_queues_with_matching_names(api: HttpClient) -> None:
     api.put(path("queues", "/", "tmp.one"))
     where = path("policies", "/", "short")
     api.put(where, {"pattern": "^tmp[.]", "definition": {"max-length": 2}, "apply-to": "queues", "priority": 3})
@@ -166,7 +166,7 @@ def test_policies_hold_for_queues_whose_names_fit(api: HttpClient) -> None:
     assert "unknown key" in refused(400, api.put, where, {"pattern": "", "definition": {"no-such": 2}})
 
 
-def test_lists_come_whole_or_by_page(api: HttpClient) -> None:
+def test_lists_are_complete_or_paged(api: HttpClient) -> None:
     for number in range(7):
         api.put(path("queues", "/", f"paged-{number}"))
     publish(api, "paged-3", "x")
@@ -181,7 +181,7 @@ def test_lists_come_whole_or_by_page(api: HttpClient) -> None:
     assert "part of the name" in refused(400, api.get, path("queues"), name="(a+)+$", use_regex="true")
 
 
-def test_virtual_hosts_are_made_restarted_and_deleted(api: HttpClient) -> None:
+def test_virtual_hosts_are_created_restarted_and_deleted(api: HttpClient) -> None:
     api.put(path("vhosts", "other/one"), {"description": "for tests"})
     api.put(path("vhosts", "other/one"))
     shown = api.get(path("vhosts", "other/one"))
@@ -196,7 +196,7 @@ def test_virtual_hosts_are_made_restarted_and_deleted(api: HttpClient) -> None:
 
 
 @pytest.mark.spec("A10")
-def test_the_store_of_a_virtual_host_is_looked_after_while_it_is_served(broker: Broker, api: HttpClient) -> None:
+def test_the_store_of_a_running_virtual_host_is_managed(broker: Broker, api: HttpClient) -> None:
     api.put(path("queues", "/", "stored"))
     publish(api, "stored", "x" * 1000)
     api.put(path("queues", "/", "streamed"), {"arguments": {"x-queue-type": "stream"}})

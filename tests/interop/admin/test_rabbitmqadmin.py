@@ -30,7 +30,7 @@ def api(broker: Broker) -> HttpClient:
     return broker.api()
 
 
-def test_objects_are_declared_with_switches_as_text(api: HttpClient) -> None:
+def test_objects_are_declared_with_boolean_text(api: HttpClient) -> None:
     exchange = {"auto_delete": "false", "durable": "true", "internal": "false", "arguments": {}, "type": "fanout"}
     api.put(path("exchanges", "/", "x"), {**exchange, "name": "x", "vhost": "/"})
     queue = {
@@ -60,7 +60,7 @@ def test_objects_are_declared_with_switches_as_text(api: HttpClient) -> None:
 
 
 @pytest.mark.parametrize("kind", LISTS)
-def test_every_list_answers_with_the_columns_asked_for(api: HttpClient, kind: str) -> None:
+def test_every_list_returns_the_requested_columns(api: HttpClient, kind: str) -> None:
     columns = LISTS[kind]
     found = api.get(path(kind), columns=",".join(columns) or None)
     assert isinstance(found, list)
@@ -68,7 +68,7 @@ def test_every_list_answers_with_the_columns_asked_for(api: HttpClient, kind: st
         assert not columns or set(item) <= set(columns)
 
 
-def test_the_overview_is_cut_to_the_columns_asked_for(api: HttpClient) -> None:
+def test_the_overview_returns_the_requested_columns(api: HttpClient) -> None:
     columns = "rabbitmq_version,cluster_name,queue_totals.messages,object_totals.queues"
     assert api.get(path("overview"), columns=columns) == {
         "rabbitmq_version": "3.13.7",

@@ -42,6 +42,8 @@ NAMES = {
     "protocol": "amqp",
     "within": "1",
     "unit": "days",
+    "limit": "max-connections",
+    "xid": "1:aa:bb",
 }
 BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/users/{user}"): {"password": SECRET, "tags": []},
@@ -61,9 +63,12 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/api/operator-policies/{vhost}/{name}"): {"pattern": "x", "definition": {"max-length": 1}},
     ("POST", "/api/groups/{vhost}/{group}"): {"offsets": {"thing": {"0": 0}}},
     ("POST", "/api/groups/{vhost}/{group}/reset"): {"topic": "thing", "to": 0},
+    ("PUT", "/api/subscription-groups/{vhost}/{group}"): {"ordered": True},
     ("POST", "/api/topics/{vhost}"): {"topics": [{"name": "tried"}]},
     ("POST", "/api/topics/{vhost}/{topic}"): {"records": [{"value": "y"}]},
     ("POST", "/api/imports/{vhost}/{run}/{batch}"): {"parts": []},
+    ("PUT", "/api/vhost-limits/{vhost}/{limit}"): {"value": 1000},
+    ("PUT", "/api/user-limits/{user}/{limit}"): {"value": 1000},
     ("POST", "/api/definitions"): {},
     ("POST", "/api/definitions/{vhost}"): {},
 }
@@ -85,6 +90,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         api.post(path("exchanges", "b", "amq.topic", "publish"), {"routing_key": "key", "payload": "kept"})
         api.put(path("topics", "b", "thing"), {})
         api.post(path("topics", "b", "thing"), {"records": [{"value": "kept"}]})
+        api.put(path("subscription-groups", "b", "thing"), {"max_attempts": 3})
         api.post(path("groups", "b", "thing"), {"offsets": {"thing": {"0": 1}}})
         with Device(started.port("mqtt"), "thing", expiry_s=3600, user="b:guest", password="guest") as device:  # noqa: S106
             device.subscribe("kept")
@@ -146,6 +152,7 @@ def state(broker: Broker) -> dict[str, Any]:
         "topics": [each["name"] for each in broker.call("GET", path("topics", "b"))["topics"]],
         "group": broker.call("GET", path("groups", "b", "thing"))[0]["committed"],
         "rules": broker.call("GET", path("mqtt", "rules", "b")),
+        "subscription groups": broker.call("GET", path("subscription-groups", "b")),
         "sessions": [each["client_id"] for each in broker.call("GET", path("mqtt", "sessions", "b"))],
         "retained": [each["topic"] for each in broker.call("GET", path("mqtt", "retained", "b"))["items"]],
         "run": broker.call("GET", path("imports", "b", "thing")),
@@ -202,7 +209,7 @@ def test_an_administrator_with_permissions_may_use_every_route(broker: Broker) -
         assert status in {200, 201, 204, 404} or (is_incomplete and status == 400), (method, where, status, said)
 
 
-def test_a_page_of_another_site_changes_nothing_and_reads_nothing(broker: Broker) -> None:
+def test_requests_of_other_sites_change_and_read_nothing(broker: Broker) -> None:
     """DNS rebinding sends a foreign Host; a form or fetch of another page a foreign Origin."""
     for method, where in routes(broker):
         status, said = ask(broker, method, where, "guest", "guest", Host="evil.example")

@@ -72,7 +72,7 @@ def values(view: RemoteView, topic: str, partition: int = 0, begin: int = 0, end
     return [value for batch in found for value in batch.column("value").to_pylist()]
 
 
-def test_a_batch_is_imported_once_however_often_it_is_sent(broker: Broker) -> None:
+def test_a_repeated_import_request_is_applied_once(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "orders", 2)
     first = [b"%d" % at for at in range(1000)]
@@ -96,7 +96,7 @@ def test_a_batch_is_imported_once_however_often_it_is_sent(broker: Broker) -> No
     assert not list((broker.data_dir / "vhosts").glob("*/store/staging/run"))
 
 
-def test_parts_that_cannot_be_imported_are_refused_as_they_come(broker: Broker) -> None:
+def test_invalid_parts_of_an_import_are_refused_immediately(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "small", record_bytes_max=100)
     wrong = pa.table({"value": [b"x"]})
@@ -143,12 +143,12 @@ def test_errors_are_reported_in_one_line(broker: Broker) -> None:
             call()
         assert "\n" not in str(caught.value)
     gone = Login("http://127.0.0.1:1", retry_s=0.2, password=WRONG)
-    with pytest.raises(UnavailableError, match=r"no broker answers at http://127\.0\.0\.1:1 .*basalt serve") as down:
+    with pytest.raises(UnavailableError, match=r"no broker responds at http://127\.0\.0\.1:1 .*basalt serve") as down:
         RemoteView(gone).topic("told")
     assert WRONG not in f"{gone!r} {gone} {down.value}"
 
 
-def test_permissions_are_those_of_every_other_door(broker: Broker) -> None:
+def test_permissions_are_checked_as_in_other_protocols(broker: Broker) -> None:
     view = seen(broker)
     for name in ("mine", "theirs"):
         make(broker, name)
@@ -172,7 +172,7 @@ def test_permissions_are_those_of_every_other_door(broker: Broker) -> None:
     assert values(view, "theirs") == [b"x"]
 
 
-def test_a_run_of_imports_is_changed_by_its_owner_only(broker: Broker) -> None:
+def test_only_the_owner_may_change_an_import(broker: Broker) -> None:
     """Whoever could forget or advance another user's run could double its records, or have them skipped."""
     for name in ("owned", "other-topic"):
         make(broker, name)
@@ -199,7 +199,7 @@ def test_a_run_of_imports_is_changed_by_its_owner_only(broker: Broker) -> None:
     seen(broker).forget_run("owned-run")
 
 
-def test_groups_commit_and_show_their_lag(broker: Broker) -> None:
+def test_groups_commit_offsets_and_report_their_lag(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "lagging")
     write(view, "lagging", [b"x"] * 10, "fill-lagging", 0)
@@ -210,7 +210,7 @@ def test_groups_commit_and_show_their_lag(broker: Broker) -> None:
     assert "reports" in list(view.groups())
 
 
-def test_queues_and_their_events_are_read_without_changes(broker: Broker) -> None:
+def test_reading_queues_and_events_changes_nothing(broker: Broker) -> None:
     view = seen(broker)
     broker.call("PUT", path("queues", "/", "jobs"), {"durable": True})
     assert view.queue_times("jobs") == (0, 0)
@@ -239,7 +239,7 @@ def test_queues_and_their_events_are_read_without_changes(broker: Broker) -> Non
 
 
 @pytest.mark.promise("P2")
-def test_a_broker_killed_under_a_reader_and_a_writer_is_waited_for(tmp_path: Path) -> None:
+def test_readers_and_writers_wait_for_a_killed_broker(tmp_path: Path) -> None:
     """Over TLS: what was read is not read again, what was asked for comes, a batch cut off is finished once."""
     flags = (f"--tls-certificate={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}", "--admin-tls=true")
     with running(tmp_path / "data", *flags) as broker:
@@ -266,7 +266,7 @@ def test_a_broker_killed_under_a_reader_and_a_writer_is_waited_for(tmp_path: Pat
         assert values(view, "orders", begin=9_999) == [expected[-1], b"last"]
 
 
-def test_many_readers_do_not_hold_more_than_their_slices(broker: Broker) -> None:
+def test_memory_of_many_readers_is_bounded(broker: Broker) -> None:
     view = seen(broker)
     make(broker, "wide")
     write(view, "wide", [b"x" * 100_000] * 100, "fill-wide", 0)

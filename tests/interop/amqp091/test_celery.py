@@ -41,16 +41,16 @@ def app(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[An
             worker.wait()
 
 
-def test_tasks_give_results(app: Any) -> None:
+def test_tasks_return_results(app: Any) -> None:
     results = [app.add.delay(each, each) for each in range(50)]
     assert [result.get(timeout=WAIT_S) for result in results] == [2 * each for each in range(50)]
 
 
-def test_a_task_that_fails_is_tried_again(app: Any) -> None:
+def test_a_failed_task_is_retried(app: Any) -> None:
     assert app.flaky.delay(2).get(timeout=WAIT_S) == 2
 
 
-def test_tasks_with_a_countdown_do_not_stop_a_worker(app: Any) -> None:
+def test_tasks_with_a_countdown_do_not_block_a_worker(app: Any) -> None:
     """Celery raises its prefetch for each of them; it has to know that basic.qos is RabbitMQ's to do it right."""
     later = [app.add.apply_async((each, 1), countdown=300) for each in range(12)]
     assert app.add.delay(20, 22).get(timeout=WAIT_S) == 42

@@ -44,7 +44,7 @@ def test_publishers_are_blocked_and_notified_while_consumers_are_served(tmp_path
 
 @pytest.mark.promise("P1")
 @pytest.mark.spec("E6")
-def test_every_confirmed_message_survives_a_kill_and_what_was_acknowledged_stays_away(own_broker: Broker) -> None:
+def test_after_kill_9_confirmed_messages_exist_and_acknowledged_ones_do_not(own_broker: Broker) -> None:
     confirmed: list[int] = []
     enough, more = threading.Event(), threading.Event()
 
@@ -121,14 +121,14 @@ def test_a_stop_closes_connections_and_keeps_unacknowledged_messages(own_broker:
         assert got.redelivered
 
 
-def test_a_client_that_speaks_something_else_gets_our_header_and_is_cut_off(broker: Broker) -> None:
+def test_an_unsupported_protocol_header_gets_the_supported_one_and_a_close(broker: Broker) -> None:
     for got in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"AMQP\x02\x01\x00\x00", b"AMQP\x01\x01\x00\x0a", b"\0" * 8):
         with raw_client(broker.port()) as client:
             client.sock.sendall(got)
             assert client.rest() == PROTOCOL_HEADER
 
 
-def test_garbage_is_answered_with_its_code_and_cut_off(broker: Broker) -> None:
+def test_invalid_frames_get_their_code_and_a_close(broker: Broker) -> None:
     with raw_client(broker.port()) as client:
         client.sock.sendall(handshake()[0] + b"\x01\0\0\0\0\0\x04garb\xce" * 3)
         found = list(frames(client.rest()))
@@ -140,7 +140,7 @@ def test_garbage_is_answered_with_its_code_and_cut_off(broker: Broker) -> None:
 
 
 @pytest.mark.spec("E8")
-def test_a_queue_and_its_messages_follow_the_connection(broker: Broker, name: str) -> None:
+def test_a_lost_connection_requeues_messages_and_deletes_exclusive_queues(broker: Broker, name: str) -> None:
     with raw_client(broker.port()) as other:
         other.open().call(declare(name, durable=True))
         for body in (b"1", b"2"):
@@ -167,7 +167,7 @@ def test_a_queue_and_its_messages_follow_the_connection(broker: Broker, name: st
         assert gone.reply_code == 404
 
 
-def test_a_silent_client_is_cut_off_and_a_quiet_server_is_heard(broker: Broker) -> None:
+def test_heartbeats_are_sent_and_required(broker: Broker) -> None:
     with raw_client(broker.port()) as client:
         client.open(heartbeat=1)
         found = list(frames(client.rest()))

@@ -68,7 +68,7 @@ def test_messages_arrive_in_order_with_their_properties(channel: Any, name: str)
 
 
 @pytest.mark.parametrize("size", [0, 1, 131_064, 131_065, 300_000, 5_000_000])
-def test_bodies_of_every_size_survive(channel: Any, name: str, size: int) -> None:
+def test_bodies_of_every_size_round_trip(channel: Any, name: str, size: int) -> None:
     body = bytes(range(256)) * (size // 256 + 1)
     channel.queue_declare(name, exclusive=True)
     channel.basic_publish("", name, body[:size])
@@ -76,7 +76,7 @@ def test_bodies_of_every_size_survive(channel: Any, name: str, size: int) -> Non
     assert got == body[:size]
 
 
-def test_a_message_over_the_limit_ends_the_channel_only(connection: Any, name: str) -> None:
+def test_a_message_over_the_limit_closes_only_the_channel(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
 
@@ -99,7 +99,7 @@ def test_a_message_over_the_limit_ends_the_channel_only(connection: Any, name: s
         ("topic", "a.*", "a.b.c", False),
     ],
 )
-def test_exchanges_route(channel: Any, name: str, kind: str, binding: str, key: str, reaches: bool) -> None:
+def test_every_exchange_type_routes(channel: Any, name: str, kind: str, binding: str, key: str, reaches: bool) -> None:
     channel.exchange_declare(name, kind, auto_delete=True)
     channel.queue_declare(name, exclusive=True)
     channel.queue_bind(name, name, binding)
@@ -136,7 +136,7 @@ def test_a_mandatory_message_without_a_route_is_returned_before_its_confirm(chan
 
 
 @pytest.mark.spec("E8")
-def test_prefetch_of_a_consumer_holds_until_it_acknowledges(connection: Any, name: str) -> None:
+def test_prefetch_of_a_consumer_limits_unacknowledged_messages(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     for index in range(10):
@@ -188,7 +188,7 @@ def test_a_prefetch_for_the_channel_is_shared_by_its_consumers(connection: Any, 
     assert sorted(got) == list(range(1, 11))
 
 
-def test_what_is_rejected_comes_back_to_its_place_marked(channel: Any, name: str) -> None:
+def test_rejected_messages_return_to_their_position_as_redelivered(channel: Any, name: str) -> None:
     channel.queue_declare(name, exclusive=True)
     for body in (b"a", b"b", b"c"):
         channel.basic_publish("", name, body)
@@ -200,7 +200,7 @@ def test_what_is_rejected_comes_back_to_its_place_marked(channel: Any, name: str
     assert [(method.redelivered, body) for method, _, body in found] == [(True, b"a"), (True, b"b")]
 
 
-def test_recover_and_a_closed_channel_give_back_what_was_not_settled(connection: Any, name: str) -> None:
+def test_recover_and_channel_close_requeue_unsettled_messages(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     for body in (b"a", b"b"):
@@ -280,7 +280,7 @@ def test_codes_clients_branch_on(broker: Broker, connection: Any, name: str) -> 
         (pika.BasicProperties(expiration="-1"), "expiration"),
     ],
 )
-def test_properties_that_lie_end_the_channel(connection: Any, name: str, properties: Any, said: str) -> None:
+def test_invalid_properties_close_the_channel(connection: Any, name: str, properties: Any, said: str) -> None:
     channel = connection.channel()
     channel.basic_publish("", name, b"x", properties)
     with pytest.raises(ChannelClosedByBroker) as caught:
@@ -289,7 +289,7 @@ def test_properties_that_lie_end_the_channel(connection: Any, name: str, propert
     assert said in caught.value.reply_text
 
 
-def test_a_second_consumer_of_a_tag_ends_the_connection(connection: Any, name: str) -> None:
+def test_a_duplicate_consumer_tag_closes_the_connection(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.queue_declare(name, exclusive=True)
     channel.basic_consume(name, lambda *_: None, consumer_tag="same")
@@ -308,7 +308,7 @@ def test_an_exclusive_consumer_is_alone(connection: Any, name: str) -> None:
     assert refused(lambda: connection.channel().basic_consume(name, lambda *_: None)) == 403
 
 
-def test_the_server_names_queues_and_remembers_the_last_one(channel: Any) -> None:
+def test_queue_names_are_generated_and_the_last_one_is_the_default(channel: Any) -> None:
     queue = channel.queue_declare("", exclusive=True).method.queue
     assert queue.startswith("amq.gen-")
     channel.basic_publish("", queue, b"x")
@@ -358,7 +358,7 @@ def test_direct_reply_to(broker: Broker, connection: Any, name: str) -> None:
         server.close()
 
 
-def test_asking_for_direct_replies_without_listening_is_refused(connection: Any, name: str) -> None:
+def test_publishing_for_direct_replies_without_a_consumer_is_refused(connection: Any, name: str) -> None:
     channel = connection.channel()
     channel.basic_publish("", name, b"x", pika.BasicProperties(reply_to="amq.rabbitmq.reply-to"))
     assert refused(lambda: channel.queue_declare("", exclusive=True)) == 406
@@ -394,7 +394,7 @@ def test_transactions_commit_and_roll_back(connection: Any, name: str) -> None:
     watcher.queue_delete(name)
 
 
-def test_modes_do_not_mix(connection: Any) -> None:
+def test_confirm_and_transaction_modes_are_exclusive(connection: Any) -> None:
     channel = connection.channel()
     channel.tx_select()
     assert refused(channel.confirm_delivery) == 406
@@ -404,7 +404,7 @@ def test_modes_do_not_mix(connection: Any) -> None:
     assert refused(connection.channel().tx_commit) == 406
 
 
-def test_logins_that_are_refused(broker: Broker) -> None:
+def test_invalid_logins_are_refused(broker: Broker) -> None:
     with pytest.raises(pika.exceptions.ProbableAuthenticationError, match="ACCESS_REFUSED"):
         connect(broker, credentials=pika.PlainCredentials("guest", "wrong"))
     with pytest.raises(pika.exceptions.ProbableAccessDeniedError, match="530"):
@@ -431,7 +431,7 @@ def test_limits_are_negotiated(broker: Broker) -> None:
 
 
 @pytest.mark.spec("E8")
-def test_messages_go_round_and_to_the_highest_priority_first(connection: Any, name: str) -> None:
+def test_messages_are_distributed_round_robin_and_by_consumer_priority(connection: Any, name: str) -> None:
     publisher = connection.channel()
     publisher.queue_declare(name, exclusive=True)
     got: dict[str, int] = {"low": 0, "a": 0, "b": 0}
@@ -455,7 +455,9 @@ def test_messages_go_round_and_to_the_highest_priority_first(connection: Any, na
 
 
 @pytest.mark.promise("P8")
-def test_a_client_that_does_not_read_gets_no_more_than_its_buffers(broker: Broker, connection: Any, name: str) -> None:
+def test_a_client_that_does_not_read_gets_a_bounded_amount_of_messages(
+    broker: Broker, connection: Any, name: str
+) -> None:
     """Its consumer is paused; others are served, and it gets everything once it reads."""
     channel = connection.channel()
     channel.queue_declare(name, durable=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import amqp
 import pika
 import pytest
 from tests.interop.server import Broker, running
@@ -53,7 +54,7 @@ def round_trip(connection: Any) -> bytes:
     return got
 
 
-def test_a_password_over_tls(secured: Broker) -> None:
+def test_password_login_over_tls(secured: Broker) -> None:
     assert round_trip(connect(secured, pika.PlainCredentials("guest", "guest"), with_certificate=False))
 
 
@@ -68,3 +69,19 @@ def test_a_client_certificate_identifies_its_user(secured: Broker) -> None:
 def test_external_login_without_a_certificate_is_refused(secured: Broker) -> None:
     with pytest.raises(pika.exceptions.AMQPConnectionError):
         connect(secured, pika.credentials.ExternalCredentials(), with_certificate=False)
+
+
+def test_a_certificate_of_no_user_does_not_hide_the_password_login(secured: Broker) -> None:
+    """py-amqp prefers EXTERNAL wherever it is offered."""
+    context = {"ca_certs": str(FILES / "authority.pem"), "certfile": str(FILES / "client.pem")}
+    context |= {"keyfile": str(FILES / "client.key"), "server_hostname": "localhost"}
+
+    def user_of_login() -> str:
+        with amqp.Connection(f"127.0.0.1:{secured.port('amqps')}", "guest", "guest", ssl=context) as connection:
+            connection.channel()
+            (seen,) = secured.call("GET", "/api/connections")
+            return str(seen["user"])
+
+    assert user_of_login() == "alice"
+    secured.call("DELETE", "/api/users/alice")
+    assert user_of_login() == "guest"

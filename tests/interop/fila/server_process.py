@@ -20,7 +20,7 @@ import uvloop
 
 from basaltmq.broker.auth.permissions import Permissions
 from basaltmq.broker.auth.users import ADMINISTRATOR, Users
-from basaltmq.broker.flow import Alarms
+from basaltmq.broker.resources.flow import Alarms
 from basaltmq.broker.vhost import VHost
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.cli.server.command import SWITCH_S

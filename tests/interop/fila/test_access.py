@@ -92,7 +92,7 @@ def verdict(call: Callable[[], object]) -> str:
         ),
     ],
 )
-def test_a_key_may_do_what_its_patterns_say(
+def test_a_key_has_the_permissions_of_its_patterns(
     kept: Kept,
     permissions: list[tuple[str, str]],
     enqueue_eu: str,
@@ -112,23 +112,23 @@ def test_a_key_may_do_what_its_patterns_say(
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_no_operators_call_works_for_a_key_without_permissions(kept: Kept, call: str) -> None:
+def test_administrative_calls_require_a_key_with_permissions(kept: Kept, call: str) -> None:
     admin = Admin(kept.channel, kept.key().key)
-    answer = verdict(lambda: getattr(admin, call)(**CALLS[call]))
-    assert answer == ("ok" if call == "ListQueues" else "PERMISSION_DENIED")
+    response = verdict(lambda: getattr(admin, call)(**CALLS[call]))
+    assert response == ("ok" if call == "ListQueues" else "PERMISSION_DENIED")
     if call == "ListQueues":
         assert not admin.ListQueues().queues, "what one may not touch one does not see"
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_admin_of_everything_is_not_enough_to_make_keys(kept: Kept, call: str) -> None:
+def test_creating_keys_requires_a_superadmin(kept: Kept, call: str) -> None:
     admin = Admin(kept.channel, kept.key(("admin", "*")).key)
-    answer = verdict(lambda: getattr(admin, call)(**CALLS[call]))
+    response = verdict(lambda: getattr(admin, call)(**CALLS[call]))
     needs_superadmin = "Key" in call or "Acl" in call
-    assert (answer == "PERMISSION_DENIED") is needs_superadmin
+    assert (response == "PERMISSION_DENIED") is needs_superadmin
 
 
-def test_redrive_takes_permission_for_both_queues(kept: Kept) -> None:
+def test_redrive_requires_permissions_on_both_queues(kept: Kept) -> None:
     one = Admin(kept.channel, kept.key(("admin", "orders.eu.dlq")).key)
     assert verdict(lambda: one.Redrive(dlq_queue="orders.eu.dlq")) == "PERMISSION_DENIED"
     both = Admin(kept.channel, kept.key(("admin", "orders.eu*")).key)
@@ -136,12 +136,12 @@ def test_redrive_takes_permission_for_both_queues(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "fila_", "fila_0123456789abcdef_" + "A" * 43, "x" * 5000, "Bearer"])
-def test_a_key_that_is_none_is_refused_even_where_none_is_needed(kept: Kept, text: str) -> None:
+def test_an_invalid_key_is_refused_even_if_none_is_required(kept: Kept, text: str) -> None:
     admin = Admin(kept.channel, text)
     assert verdict(admin.ListQueues) == "UNAUTHENTICATED"
 
 
-def test_without_a_key_only_this_machine_gets_in_and_with_keys_nobody(serve: Callable[..., Server]) -> None:
+def test_clients_without_a_key_are_accepted_only_from_loopback_if_configured(serve: Callable[..., Server]) -> None:
     with grpc.insecure_channel(serve(access="keys").address) as channel:
         assert verdict(Admin(channel, is_anonymous=True).ListQueues) == "UNAUTHENTICATED"
         assert verdict(Admin(channel).ListQueues) == "ok", "guest logs in"
@@ -151,10 +151,10 @@ def test_without_a_key_only_this_machine_gets_in_and_with_keys_nobody(serve: Cal
 
 @pytest.mark.promise("P14")
 @pytest.mark.parametrize("call", CALLS)
-def test_without_credentials_queues_can_be_used_and_nothing_administered(kept: Kept, call: str) -> None:
-    answer = verdict(lambda: getattr(Admin(kept.channel, is_anonymous=True), call)(**CALLS[call]))
+def test_clients_without_credentials_may_use_queues_but_not_administer(kept: Kept, call: str) -> None:
+    response = verdict(lambda: getattr(Admin(kept.channel, is_anonymous=True), call)(**CALLS[call]))
     administers = any(word in call for word in ("Key", "Acl", "Config"))
-    assert (answer == "PERMISSION_DENIED") is administers
+    assert (response == "PERMISSION_DENIED") is administers
 
 
 def test_a_superadmin_may_do_everything(kept: Kept) -> None:
@@ -182,7 +182,7 @@ def test_keys_are_listed_without_their_text_and_stored_without_it(kept: Kept) ->
 
 
 @pytest.mark.parametrize("permission", [("write", "*"), ("produce", ""), ("produce", "x" * 300)])
-def test_a_permission_that_is_none_is_refused(kept: Kept, permission: tuple[str, str]) -> None:
+def test_an_invalid_permission_is_refused(kept: Kept, permission: tuple[str, str]) -> None:
     key = kept.key(("consume", "billing"))
     assert verdict(lambda: kept.permit(key.key_id, permission)) == "INVALID_ARGUMENT"
     assert len(kept.root.GetAcl(key_id=key.key_id).permissions) == 1, "the permissions before are untouched"
@@ -199,7 +199,7 @@ def test_a_key_stops_working_when_it_expires(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("how", ["revoke", "permit"])
-def test_a_stream_ends_when_its_key_may_not_consume_any_more(kept: Kept, how: str) -> None:
+def test_a_stream_ends_when_its_key_loses_the_permission_to_consume(kept: Kept, how: str) -> None:
     key = kept.key(("consume", "orders.us"), ("produce", "orders.us"))
     with fila.Client(kept.server.address, api_key=key.key) as client:
         client.enqueue("orders.us", None, b"")
@@ -210,8 +210,8 @@ def test_a_stream_ends_when_its_key_may_not_consume_any_more(kept: Kept, how: st
         else:
             kept.permit(key.key_id, ("produce", "orders.us"))
         assert list(stream) == []
-        answer = verdict(lambda: client.ack("orders.us", "0198c0de-0000-7000-8000-000000000000"))
-        assert answer == ("UNAUTHENTICATED" if how == "revoke" else "PERMISSION_DENIED")
+        response = verdict(lambda: client.ack("orders.us", "0198c0de-0000-7000-8000-000000000000"))
+        assert response == ("UNAUTHENTICATED" if how == "revoke" else "PERMISSION_DENIED")
 
 
 def test_keys_survive_a_crash(serve: Callable[..., Server]) -> None:

@@ -37,7 +37,7 @@ def test_dead_letters_of_a_lease_queue_are_kept_and_redriven_in_a_broker_too(bro
         assert (scripts["on_failure"]["runs"], scripts["on_failure"]["failures"]) == (1, 0)
 
 
-def test_a_lease_that_runs_out_is_noticed_by_the_brokers_own_timer(broker: Broker) -> None:
+def test_the_timer_of_the_broker_expires_leases(broker: Broker) -> None:
     with Client(address(broker)) as client:
         client.create_queue("expiring", visibility_timeout_ms=300)
         client.enqueue("expiring", b"m")
@@ -45,7 +45,7 @@ def test_a_lease_that_runs_out_is_noticed_by_the_brokers_own_timer(broker: Broke
         assert client.lease("expiring", wait=30)[0].attempts == 1
 
 
-def test_a_queue_made_over_grpc_is_seen_over_amqp_and_the_other_way_round(broker: Broker) -> None:
+def test_queues_created_over_grpc_exist_over_amqp_and_vice_versa(broker: Broker) -> None:
     with pika.BlockingConnection(pika.URLParameters(broker.url())) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -67,7 +67,7 @@ def test_a_queue_made_over_grpc_is_seen_over_amqp_and_the_other_way_round(broker
                 channel.queue_declare("shared", passive=True)
 
 
-def test_headers_cross_between_grpc_and_amqp(broker: Broker) -> None:
+def test_headers_are_converted_between_grpc_and_amqp(broker: Broker) -> None:
     with (
         pika.BlockingConnection(pika.URLParameters(broker.url())) as connection,
         Client(address(broker)) as client,
@@ -110,7 +110,7 @@ def test_streams_and_exclusive_queues_are_not_lease_queues(broker: Broker) -> No
                     client.lease(queue)
 
 
-def test_a_policy_leaves_scripts_and_dead_letters_of_a_lease_queue_alone(broker: Broker) -> None:
+def test_policies_do_not_change_scripts_and_dead_letters_of_lease_queues(broker: Broker) -> None:
     with grpc.insecure_channel(address(broker)) as channel, fila.Client(address(broker)) as client:
         admin = Admin(channel)
         admin.CreateQueue(name="policed", config={"on_failure_script": DEAD})
@@ -124,7 +124,7 @@ def test_a_policy_leaves_scripts_and_dead_letters_of_a_lease_queue_alone(broker:
 
 
 @pytest.mark.promise("P1")
-def test_everything_is_there_after_a_crash_of_the_broker(own_broker: Broker) -> None:
+def test_queues_and_messages_survive_a_crash_of_the_broker(own_broker: Broker) -> None:
     with grpc.insecure_channel(address(own_broker)) as channel:
         Admin(channel).CreateQueue(name="q", config={"on_failure_script": DEAD, "visibility_timeout_ms": 3_600_000})
     with fila.Client(address(own_broker)) as client:

@@ -19,7 +19,7 @@ PRODUCERS = 4
 
 @pytest.mark.promise("P1")
 @pytest.mark.spec("C6", "C7")
-def test_leases_of_streams_are_back_at_once_after_a_crash(serve: Callable[..., Server]) -> None:
+def test_stream_leases_are_released_immediately_after_a_crash(serve: Callable[..., Server]) -> None:
     server = serve()
     with grpc.insecure_channel(server.address) as channel:
         Admin(channel).CreateQueue(name="q", config={"visibility_timeout_ms": 3_600_000})
@@ -29,7 +29,7 @@ def test_leases_of_streams_are_back_at_once_after_a_crash(serve: Callable[..., S
         held = [message.id for message in islice(stream, 25)]
         for message_id in held[:10]:
             client.ack("q", message_id)
-        # Acks are written when they are answered, and durable with the next enqueue.
+        # Acks are written when they are responded, and durable with the next enqueue.
         sent.append(client.enqueue("q", None, b"last"))
         server.kill()
     server.start()
@@ -41,7 +41,7 @@ def test_leases_of_streams_are_back_at_once_after_a_crash(serve: Callable[..., S
 
 
 @pytest.mark.promise("P1")
-def test_every_enqueue_that_was_answered_survives_a_crash(serve: Callable[..., Server]) -> None:
+def test_every_confirmed_enqueue_survives_a_crash(serve: Callable[..., Server]) -> None:
     server = serve()
     with grpc.insecure_channel(server.address) as channel:
         Admin(channel).CreateQueue(name="q")
@@ -73,18 +73,18 @@ def test_every_enqueue_that_was_answered_survives_a_crash(serve: Callable[..., S
     with fila_client(server.address) as client:
         got = {message.id for message in islice(client.consume("q"), depth)}
     assert expected <= got
-    assert len(got) <= len(expected) + PRODUCERS, "one call of each may have been written and not answered"
+    assert len(got) <= len(expected) + PRODUCERS, "one call of each may have been written and not responded"
 
 
 @pytest.mark.spec("C7")
-def test_a_lease_with_a_token_outlives_the_crash(serve: Callable[..., Server]) -> None:
+def test_a_lease_with_a_token_survives_a_crash(serve: Callable[..., Server]) -> None:
     server = serve()
     client = Client(server.address)
     client.create_queue("q", visibility_timeout_ms=3_600_000)
     client.enqueue("q", [b"a", b"b"])
     held = client.lease("q", 2)
     assert len(held) == 2
-    # Leases are written when they are answered, and durable with the next enqueue.
+    # Leases are written when they are responded, and durable with the next enqueue.
     client.enqueue("q", b"last")
     server.kill()
     client.close()

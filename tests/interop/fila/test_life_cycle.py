@@ -50,14 +50,14 @@ def test_a_message_is_enqueued_consumed_and_acked(admin: Admin, client: fila.Cli
 
 
 @pytest.mark.spec("C4")
-def test_an_empty_payload_and_empty_headers_come_through(admin: Admin, client: fila.Client) -> None:
+def test_empty_payloads_and_headers_round_trip(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue()
     client.enqueue(queue, None, b"")
     message = next(client.consume(queue))
     assert (message.payload, message.headers) == (b"", {})
 
 
-def test_the_async_client_lives_the_same_life(admin: Admin, server: Server) -> None:
+def test_the_async_client_supports_the_same_life_cycle(admin: Admin, server: Server) -> None:
     queue = admin.queue()
 
     async def live() -> list[bytes]:
@@ -77,7 +77,7 @@ def test_the_async_client_lives_the_same_life(admin: Admin, server: Server) -> N
     assert admin.GetStats(queue=queue).depth == 0
 
 
-def test_a_consumer_that_waits_gets_what_comes(admin: Admin, client: fila.Client) -> None:
+def test_a_waiting_consumer_gets_new_messages(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue()
     got: list[bytes] = []
     begun = threading.Event()
@@ -99,7 +99,7 @@ def test_a_consumer_that_waits_gets_what_comes(admin: Admin, client: fila.Client
 
 
 @pytest.mark.spec("C8")
-def test_a_nacked_message_comes_again_with_its_attempts_counted(admin: Admin, client: fila.Client) -> None:
+def test_a_nacked_message_is_redelivered_with_its_attempt_count(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue()
     sent = client.enqueue(queue, None, b"fragile")
     stream = client.consume(queue)
@@ -114,9 +114,7 @@ def test_a_nacked_message_comes_again_with_its_attempts_counted(admin: Admin, cl
 
 
 @pytest.mark.spec("C9", "C12")
-def test_a_script_sends_failures_to_the_dead_letter_queue_and_redrive_brings_them_back(
-    admin: Admin, client: fila.Client
-) -> None:
+def test_a_script_dead_letters_failures_and_redrive_returns_them(admin: Admin, client: fila.Client) -> None:
     script = """
         function on_failure(msg)
             if msg.attempts >= 2 then return {action = "dlq"} end
@@ -139,7 +137,7 @@ def test_a_script_sends_failures_to_the_dead_letter_queue_and_redrive_brings_the
 
 
 @pytest.mark.spec("C9")
-def test_redrive_moves_as_many_as_asked(admin: Admin, client: fila.Client) -> None:
+def test_redrive_moves_the_requested_number(admin: Admin, client: fila.Client) -> None:
     script = 'function on_failure(msg) return {action = "dlq"} end'
     queue = admin.queue(on_failure_script=script)
     for i in range(5):
@@ -153,7 +151,7 @@ def test_redrive_moves_as_many_as_asked(admin: Admin, client: fila.Client) -> No
 
 
 @pytest.mark.spec("C10", "C12")
-def test_a_script_gives_messages_their_fairness_key_and_weight(admin: Admin, client: fila.Client) -> None:
+def test_a_script_sets_fairness_key_and_weight(admin: Admin, client: fila.Client) -> None:
     script = """
         function on_enqueue(msg)
             return {fairness_key = msg.headers["tenant"], weight = tonumber(msg.headers["weight"])}
@@ -171,7 +169,7 @@ def test_a_script_gives_messages_their_fairness_key_and_weight(admin: Admin, cli
 
 
 @pytest.mark.spec("C7")
-def test_a_lease_that_runs_out_is_a_failed_attempt(admin: Admin, client: fila.Client) -> None:
+def test_an_expired_lease_counts_as_a_failed_attempt(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue(visibility_timeout_ms=300)
     sent = client.enqueue(queue, None, b"slow")
     stream = client.consume(queue)
@@ -207,7 +205,7 @@ def test_the_first_consumers_late_ack_does_not_settle_the_second_delivery(admin:
 
 
 @pytest.mark.spec("C7")
-def test_what_a_consumer_held_is_back_as_soon_as_it_disconnects(admin: Admin, server: Server) -> None:
+def test_messages_of_a_disconnected_consumer_are_requeued_immediately(admin: Admin, server: Server) -> None:
     queue = admin.queue(visibility_timeout_ms=3_600_000)
 
     async def take_and_die() -> None:
@@ -288,7 +286,7 @@ def test_operators_errors_have_their_status_codes(
 
 
 @pytest.mark.spec("C9")
-def test_redrive_to_a_queue_that_is_gone_is_refused_and_loses_nothing(admin: Admin, client: fila.Client) -> None:
+def test_redrive_to_a_deleted_queue_is_refused_without_loss(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue(on_failure_script='function on_failure(msg) return {action = "dlq"} end')
     client.enqueue(queue, None, b"kept")
     stream = client.consume(queue)
@@ -316,7 +314,7 @@ def test_settings_are_set_listed_and_never_show_secrets(admin: Admin) -> None:
 
 
 @pytest.mark.spec("C11")
-def test_a_throttle_set_by_an_operator_holds_messages_and_shows_in_the_stats(admin: Admin, client: fila.Client) -> None:
+def test_a_throttle_delays_messages_and_appears_in_the_stats(admin: Admin, client: fila.Client) -> None:
     script = 'function on_enqueue(msg) return {throttle_keys = {"interop-api"}} end'
     queue = admin.queue(on_enqueue_script=script)
     admin.SetConfig(key="throttle.interop-api", value="0.001,2")
@@ -334,7 +332,7 @@ def test_a_throttle_set_by_an_operator_holds_messages_and_shows_in_the_stats(adm
         client.ack(queue, next(stream).id)
 
 
-def test_stats_count_what_is_held_and_who_consumes(admin: Admin, client: fila.Client) -> None:
+def test_stats_count_leased_messages_and_consumers(admin: Admin, client: fila.Client) -> None:
     queue = admin.queue()
     for _ in range(3):
         client.enqueue(queue, None, b"")
@@ -349,7 +347,7 @@ def test_stats_count_what_is_held_and_who_consumes(admin: Admin, client: fila.Cl
     assert f"{queue}.dlq" in listed
 
 
-def test_our_messages_and_filas_live_in_one_process() -> None:
+def test_basalt_and_fila_protobuf_messages_work_in_one_process() -> None:
     from basaltmq.wire import fila_wire_pb2
 
     ours = fila_wire_pb2.RedriveRequest(dlq_queue="q.dlq", count=7)

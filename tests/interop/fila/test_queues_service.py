@@ -14,7 +14,8 @@ import pytest
 from tests.interop.fila.conftest import Admin, Server, until
 
 from basaltmq.client import AsyncClient, Client, Draft
-from basaltmq.client.worker_session import Cancellation
+from basaltmq.client import channel as calls
+from basaltmq.client.cancellation import Cancellation
 from basaltmq.errors import (
     BasaltError,
     InvalidArgumentError,
@@ -61,7 +62,7 @@ def test_a_batch_is_enqueued_leased_and_acked(client: Client, queue: str, admin:
 
 
 @pytest.mark.spec("C4", "E7")
-def test_everything_a_draft_says_arrives(client: Client) -> None:
+def test_all_fields_of_a_draft_arrive(client: Client) -> None:
     queue = f"b-{uuid.uuid4().hex[:12]}"
     client.create_queue(queue, priorities_max=5)
     draft = Draft(payload=b"p", headers={"k": "v"}, fairness_key="tenant", weight=3, priority=2)
@@ -76,7 +77,7 @@ def test_everything_a_draft_says_arrives(client: Client) -> None:
 
 
 @pytest.mark.spec("C4", "E7")
-def test_a_queue_is_made_with_all_settings_there_are(client: Client, server: Server) -> None:
+def test_a_queue_is_created_with_all_settings(client: Client, server: Server) -> None:
     name = f"b-{uuid.uuid4().hex[:12]}"
     settings: Any = {
         "visibility_timeout_ms": 500,
@@ -108,7 +109,7 @@ def test_a_queue_is_made_with_all_settings_there_are(client: Client, server: Ser
     ("draft", "option"),
     [(Draft(payload=b"x", dedup_id=b"1"), "dedup_window_ms"), (Draft(payload=b"x", priority=1), "priorities_max")],
 )
-def test_what_a_queue_would_ignore_is_refused_by_name(client: Client, queue: str, draft: Draft, option: str) -> None:
+def test_unsupported_settings_are_refused_by_name(client: Client, queue: str, draft: Draft, option: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"{queue}.*{option}"):
         client.enqueue(queue, draft)
     with pytest.raises(InvalidArgumentError, match=f"{queue}.*{option}"), client.producer(queue) as producer:
@@ -116,14 +117,14 @@ def test_what_a_queue_would_ignore_is_refused_by_name(client: Client, queue: str
     assert client.lease(queue) == []
 
 
-def test_a_batch_is_added_whole_or_not_at_all(client: Client, queue: str, admin: Admin) -> None:
+def test_a_batch_is_enqueued_atomically(client: Client, queue: str, admin: Admin) -> None:
     with pytest.raises(LimitExceededError, match="fairness key"):
         client.enqueue(queue, [b"good", Draft(payload=b"bad", fairness_key="x" * 5000)])
     assert admin.GetStats(queue=queue).depth == 0
 
 
 @pytest.mark.spec("C8", "C9")
-def test_nack_release_and_reject_do_what_they_say(client: Client, queue: str, admin: Admin) -> None:
+def test_nack_release_and_reject_have_their_effects(client: Client, queue: str, admin: Admin) -> None:
     client.enqueue(queue, [b"1", b"2", b"3"])
     retried, released, rejected = client.lease(queue, 3)
     client.nack(retried, "try again")
@@ -139,7 +140,7 @@ def test_nack_release_and_reject_do_what_they_say(client: Client, queue: str, ad
 
 
 @pytest.mark.spec("C7")
-def test_a_token_that_is_not_current_is_refused_whole(client: Client, queue: str) -> None:
+def test_a_request_with_an_outdated_token_has_no_effect(client: Client, queue: str) -> None:
     client.enqueue(queue, [b"1", b"2"])
     first, second = client.lease(queue, 2)
     client.release(second)
@@ -157,7 +158,7 @@ def test_a_token_that_is_not_current_is_refused_whole(client: Client, queue: str
 
 
 @pytest.mark.spec("C7")
-def test_an_extended_lease_lasts_and_another_does_not(client: Client, queue: str) -> None:
+def test_an_extended_lease_stays_and_another_expires(client: Client, queue: str) -> None:
     client.enqueue(queue, [b"kept", b"lost"])
     kept, lost = client.lease(queue, 2, visibility_ms=700)
     before = kept.token
@@ -170,7 +171,7 @@ def test_an_extended_lease_lasts_and_another_does_not(client: Client, queue: str
     assert client.ack([kept, again]) == 2
 
 
-def test_a_long_poll_waits_for_the_first_message_and_no_longer(client: Client, queue: str) -> None:
+def test_a_long_poll_ends_at_the_first_message_or_its_timeout(client: Client, queue: str) -> None:
     assert client.lease(queue, 5, wait=0.05) == []
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.lease, queue, 5, wait=WAIT_S)
@@ -187,7 +188,7 @@ def test_concurrent_polls_get_each_message_once(client: Client, queue: str) -> N
 
 
 @pytest.mark.spec("C7")
-def test_a_poll_that_is_given_up_takes_nothing(client: Client, queue: str) -> None:
+def test_a_cancelled_poll_leases_nothing(client: Client, queue: str) -> None:
     cancellation = Cancellation()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.lease, queue, 5, wait=WAIT_S, cancellation=cancellation)
@@ -198,7 +199,7 @@ def test_a_poll_that_is_given_up_takes_nothing(client: Client, queue: str) -> No
 
 
 @pytest.mark.spec("C7")
-def test_what_a_client_leased_is_back_as_soon_as_it_leaves(server: Server, client: Client, queue: str) -> None:
+def test_leases_of_a_disconnected_client_are_released_immediately(server: Server, client: Client, queue: str) -> None:
     client.enqueue(queue, [b"1", b"2", b"3"])
     leaving = Client(server.address)
     held = leaving.lease(queue, 3, visibility_ms=3_600_000)
@@ -215,13 +216,13 @@ def test_what_a_client_leased_is_back_as_soon_as_it_leaves(server: Server, clien
     assert sorted(got) == [(b"2", 0), (b"3", 0)]
 
 
-def test_leases_without_a_session_and_others_numbers(client: Client, queue: str, channel: grpc.Channel) -> None:
+def test_lease_numbers_of_other_sessions_are_refused(client: Client, queue: str, channel: grpc.Channel) -> None:
     lease: Any = channel.unary_unary(
         "/basalt.v1.Queues/Lease", wire.LeaseRequest.SerializeToString, wire.LeaseResponse.FromString
     )
     client.enqueue(queue, [b"1"])
     with pytest.raises(grpc.RpcError) as refused:
-        lease(wire.LeaseRequest(queue=queue, session=client._presence.number()))
+        lease(wire.LeaseRequest(queue=queue, session=client._run(client._client._session.number())))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION, "another connection's number"
     assert [each.payload for each in lease(wire.LeaseRequest(queue=queue)).messages] == [b"1"]
 
@@ -246,7 +247,7 @@ def test_leases_without_a_session_and_others_numbers(client: Client, queue: str,
         (lambda c, q: c.extend_lease(q, 7), StaleLeaseError),
     ],
 )
-def test_errors_are_those_of_a_queue_in_this_process(client: Client, queue: str, call: Any, kind: type) -> None:
+def test_errors_are_the_same_as_with_an_embedded_queue(client: Client, queue: str, call: Any, kind: type) -> None:
     with pytest.raises(kind) as refused:
         call(client, queue)
     assert isinstance(refused.value, BasaltError)
@@ -273,9 +274,7 @@ def test_hostile_requests_are_refused(queue: str, channel: grpc.Channel) -> None
 
 
 @pytest.mark.parametrize("frame_bytes", [16_384, 1 << 20])
-def test_large_batches_cross_to_clients_that_take_small_frames_and_large_ones(
-    queue: str, server: Server, frame_bytes: int
-) -> None:
+def test_large_batches_reach_clients_with_any_max_frame_size(queue: str, server: Server, frame_bytes: int) -> None:
     """PyPI's grpcio, which sends frames as large as we offer to take, and says itself what it takes."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),
@@ -321,7 +320,7 @@ def test_a_refused_batch_does_not_end_the_stream(client: Client, queue: str) -> 
         gone.result(WAIT_S)
 
 
-def test_a_producer_that_does_not_read_its_confirms_is_held(queue: str, server: Server, admin: Admin) -> None:
+def test_a_producer_that_does_not_read_its_confirms_is_paused(queue: str, server: Server, admin: Admin) -> None:
     """The server stops reading when what it could not confirm fills its window."""
     sent = 0
     is_stuck = threading.Event()
@@ -335,7 +334,7 @@ def test_a_producer_that_does_not_read_its_confirms_is_held(queue: str, server: 
 
     with grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
         produce: Any = channel.stream_stream("/basalt.v1.Queues/Produce", wire.ProduceRequest.SerializeToString)
-        answers = produce(requests())
+        responses = produce(requests())
         seen: list[int] = []
 
         def has_stopped() -> bool:
@@ -347,16 +346,16 @@ def test_a_producer_that_does_not_read_its_confirms_is_held(queue: str, server: 
             until(has_stopped)
         finally:
             is_stuck.set()
-            answers.cancel()
+            responses.cancel()
 
 
-def test_a_broker_that_is_not_there_is_unavailable_and_may_be_tried_again() -> None:
+def test_an_unreachable_broker_is_a_retriable_error() -> None:
     with Client("127.0.0.1:1", timeout=5) as client, pytest.raises(UnavailableError) as refused:
         client.enqueue("q", b"")
     assert refused.value.retriable
 
 
-def test_the_async_client_does_the_same(server: Server, queue: str) -> None:
+def test_the_async_client_behaves_like_the_threaded_one(server: Server, queue: str) -> None:
     async def live() -> None:
         async with AsyncClient(server.address) as client:
             name = f"{queue}-async"
@@ -392,15 +391,15 @@ def test_the_async_client_does_the_same(server: Server, queue: str) -> None:
     asyncio.run(asyncio.wait_for(live(), 2 * WAIT_S))
 
 
-def test_a_lease_goes_on_over_a_restart_of_the_broker(server: Server, queue: str, client: Client) -> None:
+def test_a_lease_survives_a_restart_of_the_broker(server: Server, queue: str, client: Client) -> None:
     """The session is forgotten by the broker; the client begins another by itself."""
     client.enqueue(queue, b"1")
-    presence = client.open_session()
-    number = presence.number()
-    assert client.ack(client.lease(queue, session=presence)) == 1
-    presence._number = number + 1_000_000
+    leasing_session = client.open_session()
+    number = client._run(leasing_session.number())
+    assert client.ack(client.lease(queue, session=leasing_session)) == 1
+    leasing_session._number = number + 1_000_000
     client.enqueue(queue, b"2")
-    assert client.lease(queue, wait=WAIT_S, session=presence)[0].payload == b"2"
+    assert client.lease(queue, wait=WAIT_S, session=leasing_session)[0].payload == b"2"
     with pytest.raises(PreconditionFailedError):
-        client._ask(wire.LeaseRequest(queue=queue, session=number + 1_000_000), 0, None)
-    presence.close()
+        client._run(client._client._call(calls.LEASE, wire.LeaseRequest(queue=queue, session=number + 1_000_000)))
+    client.end_session(leasing_session)

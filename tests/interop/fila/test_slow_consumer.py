@@ -26,7 +26,7 @@ def sleeper(address: str, queue: str) -> tuple[grpc.Channel, Any]:
     return channel, consume(wire.ConsumeRequest(queue=queue))
 
 
-def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, server: Server) -> None:
+def test_other_consumers_get_all_messages_not_sent_to_the_slow_one(admin: Admin, server: Server) -> None:
     queue = admin.queue(visibility_timeout_ms=3_600_000)
     channel, stream = sleeper(server.address, queue)
     until(lambda: admin.GetStats(queue=queue).active_consumers)
@@ -55,7 +55,7 @@ def test_others_get_everything_but_what_was_sent_to_the_slow_one(admin: Admin, s
     assert len(rest) == count - got, "what the slow one had is back when it is gone"
 
 
-def test_the_server_does_not_hold_a_backlog_for_a_client_that_does_not_read(admin: Admin, server: Server) -> None:
+def test_the_server_buffers_little_for_a_client_that_does_not_read(admin: Admin, server: Server) -> None:
     queue = admin.queue()
     payload = bytes(1 << 20)
     with fila_client(server.address) as client:

@@ -64,7 +64,7 @@ def enqueues(server: Server, **credentials: bytes | None) -> bool:
         (True, "theirs", "ours", False),
     ],
 )
-def test_who_is_let_in(
+def test_client_certificates_are_verified_as_configured(
     serve: Callable[..., Server], files: Files, mutual: bool, trusts: str | None, shows: str | None, is_let_in: bool
 ) -> None:
     server = serve(tls=files.options(mutual=mutual))
@@ -97,7 +97,7 @@ def test_a_renewed_certificate_is_served_without_a_restart(
     assert enqueues(server, ca_cert=theirs), "a file that is missing leaves the last certificate in place"
 
 
-def test_our_own_client_speaks_tls_both_ways(serve: Callable[..., Server], files: Files) -> None:
+def test_the_basalt_client_supports_tls_and_client_certificates(serve: Callable[..., Server], files: Files) -> None:
     server = serve(tls=files.options(mutual=True))
     authority = files.authority.certificate.read_bytes()
     certificate, key = files.client[0].read_bytes(), files.client[1].read_bytes()
@@ -111,7 +111,7 @@ def test_our_own_client_speaks_tls_both_ways(serve: Callable[..., Server], files
         Client(address, ca_certificate=authority, client_certificate=certificate)
 
 
-def test_keys_and_tls_go_together(serve: Callable[..., Server], files: Files) -> None:
+def test_api_keys_work_over_tls(serve: Callable[..., Server], files: Files) -> None:
     server = serve(tls=files.options(mutual=False), access="loopback")
     authority = files.authority.certificate.read_bytes()
     with grpc.secure_channel(f"localhost:{server.port}", grpc.ssl_channel_credentials(authority)) as channel:

@@ -57,7 +57,7 @@ def test_every_message_is_handled_once_by_several_threads(client: Client, queue:
 
 
 @pytest.mark.spec("C8", "C9")
-def test_failures_are_the_queues_to_decide_and_a_reject_is_final(client: Client, queue: str, admin: Admin) -> None:
+def test_failures_are_nacked_and_rejects_are_final(client: Client, queue: str, admin: Admin) -> None:
     client.enqueue(queue, [b"flaky", b"hopeless"])
     attempts: list[int] = []
     done = threading.Event()
@@ -99,7 +99,7 @@ def test_an_exception_whose_text_is_not_utf_8_does_not_end_the_worker(
     assert worker.failed == 1
 
 
-def test_a_handler_may_settle_for_itself(client: Client, queue: str, admin: Admin) -> None:
+def test_a_handler_may_settle_its_message(client: Client, queue: str, admin: Admin) -> None:
     client.enqueue(queue, [b"1"])
 
     def handle(message: Leased) -> None:
@@ -128,7 +128,7 @@ def test_a_long_handler_keeps_its_message(client: Client, queue: str, admin: Adm
 
 
 @pytest.mark.spec("C7")
-def test_a_handler_that_hangs_loses_its_message_if_leases_are_not_kept(client: Client, queue: str) -> None:
+def test_a_hanging_handler_loses_its_message_without_lease_extension(client: Client, queue: str) -> None:
     client.enqueue(queue, b"hanging")
     first = threading.Event()
     handled: list[int] = []
@@ -169,14 +169,14 @@ def test_a_stop_finishes_running_handlers_and_releases_the_other_messages(
     assert {each.attempts for each in client.lease(queue, 100)} == {0}
 
 
-def test_a_signal_stops_a_worker_that_waits(client: Client, queue: str) -> None:
+def test_a_signal_stops_an_idle_worker(client: Client, queue: str) -> None:
     worker = Worker(client, queue, lambda message: None)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
     worker.run()
     assert worker.handled == 0
 
 
-def test_a_queue_that_is_deleted_ends_its_worker(client: Client, queue: str) -> None:
+def test_deleting_the_queue_ends_its_worker(client: Client, queue: str) -> None:
     worker = Worker(client, queue, lambda message: None)
     worker.start()
     client.enqueue(queue, b"1")
@@ -187,7 +187,7 @@ def test_a_queue_that_is_deleted_ends_its_worker(client: Client, queue: str) -> 
 
 
 @pytest.mark.spec("C7")
-def test_workers_go_on_when_the_broker_was_killed_or_stopped_and_is_back(serve: Callable[..., Server]) -> None:
+def test_workers_continue_after_a_broker_restart(serve: Callable[..., Server]) -> None:
     server = serve()
     seen: Counter[bytes] = Counter()
 
@@ -222,7 +222,7 @@ def test_workers_go_on_when_the_broker_was_killed_or_stopped_and_is_back(serve: 
 
 
 @pytest.mark.parametrize("options", [{"concurrency": 0}, {"concurrency": 5000}, {"ahead": -1}, {"concurrency": "2"}])
-def test_a_worker_is_refused_what_makes_no_sense(client: Client, queue: str, options: dict[str, Any]) -> None:
+def test_invalid_worker_options_are_refused(client: Client, queue: str, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         Worker(client, queue, lambda message: None, **options)
 
@@ -236,7 +236,9 @@ def test_a_coroutine_function_is_not_a_handler_for_threads(client: Client, queue
 
 
 @pytest.mark.spec("C8")
-def test_an_async_worker_does_the_same(server: Server, queue: str, client: Client, admin: Admin) -> None:
+def test_an_async_worker_handles_messages_and_failures(
+    server: Server, queue: str, client: Client, admin: Admin
+) -> None:
     client.enqueue(queue, [b"%d" % i for i in range(100)])
 
     async def work() -> tuple[AsyncWorker, Counter[bytes], int]:
@@ -271,7 +273,7 @@ def test_an_async_worker_does_the_same(server: Server, queue: str, client: Clien
 
 
 @pytest.mark.spec("C7")
-def test_a_cancelled_async_worker_gives_everything_back(server: Server, queue: str, client: Client) -> None:
+def test_a_cancelled_async_worker_releases_its_messages(server: Server, queue: str, client: Client) -> None:
     client.enqueue(queue, [b"1", b"2", b"3"])
 
     async def work() -> None:
@@ -300,8 +302,8 @@ def test_a_cancelled_async_worker_gives_everything_back(server: Server, queue: s
 
 
 @pytest.mark.spec("C8")
-def test_failures_are_logged_and_tried_again_later(
-    client: Client, queue: str, admin: Admin, caplog: pytest.LogCaptureFixture
+def test_failures_are_logged_and_retried_later(
+    client: Client, server: Server, queue: str, admin: Admin, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.enqueue(queue, b"poison")
 
@@ -316,7 +318,7 @@ def test_failures_are_logged_and_tried_again_later(
     caplog.clear()
 
     async def run() -> int:
-        async with AsyncClient(client._target.address) as other:
+        async with AsyncClient(server.address) as other:
             await other.enqueue(queue, b"poison too")
 
             async def fail(message: Leased) -> None:

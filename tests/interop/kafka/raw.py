@@ -34,13 +34,13 @@ class RawClient:
 
     def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
         self.post(key, version, body)
-        return self.answer(key, version)
+        return self.response(key, version)
 
     def post(self, key: int, version: int, body: dict[str, Any]) -> None:
         self._correlation += 1
         self.send(k.encode_request(key, version, self._correlation, "raw", body))
 
-    def answer(self, key: int, version: int) -> dict[str, Any]:
+    def response(self, key: int, version: int) -> dict[str, Any]:
         return k.decode_response(key, version, self.frame())[1]
 
     def frame(self) -> bytes:
@@ -73,12 +73,12 @@ class RawClient:
 
     def produce(self, topic: str, batch: bytes, *, acks: int = -1, version: int = 9) -> dict[str, Any]:
         self.post(k.PRODUCE, version, produced(topic, batch, acks))
-        found: dict[str, Any] = self.answer(k.PRODUCE, version)["topics"][0]["partitions"][0]
+        found: dict[str, Any] = self.response(k.PRODUCE, version)["topics"][0]["partitions"][0]
         return found
 
     def fetch(self, topic: str, offset: int, **asked: int) -> dict[str, Any]:
         self.post(k.FETCH, 12, fetched(topic, offset, **asked))
-        found: dict[str, Any] = self.answer(k.FETCH, 12)["topics"][0]["partitions"][0]
+        found: dict[str, Any] = self.response(k.FETCH, 12)["topics"][0]["partitions"][0]
         return found
 
 

@@ -75,7 +75,7 @@ def test_settings_of_a_topic_are_altered(kafka: Broker) -> None:
 
 
 @pytest.mark.spec("B10")
-def test_a_topic_is_compacted_and_retained_from_when_it_is_told_to_be(kafka: Broker) -> None:
+def test_changed_cleanup_settings_of_a_topic_take_effect(kafka: Broker) -> None:
     """Both were made without, and filled: librdkafka's compressed batches without an index of their keys."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers(kafka), "compression.type": "lz4"})
     for name in ("compacted", "retained"):
@@ -129,7 +129,7 @@ def test_a_topic_is_compacted_and_retained_from_when_it_is_told_to_be(kafka: Bro
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_kafka_pythons_admin_makes_and_deletes_topics(kafka: Broker) -> None:
+def test_kafka_python_creates_and_deletes_topics(kafka: Broker) -> None:
     admin = kafka_python.KafkaAdminClient(bootstrap_servers=servers(kafka))
     try:
         admin.create_topics([kafka_python.admin.NewTopic("python-admin", 2, 1)])

@@ -29,7 +29,7 @@ def resident_peak_bytes(broker: Broker) -> int:
 
 
 @pytest.mark.promise("P8")
-def test_a_bomb_costs_no_door_its_memory_and_no_client_its_topic(own_broker: Broker) -> None:
+def test_compression_bombs_exhaust_no_memory_and_block_no_topic(own_broker: Broker) -> None:
     broker = own_broker
     broker.call("PUT", path("queues", "/", "bombed"), {"arguments": {"x-queue-type": "stream"}})
     bomb = compressed(codecs.GZIP, encode_plain([Record(bytes(BOMB_BYTES), timestamp_ms=1)]))

@@ -45,7 +45,7 @@ def consumer_of(broker: Broker, group: str, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_librdkafka_gets_back_what_it_sent_with_every_compression(kafka: Broker, codec: str) -> None:
+def test_librdkafka_round_trips_records_with_every_compression(kafka: Broker, codec: str) -> None:
     values = [b"%s-%d" % (codec.encode(), number) for number in range(500)]
     send(kafka, f"codec-{codec}", values, **{"compression.type": codec})
     consumer = consumer_of(kafka, f"codec-{codec}")
@@ -63,7 +63,7 @@ def test_librdkafka_gets_back_what_it_sent_with_every_compression(kafka: Broker,
         again.close()
 
 
-def test_members_of_a_group_share_partitions_and_take_over_from_each_other(kafka: Broker) -> None:
+def test_members_of_a_group_share_and_take_over_partitions(kafka: Broker) -> None:
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers(kafka)})
     admin.create_topics([kafka_admin.NewTopic("shared", 4, 1)])["shared"].result(WAIT_S)
     first, second = consumer_of(kafka, "sharers"), consumer_of(kafka, "sharers")
@@ -89,7 +89,7 @@ def test_members_of_a_group_share_partitions_and_take_over_from_each_other(kafka
         first.close()
 
 
-def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(kafka: Broker) -> None:
+def test_a_static_member_returns_to_its_partitions_without_a_rebalance(kafka: Broker) -> None:
     send(kafka, "static", [b"one"])
     settings = {"group.instance.id": "the-one", "session.timeout.ms": 30_000}
     member = consumer_of(kafka, "statics", **settings)
@@ -106,7 +106,7 @@ def test_a_static_member_comes_back_to_its_partitions_without_a_rebalance(kafka:
         back.close()
 
 
-def test_topics_are_made_widened_described_altered_and_deleted(kafka: Broker) -> None:
+def test_topics_are_created_extended_described_altered_and_deleted(kafka: Broker) -> None:
     admin = kafka_admin.AdminClient({"bootstrap.servers": servers(kafka)})
     wanted = kafka_admin.NewTopic("made", 2, 1, config={"retention.ms": "86400000", "cleanup.policy": "delete"})
     admin.create_topics([wanted])["made"].result(WAIT_S)
@@ -123,7 +123,7 @@ def test_topics_are_made_widened_described_altered_and_deleted(kafka: Broker) ->
     assert "made" not in admin.list_topics(timeout=WAIT_S).topics
 
 
-def test_offsets_are_found_by_time(kafka: Broker) -> None:
+def test_offsets_are_found_by_timestamp(kafka: Broker) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": servers(kafka)})
     for number in range(10):
         producer.produce("timed", b"%d" % number, timestamp=1_700_000_000_000 + 1000 * number)
@@ -188,7 +188,7 @@ def test_aiokafka_produces_idempotently_and_consumes_in_a_group(kafka: Broker) -
 
 
 @pytest.mark.spec("B1")
-def test_a_stream_of_amqp_and_a_topic_of_kafka_are_one(kafka: Broker) -> None:
+def test_amqp_streams_and_kafka_topics_are_the_same_objects(kafka: Broker) -> None:
     send(kafka, "both", [b"from kafka"])
     connection = pika.BlockingConnection(pika.URLParameters(kafka.url("amqp")))
     try:

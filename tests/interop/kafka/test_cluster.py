@@ -101,12 +101,12 @@ def test_partitions_of_topics_are_described_in_pages(kafka: Broker) -> None:
             cursor: dict[str, Any] | None = None
             for _ in range(1000):
                 asked = {"topics": [{"name": name} for name in names], "response_partition_limit": limit}
-                answer = client.ask(k.DESCRIBE_TOPIC_PARTITIONS, 0, {**asked, "cursor": cursor})
-                page = [(t["name"], p["partition_index"]) for t in answer["topics"] for p in t["partitions"]]
+                response = client.ask(k.DESCRIBE_TOPIC_PARTITIONS, 0, {**asked, "cursor": cursor})
+                page = [(t["name"], p["partition_index"]) for t in response["topics"] for p in t["partitions"]]
                 assert len(page) <= limit
                 found += page
-                errors += [(t["name"], t["error_code"]) for t in answer["topics"] if t["error_code"]]
-                cursor = answer["next_cursor"]
+                errors += [(t["name"], t["error_code"]) for t in response["topics"] if t["error_code"]]
+                cursor = response["next_cursor"]
                 if cursor is None:
                     return found, errors
             raise AssertionError("the pages have no end")

@@ -160,8 +160,8 @@ class Group:
         with RawClient(broker.port("kafka")) as client:
             configs = [{"name": each, "config_operation": 0, "value": str(value)} for each, value in settings.items()]
             resource = {"resource_type": GROUP_RESOURCE, "resource_name": name, "configs": configs}
-            answer = client.ask(k.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource], "validate_only": False})
-        assert answer["responses"][0]["error_code"] == 0, answer
+            response = client.ask(k.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource], "validate_only": False})
+        assert response["responses"][0]["error_code"] == 0, response
 
     def read(self, **settings: Any) -> Reader:
         reader = Reader(self, **settings)
@@ -255,7 +255,7 @@ def create(broker: Broker, topic: str, partitions: int = PARTITIONS) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_everything_is_read_while_members_join_leave_and_are_killed(broker: Broker, stack: ExitStack) -> None:
+def test_all_records_are_read_while_members_join_leave_and_are_killed(broker: Broker, stack: ExitStack) -> None:
     create(broker, "rolled")
     group = Group(broker, "rolling", stack, "rolled", SESSION_MS)
     load = Load(broker, "rolled")
@@ -289,7 +289,7 @@ def test_everything_is_read_while_members_join_leave_and_are_killed(broker: Brok
     assert group.has_lost or not any(each.errors for each in group.readers)
 
 
-def test_a_pattern_is_seen_by_a_topic_that_comes_later_and_the_group_is_described(
+def test_a_pattern_subscription_includes_later_topics_and_the_group_is_described(
     broker: Broker, stack: ExitStack
 ) -> None:
     create(broker, "seen-1", 2)
@@ -353,7 +353,7 @@ def test_unauthorized_use_of_a_group_is_an_error(broker: Broker) -> None:
 
 @pytest.mark.promise("P1")
 @pytest.mark.timeout(300)
-def test_members_go_on_from_what_was_committed_when_the_broker_is_killed(broker: Broker, stack: ExitStack) -> None:
+def test_members_continue_from_committed_offsets_after_kill_9(broker: Broker, stack: ExitStack) -> None:
     create(broker, "outlived")
     group = Group(broker, "outliving", stack, "outlived")
     first, second = group.read(), group.read()

@@ -29,7 +29,7 @@ def flags(port: int) -> tuple[str, ...]:
 
 
 @pytest.mark.promise("P1")
-def test_a_batch_sent_again_after_a_kill_is_known(tmp_path: Path) -> None:
+def test_a_batch_repeated_after_kill_9_is_deduplicated(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path / "data", *flags(port)) as broker:
         with RawClient(port) as client:
@@ -54,7 +54,7 @@ def test_a_batch_sent_again_after_a_kill_is_known(tmp_path: Path) -> None:
             assert client.fetch("again", 0)["high_watermark"] == 9
 
 
-def test_committed_offsets_outlive_a_kill_and_members_join_again(tmp_path: Path) -> None:
+def test_committed_offsets_survive_kill_9_and_members_rejoin(tmp_path: Path) -> None:
     port = free_port()
     with running(tmp_path / "data", *flags(port)) as broker:
         producer = confluent_kafka.Producer({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0})

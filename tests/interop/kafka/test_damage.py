@@ -64,8 +64,8 @@ def got(broker: Broker, path: str) -> tuple[int, str]:
     try:
         login = base64.b64encode(b"guest:guest").decode()
         connection.request("GET", path, headers={"Authorization": f"Basic {login}"})
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
     finally:
         connection.close()
 
@@ -97,7 +97,7 @@ def consume(broker: Broker, topic: str, count: int, **more: Any) -> tuple[list[b
 
 
 @pytest.mark.promise("P7")
-def test_consumers_skip_a_damaged_batch_and_the_loss_is_named(tmp_path: Path) -> None:
+def test_consumers_skip_a_damaged_batch_and_its_offsets_are_logged(tmp_path: Path) -> None:
     with running(tmp_path / "data", *FLAGS) as broker:
         produce(broker, "orders")
         damage(broker, b"value-%d" % DAMAGED)
@@ -159,7 +159,7 @@ def test_a_damaged_batch_is_an_error_if_it_must_not_be_skipped(tmp_path: Path) -
 
 
 @pytest.mark.promise("P7")
-def test_a_lost_end_of_the_log_and_a_store_that_does_not_open_fail_the_health_check(tmp_path: Path) -> None:
+def test_a_truncated_log_or_a_failed_store_fails_the_health_check(tmp_path: Path) -> None:
     with running(tmp_path / "data", *FLAGS) as broker:
         produce(broker, "orders")
         broker.stop()
@@ -184,7 +184,7 @@ def test_a_lost_end_of_the_log_and_a_store_that_does_not_open_fail_the_health_ch
 
 
 @pytest.mark.promise("P7")
-def test_a_lost_commit_costs_the_records_of_its_transaction_and_verify_names_them(tmp_path: Path) -> None:
+def test_a_lost_commit_loses_the_records_of_its_transaction_and_verify_names_them(tmp_path: Path) -> None:
     with running(tmp_path / "data", *FLAGS) as broker:
         produce(broker, "orders", transactional=True)
         broker.stop()
@@ -193,7 +193,7 @@ def test_a_lost_commit_costs_the_records_of_its_transaction_and_verify_names_the
             marker = [found.position for found in scan(lane, lane.start)][-1]
         os.truncate(segment, marker)
         store = segment.parents[2]
-        answer = CliRunner().invoke(main, ["--data-dir", str(store), "store", "verify", "--json"])
+        response = CliRunner().invoke(main, ["--data-dir", str(store), "store", "verify", "--json"])
     # Each transaction has a record and a marker.
     last = 2 * BATCHES - 1
-    assert f"lost: shard 1, offsets {last - 1} to {last} (topic 'orders'[0])" in answer.output
+    assert f"lost: shard 1, offsets {last - 1} to {last} (topic 'orders'[0])" in response.output

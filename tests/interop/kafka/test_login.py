@@ -57,7 +57,7 @@ def settings(broker: Broker, password: str = "secret", **more: str) -> dict[str,
     }
 
 
-def test_a_user_comes_in_over_tls_and_may_do_what_permissions_say(closed: Broker) -> None:
+def test_a_user_logs_in_over_tls_with_its_permissions(closed: Broker) -> None:
     producer = confluent_kafka.Producer(settings(closed))
     results: dict[str, Any] = {}
     producer.produce("alice-1", b"mine", on_delivery=lambda error, _: results.update(mine=error))
@@ -117,7 +117,7 @@ def test_a_connection_without_login_is_closed_after_the_handshake_timeout(tmp_pa
         assert client.is_closed()
 
 
-def test_a_user_with_a_scram_credential_comes_in_by_it_until_the_password_changes(closed: Broker) -> None:
+def test_a_scram_login_works_until_the_password_changes(closed: Broker) -> None:
     closed.call("PUT", path("users", "carol"), {"password": "first", "tags": []})
     closed.call("PUT", path("permissions", "/", "carol"), {"configure": ".*", "write": ".*", "read": ".*"})
     guest = kafka_admin.AdminClient(settings(closed, "guest", sasl_username="guest"))
@@ -148,7 +148,7 @@ def test_a_user_with_a_scram_credential_comes_in_by_it_until_the_password_change
     assert topics("PLAIN", "second").brokers
 
 
-def test_scram_over_bare_messages_as_early_clients_send_them(closed: Broker) -> None:
+def test_scram_works_with_raw_messages_of_early_clients(closed: Broker) -> None:
     salted = hashlib.pbkdf2_hmac("sha256", b"old", b"salt", 4096)
     closed.call("PUT", path("users", "dora"), {"password": "else", "tags": []})
     closed.call("PUT", path("permissions", "/", "dora"), {"configure": ".*", "write": ".*", "read": ".*"})
@@ -170,10 +170,10 @@ def test_scram_over_bare_messages_as_early_clients_send_them(closed: Broker) -> 
         assert client.ask(k.SASL_HANDSHAKE, 0, {"mechanism": "SCRAM-SHA-256"})["error_code"] == 0
         first = b"n=dora,r=abc"
         client.send(struct.pack(">i", 3 + len(first)) + b"n,," + first)
-        answer = client.frame()
-        nonce = answer.split(b",")[0]
+        response = client.frame()
+        nonce = response.split(b",")[0]
         client_key = hmac.digest(salted, b"Client Key", "sha256")
-        signed = b",".join((first, answer, b"c=biws", nonce))
+        signed = b",".join((first, response, b"c=biws", nonce))
         signature = hmac.digest(hashlib.sha256(client_key).digest(), signed, "sha256")
         proof = base64.b64encode(bytes(one ^ other for one, other in zip(client_key, signature, strict=True)))
         final = b"c=biws," + nonce + b",p=" + proof

@@ -34,7 +34,7 @@ def rows_of(batch: pa.RecordBatch) -> list[tuple[bytes | None, bytes | None, tup
     ]
 
 
-def test_a_null_value_is_null_to_every_reader(kafka: Broker) -> None:
+def test_null_values_of_kafka_are_null_for_every_reader(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("nulls")
         assert client.produce("nulls", encode_plain(WRITTEN))["error_code"] == 0
@@ -55,7 +55,7 @@ def test_a_null_value_is_null_to_every_reader(kafka: Broker) -> None:
     assert lines[1]["headers"] == {"null": None, "empty": "", "full": "x"}
 
 
-def test_null_values_of_other_writers_are_null_to_kafka(kafka: Broker) -> None:
+def test_null_values_of_other_writers_are_null_in_kafka(kafka: Broker) -> None:
     kafka.call("PUT", path("topics", "/", "lines"), {"partitions": 1})
     reported = [{"value": None, "key": "k", "headers": {"h": None}}, {"value": ""}]
     kafka.call("POST", path("topics", "/", "lines"), {"records": reported})
@@ -66,7 +66,7 @@ def test_null_values_of_other_writers_are_null_to_kafka(kafka: Broker) -> None:
     assert [(each.value, each.key, each.headers) for each in found] == [(None, b"k", (("h", None),)), (b"", None, ())]
 
 
-def test_amqp_has_no_null_and_shows_it_as_empty(kafka: Broker) -> None:
+def test_null_values_are_empty_messages_in_amqp(kafka: Broker) -> None:
     with pika.BlockingConnection(pika.URLParameters(kafka.url("amqp"))) as connection:
         channel = connection.channel()
         channel.queue_declare("shown", durable=True, arguments={"x-queue-type": "stream"})

@@ -168,16 +168,16 @@ def bodies(topic_id: UUID) -> Bodies:
     }
 
 
-def _codes(answer: Any) -> Iterator[int]:
-    """All error codes of an answer."""
-    if isinstance(answer, dict):
-        for name, value in answer.items():
+def _codes(response: Any) -> Iterator[int]:
+    """All error codes of a response."""
+    if isinstance(response, dict):
+        for name, value in response.items():
             if name == "error_code":
                 yield value
             else:
                 yield from _codes(value)
-    elif isinstance(answer, list | tuple):
-        for each in answer:
+    elif isinstance(response, list | tuple):
+        for each in response:
             yield from _codes(each)
 
 
@@ -228,11 +228,11 @@ def test_no_api_serves_a_user_without_permission(kafka: Broker, victim: UUID, us
     for key, requests in table.items():
         for version, body in requests:
             with _logged_in(kafka, user) as client:
-                answer = client.ask(key, version, body)
-            codes = set(_codes(answer))
-            is_told = key in HIDING and VICTIM in repr(answer)
+                response = client.ask(key, version, body)
+            codes = set(_codes(response))
+            is_told = key in HIDING and VICTIM in repr(response)
             if is_told or (key not in HIDING and not (codes and codes - {e.NONE} <= REFUSALS and codes & REFUSALS)):
-                served.append((k.APIS[key].name, version, answer))
+                served.append((k.APIS[key].name, version, response))
     assert not served
     assert _state(kafka) == before
 

@@ -23,7 +23,7 @@ def run(*command: str, given: str = "") -> str:
 
 
 @pytest.mark.skipif(KCAT is None, reason="kcat is not installed (apt-get install kcat)")
-def test_kcat_writes_reads_and_asks(kafka: Broker) -> None:
+def test_kcat_produces_consumes_and_queries(kafka: Broker) -> None:
     assert KCAT is not None
     address = f"127.0.0.1:{kafka.port('kafka')}"
     lines = [f"key-{number}:line {number}" for number in range(500)]
@@ -65,7 +65,7 @@ def test_kcat_writes_reads_and_asks(kafka: Broker) -> None:
 
 
 @pytest.mark.skipif(not HAS_JARS, reason="BASALT_KAFKA_JARS names no folder with Kafka's jars (bench/kafka_peer.xml)")
-def test_the_java_client_writes_reads_and_asks(kafka: Broker) -> None:
+def test_the_java_client_produces_consumes_and_queries(kafka: Broker) -> None:
     address = f"127.0.0.1:{kafka.port('kafka')}"
 
     def tool(name: str, *arguments: str, given: str = "") -> str:

@@ -19,20 +19,20 @@ from basaltmq.protocols.kafka.wire import errors as e
 
 
 @pytest.mark.parametrize("size", [0x7FFFFFFF, -1, -(1 << 31), (100 << 20) + 1])
-def test_a_request_of_an_impossible_size_ends_the_connection(kafka: Broker, size: int) -> None:
+def test_a_request_of_invalid_size_closes_the_connection(kafka: Broker, size: int) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.send(struct.pack(">i", size))
         assert client.is_closed()
 
 
 @pytest.mark.parametrize("head", [(99, 0), (0, 99), (-1, 0), (1, 3)])
-def test_an_unknown_request_or_version_ends_the_connection(kafka: Broker, head: tuple[int, int]) -> None:
+def test_an_unknown_request_or_version_closes_the_connection(kafka: Broker, head: tuple[int, int]) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.send(struct.pack(">ihhih", 10, *head, 1, -1))
         assert client.is_closed()
 
 
-def test_api_versions_in_an_unknown_version_is_answered_in_the_first(kafka: Broker) -> None:
+def test_an_unknown_version_of_api_versions_gets_a_response_of_version_0(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.send(struct.pack(">ihhih", 10, k.API_VERSIONS, 99, 7, -1))
         correlation_id, body = k.decode_response(k.API_VERSIONS, 0, client.frame())
@@ -41,23 +41,23 @@ def test_api_versions_in_an_unknown_version_is_answered_in_the_first(kafka: Brok
         assert client.ask(k.API_VERSIONS, 3, {})["error_code"] == 0
 
 
-def test_a_fetch_waits_for_what_comes_and_no_longer(kafka: Broker) -> None:
+def test_a_fetch_waits_for_new_records_up_to_its_timeout(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client, RawClient(kafka.port("kafka")) as other:
         client.create("waited")
         client.post(k.FETCH, 12, fetched("waited", 0, max_wait_ms=30_000))
-        answers: list[bytes] = []
-        reader = threading.Thread(target=lambda: answers.append(client.frame()))
+        responses: list[bytes] = []
+        reader = threading.Thread(target=lambda: responses.append(client.frame()))
         reader.start()
         assert other.produce("waited", batch_of(b"one"))["base_offset"] == 0
         reader.join(20)
-        assert answers, "the fetch was not woken by what came"
-        found = k.decode_response(k.FETCH, 12, answers[0])[1]["topics"][0]["partitions"][0]
+        assert responses, "the fetch was not woken by what came"
+        found = k.decode_response(k.FETCH, 12, responses[0])[1]["topics"][0]["partitions"][0]
         assert [each.value for each in records(found["records"])] == [b"one"]
         assert (found["high_watermark"], found["error_code"]) == (1, 0)
         assert client.fetch("waited", 1, max_wait_ms=50)["records"] == b""
 
 
-def test_offsets_outside_are_told_with_what_is_there(kafka: Broker) -> None:
+def test_offsets_out_of_range_return_the_available_range(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("outside")
         client.produce("outside", batch_of(b"a", b"b", b"c"))
@@ -81,8 +81,8 @@ def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
             client.post(k.PRODUCE, 9, body)
         # Not waited for one by one: they are under way together.
         if acks:
-            answers = [client.answer(k.PRODUCE, 9)["topics"][0]["partitions"][0] for _ in range(20)]
-            assert [each["base_offset"] for each in answers] == list(range(20))
+            responses = [client.response(k.PRODUCE, 9)["topics"][0]["partitions"][0] for _ in range(20)]
+            assert [each["base_offset"] for each in responses] == list(range(20))
         found = client.fetch(topic, 0, max_wait_ms=10_000)
         offset = 0
         values: list[bytes] = []
@@ -97,7 +97,7 @@ def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
         assert values == [b"%d" % number for number in range(20)]
 
 
-def test_batches_that_cannot_be_taken_are_refused_with_kafkas_codes(kafka: Broker) -> None:
+def test_invalid_batches_are_refused_with_the_codes_of_kafka(kafka: Broker) -> None:
     good = batch_of(b"x" * 100)
     damaged = good[:-1] + bytes((good[-1] ^ 1,))
     old = good[:16] + b"\x01" + good[17:]
@@ -113,8 +113,8 @@ def test_batches_that_cannot_be_taken_are_refused_with_kafkas_codes(kafka: Broke
         ):
             assert client.produce("refusing", batch)["error_code"] == code
         for version in (0, 1, 2):
-            answer = client.produce("refusing", old, version=version)
-            assert answer["error_code"] == e.UNSUPPORTED_FOR_MESSAGE_FORMAT
+            response = client.produce("refusing", old, version=version)
+            assert response["error_code"] == e.UNSUPPORTED_FOR_MESSAGE_FORMAT
         assert client.produce("refusing", good, acks=5)["error_code"] == e.INVALID_REQUIRED_ACKS
         assert client.produce("nowhere", good)["error_code"] == e.UNKNOWN_TOPIC_OR_PARTITION
         assert client.produce("refusing", good)["base_offset"] == 0
@@ -123,7 +123,7 @@ def test_batches_that_cannot_be_taken_are_refused_with_kafkas_codes(kafka: Broke
         assert client.fetch("refusing", 0, max_bytes=-1)["error_code"] == 0
 
 
-def test_sequences_of_an_idempotent_producer_are_held_to(kafka: Broker) -> None:
+def test_sequence_numbers_of_idempotent_producers_are_checked(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("sequenced")
         asked = {"transactional_id": None, "transaction_timeout_ms": 0}
@@ -141,7 +141,7 @@ def test_sequences_of_an_idempotent_producer_are_held_to(kafka: Broker) -> None:
         assert client.fetch("sequenced", 0)["high_watermark"] == 4
 
 
-def test_deleted_records_leave_offsets_that_are_passed_over(kafka: Broker) -> None:
+def test_offsets_of_deleted_records_are_skipped(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("trimmed")
         for value in (b"a", b"b", b"c"):
@@ -205,7 +205,7 @@ def test_a_fetch_session_returns_only_changed_partitions(kafka: Broker) -> None:
         assert client.ask(k.FETCH, 16, wants((session, 5), {}))["error_code"] == e.FETCH_SESSION_ID_NOT_FOUND
 
 
-def test_a_fetch_by_the_id_of_a_topic_that_is_gone_says_so(kafka: Broker) -> None:
+def test_a_fetch_by_the_id_of_a_deleted_topic_is_an_error(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("going")
         gone = client.ask(k.METADATA, 12, {"topics": [{"name": "going"}]})["topics"][0]["topic_id"]
@@ -223,7 +223,7 @@ def at(client: RawClient, topic: str, time_ms: int, version: int = 10) -> tuple[
     return found["offset"], found["timestamp"], found["error_code"]
 
 
-def test_places_are_found_by_name_and_by_time(kafka: Broker) -> None:
+def test_offsets_are_found_by_name_and_by_timestamp(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("places")
         assert at(client, "places", -3) == (-1, -1, 0)
@@ -249,7 +249,7 @@ def test_places_are_found_by_name_and_by_time(kafka: Broker) -> None:
             assert (reported["error_code"], reported["leader_epoch"], reported["end_offset"]) == expected
 
 
-def test_log_append_time_is_given_to_every_record(kafka: Broker) -> None:
+def test_log_append_time_is_set_on_every_record(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("stamped", message_timestamp_type="LogAppendTime")
         given = client.produce("stamped", batch_of(b"a", b"b"))["log_append_time_ms"]

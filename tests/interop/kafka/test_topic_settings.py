@@ -15,7 +15,7 @@ from tests.log_frames import encode_plain
 
 from basaltmq.log.batches.kafka import read_header, recompressed
 from basaltmq.log.batches.record import Record
-from basaltmq.protocols.kafka.topic_settings import SETTINGS
+from basaltmq.protocols.kafka.admin.topic_settings import SETTINGS
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e
 
@@ -125,9 +125,9 @@ def test_settings_survive_a_restart_and_return_to_their_defaults(kafka: Broker) 
         assert all(row["config_source"] == DEFAULT for row in described(client, "kept").values())
 
 
-def test_a_created_topic_is_answered_with_its_settings(kafka: Broker) -> None:
+def test_create_topics_returns_the_settings_of_the_topic(kafka: Broker) -> None:
     asked = {
-        "name": "answered",
+        "name": "responded",
         "num_partitions": 2,
         "replication_factor": 1,
         "configs": [{"name": "flush.ms", "value": "7"}],
@@ -168,7 +168,7 @@ def test_list_settings_are_appended_and_subtracted(kafka: Broker) -> None:
         assert described(client, "lists") == before
 
 
-def test_the_broker_is_described_and_has_no_settings_that_were_altered(kafka: Broker) -> None:
+def test_the_broker_has_no_altered_settings(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         rows = described(client, "1", BROKER)
         assert rows["advertised.listeners"]["value"] == f"PLAINTEXT://127.0.0.1:{kafka.port('kafka')}"
@@ -209,7 +209,7 @@ def test_the_broker_compresses_as_the_topic_requires(kafka: Broker, codec: str) 
         python.close()
 
 
-def test_a_batch_that_cannot_be_compressed_is_refused_alone(kafka: Broker) -> None:
+def test_only_the_batch_that_cannot_be_compressed_is_refused(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("strict", compression_type="zstd")
         damaged = bytearray(batch_of(b"x" * 100))

@@ -75,7 +75,7 @@ def everything(broker: Broker, topic: str, isolation: str = "read_committed") ->
         consumer.close()
 
 
-def test_what_is_committed_is_seen_what_is_aborted_is_not(kafka: Broker) -> None:
+def test_committed_records_are_visible_and_aborted_ones_are_not(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("outcomes")
     producer = producer_of(kafka, "outcomes")
@@ -101,7 +101,7 @@ def test_what_is_committed_is_seen_what_is_aborted_is_not(kafka: Broker) -> None
     assert set(wanted) < set(uncommitted)
 
 
-def test_nothing_is_seen_before_the_commit_and_who_waits_is_woken_by_it(kafka: Broker) -> None:
+def test_records_become_visible_at_commit_and_wake_waiting_consumers(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("held")
     producer = producer_of(kafka, "held")
@@ -116,8 +116,8 @@ def test_nothing_is_seen_before_the_commit_and_who_waits_is_woken_by_it(kafka: B
         # It would wait for longer than this client does.
         client.post(k.FETCH, 12, fetched("held", 0, isolation_level=1, max_wait_ms=60_000))
         producer.commit_transaction(WAIT_S)
-        answer = client.answer(k.FETCH, 12)["topics"][0]["partitions"][0]
-        assert [record.value for record in records(answer["records"])] == [b"first"]
+        response = client.response(k.FETCH, 12)["topics"][0]["partitions"][0]
+        assert [record.value for record in records(response["records"])] == [b"first"]
 
 
 @pytest.mark.parametrize("is_commit", [True, False])
@@ -156,8 +156,8 @@ def test_consume_transform_produce_commits_records_and_offsets_together(kafka: B
         asked = {"groups": [{"group_id": group, "topics": [{"name": f"in-{name}", "partition_indexes": [0]}]}]}
 
         def offset(require_stable: bool) -> tuple[int, int]:
-            answer = client.ask(k.OFFSET_FETCH, 8, {**asked, "require_stable": require_stable})
-            found = answer["groups"][0]["topics"][0]["partitions"][0]
+            response = client.ask(k.OFFSET_FETCH, 8, {**asked, "require_stable": require_stable})
+            found = response["groups"][0]["topics"][0]["partitions"][0]
             return found["committed_offset"], found["error_code"]
 
         assert offset(True) == (-1, e.UNSTABLE_OFFSET_COMMIT)
@@ -172,7 +172,7 @@ def test_consume_transform_produce_commits_records_and_offsets_together(kafka: B
     assert everything(kafka, f"out-{name}") == (wanted if is_commit else [])
 
 
-def test_the_second_of_a_name_fences_the_first(kafka: Broker) -> None:
+def test_a_second_producer_of_a_transactional_id_fences_the_first(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("fenced")
     first = producer_of(kafka, "one-only")
@@ -190,7 +190,7 @@ def test_the_second_of_a_name_fences_the_first(kafka: Broker) -> None:
     assert everything(kafka, "fenced") == [b"of the second"]
 
 
-def test_a_transaction_that_takes_too_long_is_aborted(kafka: Broker) -> None:
+def test_a_transaction_is_aborted_at_its_timeout(kafka: Broker) -> None:
     with RawClient(kafka.port("kafka")) as client:
         client.create("slow")
     slow = producer_of(kafka, "slow", transaction_timeout_ms=1000)
@@ -268,7 +268,7 @@ def test_kafka_python_commits_and_aborts(kafka: Broker) -> None:
     assert found == [b"0", b"2"]
 
 
-def test_a_consumer_of_amqp_sees_only_what_is_committed_and_is_woken(kafka: Broker) -> None:
+def test_amqp_consumers_get_only_committed_records_and_are_woken(kafka: Broker) -> None:
     connection = pika.BlockingConnection(pika.URLParameters(kafka.url("amqp")))
     try:
         channel = connection.channel()

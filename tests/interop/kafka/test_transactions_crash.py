@@ -32,7 +32,7 @@ from basaltmq.streams.view import StreamView
 KILLS = int(os.environ.get("BASALT_KILLS", "3"))
 WAIT_S = 90.0
 STEP_S = 20.0
-"""What a client waits for one answer before it begins another life."""
+"""What a client waits for one response before it begins another life."""
 
 EACH_MAX = 25
 AHEAD_MAX = 300
@@ -208,7 +208,7 @@ def committed_in(port: int, topic: str, partition: int) -> list[bytes]:
 
 @pytest.mark.timeout(400 + 60 * KILLS)
 @pytest.mark.promise("P1", "P2")
-def test_each_record_is_seen_once_and_in_order_whatever_is_killed(tmp_path: Path) -> None:
+def test_each_record_is_read_once_and_in_order_after_kills(tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)
     chance = random.Random(seed)
@@ -227,7 +227,7 @@ def test_each_record_is_seen_once_and_in_order_whatever_is_killed(tmp_path: Path
 
             for _ in range(KILLS):
                 wait_until(worker.reached + 1)
-                # Anywhere in a transaction, a sync or an answer.
+                # Anywhere in a transaction, a sync or a response.
                 time.sleep(chance.random() * 0.2)
                 broker.kill()
                 broker.start()

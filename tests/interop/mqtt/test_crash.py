@@ -161,7 +161,7 @@ def _grew(publishers: dict[int, Publisher], before: dict[int, int]) -> bool:
 
 @pytest.mark.spec("G1")
 @pytest.mark.promise("P1")
-def test_nothing_is_lost_and_qos_2_is_never_doubled_by_kill_9(own_broker: Broker) -> None:
+def test_kill_9_loses_no_message_and_duplicates_no_qos_2_message(own_broker: Broker) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)

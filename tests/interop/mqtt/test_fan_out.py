@@ -42,7 +42,7 @@ def test_subscribers_with_different_options_get_the_same_messages(broker: Broker
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.8.3-3")
-def test_a_publisher_without_local_messages_gets_those_of_others_only(broker: Broker) -> None:
+def test_a_publisher_with_no_local_gets_only_messages_of_others(broker: Broker) -> None:
     port = broker.port("mqtt")
     with Device(port, "local-1") as one, Device(port, "local-2") as two:
         one.subscribe("local", 0, noLocal=True)

@@ -212,7 +212,7 @@ def test_a_publish_without_subscribers_is_acknowledged_with_that_reason(raw: Raw
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.14.4-2")
-def test_a_client_that_goes_on_sending_still_reads_why_its_connection_ended(raw: Raw) -> None:
+def test_a_client_that_keeps_sending_still_gets_the_disconnect_reason(raw: Raw) -> None:
     raw.connect("deaf")
     more = encode(p.Publish("deaf", b"x" * 60_000), p.V5)
     raw.send(p.Publish("", b"", properties=Properties(topic_alias=9)))
@@ -223,7 +223,7 @@ def test_a_client_that_goes_on_sending_still_reads_why_its_connection_ended(raw:
 
 @pytest.mark.spec("G1")
 @pytest.mark.parametrize("version", [p.V31, p.V311])
-def test_a_malformed_connect_before_5_0_is_closed_without_an_answer(raw: Raw, version: int) -> None:
+def test_a_malformed_connect_before_5_0_is_closed_without_a_response(raw: Raw, version: int) -> None:
     body = write_connect(p.Connect("malformed", version)) + b"more"
     raw.send(bytes((CONNECT, len(body))) + body)
     assert raw.read() is None

@@ -70,7 +70,7 @@ def test_properties_arrive_unchanged(broker: Broker) -> None:
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.8.3-3", "MQTT-3.3.1-12", "MQTT-3.3.1-13")
-def test_no_local_keeps_own_messages_away_and_retain_as_published_keeps_the_flag(broker: Broker) -> None:
+def test_no_local_and_retain_as_published_are_respected(broker: Broker) -> None:
     port = broker.port("mqtt")
     one, other = Device(port, "local-1"), Device(port, "local-2")
     with several(one, other):
@@ -86,7 +86,7 @@ def test_no_local_keeps_own_messages_away_and_retain_as_published_keeps_the_flag
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.3.2-3")
-def test_topics_with_dots_and_wildcards_of_amqp_stay_apart(broker: Broker) -> None:
+def test_topics_with_amqp_separators_and_wildcards_are_distinct(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "dots") as device:
         device.subscribe("dots/a.b/+", 1)
         for topic in ("dots/a.b/x", "dots/a/b/x", "dots/a.b/x.y", "dots/a.b/*", "dots/a.b/%2E", "dots/a.b/"):

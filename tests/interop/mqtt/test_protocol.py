@@ -61,7 +61,7 @@ def test_acknowledgements_have_the_order_of_the_messages(broker: Broker, raw: Ra
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-4.3.3-10", "MQTT-4.3.3-11", "MQTT-4.3.3-12", "MQTT-4.5.0-1")
 @pytest.mark.parametrize("properties", [Properties(), DURABLE])
-def test_a_repeated_qos_2_message_is_delivered_once_until_it_is_released(raw: Raw, properties: Properties) -> None:
+def test_a_repeated_qos_2_message_is_delivered_once(raw: Raw, properties: Properties) -> None:
     raw.connect(f"repeat-{properties.session_expiry_s}", properties=properties)
     subscribe(raw, f"repeat/{properties.session_expiry_s}", 0)
     topic = f"repeat/{properties.session_expiry_s}"
@@ -137,7 +137,7 @@ def test_a_message_that_the_client_refuses_is_not_sent_again(broker: Broker, raw
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.3.4-7", "MQTT-4.13.2-1", "MQTT-3.14.4-1", "MQTT-3.14.4-2", "MQTT-3.14.2-2")
-def test_more_messages_than_the_receive_maximum_end_the_connection(raw: Raw) -> None:
+def test_exceeding_the_receive_maximum_closes_the_connection(raw: Raw) -> None:
     maximum = raw.connect("flooder").properties.receive_maximum
     assert maximum == 1024
     raw.send(b"".join(_publish2(number) for number in range(1, maximum + 2)))
@@ -152,7 +152,7 @@ def _publish2(packet_id: int) -> bytes:
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.2.2-17", "MQTT-3.3.2-9", "MQTT-3.3.2-12")
-def test_wrong_packets_end_the_connection_with_their_reason_code(broker: Broker) -> None:
+def test_invalid_packets_close_the_connection_with_their_reason_code(broker: Broker) -> None:
     wrong: list[tuple[bytes | p.Packet, int]] = [
         (p.Publish("t", b"", properties=Properties(topic_alias=65)), 0x94),
         (p.Publish("", b"", properties=Properties(topic_alias=3)), 0x82),
@@ -178,7 +178,7 @@ def test_wrong_packets_end_the_connection_with_their_reason_code(broker: Broker)
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.2.2-7", "MQTT-3.1.4-2", "MQTT-3.1.4-6", "MQTT-3.14.0-1", "MQTT-4.12.0-1", "MQTT-3.2.0-2")
 @pytest.mark.mqtt("MQTT-3.2.2-8")
-def test_a_refused_connect_has_its_reason_code_and_nothing_after_it(broker: Broker) -> None:
+def test_a_refused_connect_gets_its_reason_code_and_nothing_else(broker: Broker) -> None:
     refused: list[tuple[p.Connect, int]] = [
         (p.Connect("a", username="guest", password=b"wrong"), 0x86),
         (p.Connect("a", username="nowhere:guest", password=b"guest"), 0x86),
@@ -227,7 +227,7 @@ def test_connack_announces_the_limits(raw: Raw) -> None:
 
 
 @pytest.mark.spec("G1")
-def test_a_packet_above_the_limit_ends_the_connection_before_it_is_read(raw: Raw) -> None:
+def test_a_packet_above_the_limit_closes_the_connection_before_it_is_read(raw: Raw) -> None:
     raw.connect("huge")
     raw.send(b"\x30\xff\xff\xff\x7f")
     assert ended(raw).reason_code == 0x95

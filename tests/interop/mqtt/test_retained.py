@@ -38,7 +38,7 @@ def test_a_new_subscription_gets_the_last_retained_message(broker: Broker, versi
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.3.1-9", "MQTT-3.3.1-10", "MQTT-3.3.1-11", "MQTT-3.8.4-3", "MQTT-3.8.4-4")
-def test_retain_handling_decides_who_gets_retained_messages(broker: Broker) -> None:
+def test_retain_handling_selects_subscriptions_that_get_retained_messages(broker: Broker) -> None:
     with Device(broker.port("mqtt"), "handling") as device:
         device.publish("handling", b"kept", retain=True)
         device.subscribe("handling", 1, retainHandling=2)

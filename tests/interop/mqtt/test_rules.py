@@ -81,7 +81,7 @@ def test_messages_of_a_filter_fill_the_partitions_by_key(broker: Broker) -> None
 
 @pytest.mark.spec("G1")
 @pytest.mark.promise("P1")
-def test_messages_wait_for_their_stream_also_through_kill_9(own_broker: Broker) -> None:
+def test_messages_wait_for_their_stream_also_after_kill_9(own_broker: Broker) -> None:
     create_topic(own_broker, "later", 1)
     rule(own_broker, "set", "waits", "later/+", "later", "--key", "topic")
     own_broker.call("DELETE", "/api/topics/%2F/later")

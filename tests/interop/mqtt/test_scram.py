@@ -144,7 +144,7 @@ def test_a_failed_second_authentication_ends_the_connection(guarded: Broker, cli
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.1.2-30", "MQTT-4.12.0-7")
-def test_auth_is_refused_where_it_has_no_place(guarded: Broker) -> None:
+def test_unexpected_auth_packets_are_refused(guarded: Broker) -> None:
     port = guarded.port("mqtt")
     wrong: list[p.Packet] = [
         p.Publish("scram", b""),

@@ -68,7 +68,7 @@ def test_a_delayed_will_is_published_when_its_session_ends(broker: Broker) -> No
 
 @pytest.mark.spec("G1")
 @pytest.mark.mqtt("MQTT-3.1.2-7")
-def test_wills_of_connections_that_kill_9_ended_are_published_after_the_restart(own_broker: Broker) -> None:
+def test_wills_are_published_after_kill_9_and_a_restart(own_broker: Broker) -> None:
     port = own_broker.port("mqtt")
     with Device(port, "watcher", clean=False, expiry_s=600) as watcher:
         watcher.subscribe("killed/#", 1)

@@ -45,7 +45,7 @@ def grpc_address(broker: Broker) -> str:
 
 
 @pytest.mark.promise("P14")
-def test_kafka_clients_without_sasl_do_not_administer_and_a_login_does(broker: Broker) -> None:
+def test_kafka_clients_may_administer_only_with_a_login(broker: Broker) -> None:
     with RawClient(broker.port("kafka")) as client:
         assert create_topic(client, "made-anonymously") == 0
         assert give_credential(client) == e.CLUSTER_AUTHORIZATION_FAILED
@@ -57,7 +57,7 @@ def test_kafka_clients_without_sasl_do_not_administer_and_a_login_does(broker: B
 
 
 @pytest.mark.promise("P14")
-def test_grpc_clients_without_credentials_use_queues_and_do_not_administer(broker: Broker) -> None:
+def test_grpc_clients_without_credentials_may_use_queues_but_not_administer(broker: Broker) -> None:
     with grpc.insecure_channel(grpc_address(broker)) as channel:
         anonymous, guest = Admin(channel, is_anonymous=True), Admin(channel)
         assert verdict(lambda: anonymous.CreateQueue(name="made-anonymously")) == "ok"
@@ -76,7 +76,7 @@ def test_grpc_clients_without_credentials_use_queues_and_do_not_administer(broke
 
 
 @pytest.mark.promise("P14")
-def test_anonymous_access_follows_guest_and_ends_with_it(own_broker: Broker) -> None:
+def test_anonymous_access_has_the_permissions_of_guest_while_it_exists(own_broker: Broker) -> None:
     broker = own_broker
     broker.call("PUT", path("users", "root"), {"password": "root", "tags": ["administrator"]})
     broker.call("PUT", path("permissions", "/", "guest"), {"configure": "^mine", "write": ".*", "read": ".*"})

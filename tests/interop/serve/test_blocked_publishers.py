@@ -51,7 +51,7 @@ def test_a_nearly_full_disk_blocks_publishers_but_not_consumers(tmp_path: Path) 
         broker.signal(signal.SIGHUP)
         eventually(lambda: "publishers are blocked" in broker.log(), broker.log())
         held = refused(broker.call, "POST", publish, body)
-        assert (held.status, held.code) == (503, "publishers_held")
+        assert (held.status, held.code) == (503, "publishers_blocked")
         assert "low on disk" in str(held)
         alarmed = refused(broker.call, "GET", path("health", "checks", "alarms"))
         assert alarmed.status == 503
@@ -77,7 +77,7 @@ def lose_vhost(broker: Broker, name: str) -> tuple[Path, Path]:
 
 @pytest.mark.spec("E9")
 @pytest.mark.promise("P11")
-def test_a_virtual_host_that_cannot_be_opened_stays_down_alone_until_an_operator_acts(own_broker: Broker) -> None:
+def test_only_the_virtual_host_that_fails_to_open_stays_down(own_broker: Broker) -> None:
     here, there = lose_vhost(own_broker, "ill")
     own_broker.flags = ("--vhosts-restarts-max=0",)
     own_broker.start()
@@ -99,7 +99,7 @@ def test_a_virtual_host_that_cannot_be_opened_stays_down_alone_until_an_operator
 
 
 @pytest.mark.spec("E9")
-def test_the_broker_goes_down_with_it_where_the_settings_say_so(own_broker: Broker) -> None:
+def test_the_broker_stops_with_a_failed_virtual_host_if_configured(own_broker: Broker) -> None:
     lose_vhost(own_broker, "ill")
     own_broker.flags = ("--vhosts-restarts-max=0", "--vhosts-on-failure=stop_node")
     own_broker.start()
@@ -127,7 +127,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def test_metrics_can_be_for_monitors_only(tmp_path: Path) -> None:
+def test_metrics_may_require_the_monitoring_tag(tmp_path: Path) -> None:
     with running(tmp_path / "data", "--admin-metrics-public=false", "--fila-enabled=no") as broker:
         stranger = broker.api("guest", "wrong")
         assert refused(stranger.get, "/metrics").status == 401

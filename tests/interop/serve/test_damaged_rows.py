@@ -75,7 +75,7 @@ def damaged(own_broker: Broker) -> tuple[Broker, Path]:
 
 @pytest.mark.spec("A12")
 @pytest.mark.promise("P7", "P11")
-def test_clients_get_what_is_sound_and_operators_see_the_rest(damaged: tuple[Broker, Path]) -> None:
+def test_clients_get_undamaged_messages_and_operators_see_damaged_rows(damaged: tuple[Broker, Path]) -> None:
     broker, path = damaged
     connection = pika.BlockingConnection(pika.URLParameters(broker.url("amqp")))
     channel = connection.channel()

@@ -123,7 +123,7 @@ def declare(broker: Broker, queue: str) -> None:
     broker.call("PUT", path("queues", "/", queue), {"durable": True})
 
 
-def test_the_alarm_goes_out_by_itself_when_consumers_have_emptied_the_queue(small_disk: Path) -> None:
+def test_the_disk_alarm_clears_after_consumers_emptied_the_queue(small_disk: Path) -> None:
     with running(small_disk, f"--disk-free-min={80 * MIB}", f"--disk-reserve={16 * MIB}") as broker:
         declare(broker, "jobs")
         with Publishing(broker, "jobs") as publishing:
@@ -138,7 +138,7 @@ def test_the_alarm_goes_out_by_itself_when_consumers_have_emptied_the_queue(smal
 
 
 @pytest.mark.promise("P1", "P11")
-def test_on_a_full_disk_consumers_drain_and_publishing_resumes_when_there_is_space(small_disk: Path) -> None:
+def test_consumers_drain_a_full_disk_and_publishing_resumes(small_disk: Path) -> None:
     with running(small_disk, "--disk-free-min=1MiB", f"--disk-reserve={48 * MIB}") as broker:
         declare(broker, "jobs")
         assert (small_disk / RESERVE).stat().st_size == 48 * MIB
@@ -157,7 +157,7 @@ def test_on_a_full_disk_consumers_drain_and_publishing_resumes_when_there_is_spa
 
 
 @pytest.mark.promise("P1", "P11")
-def test_a_virtual_host_waits_for_space_that_comes_from_outside(small_disk: Path) -> None:
+def test_a_virtual_host_restarts_when_other_programs_free_space(small_disk: Path) -> None:
     """Nothing is left in the reserve, and no consumer frees anything."""
     other = small_disk / "somebody else's"
     with running(small_disk, "--disk-free-min=1MiB", "--disk-reserve=0") as broker:

@@ -59,7 +59,7 @@ def wait_closed(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("listener", LISTENERS)
-def test_a_tls_handshake_that_never_finishes_ends(guarded: Broker, listener: str) -> None:
+def test_an_incomplete_tls_handshake_times_out(guarded: Broker, listener: str) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port(listener))) as connection:
         connection.sendall(b"\x16\x03\x01")
         wait_closed(connection)
@@ -80,7 +80,7 @@ def test_a_tls_handshake_that_never_finishes_ends(guarded: Broker, listener: str
         ("fila", "h2", f.PREFACE + f.settings([]) + f.SETTINGS_ACK),
     ],
 )
-def test_a_client_that_never_logs_in_is_sent_away(
+def test_an_unauthenticated_client_is_disconnected(
     guarded: Broker, listener: str, alpn: str | None, opening: bytes
 ) -> None:
     context = ssl.create_default_context(cafile=str(FILES / "authority.pem"))

@@ -24,7 +24,8 @@ from basaltmq.store.open import open_store
 WAIT_S = 60
 GUEST = "Basic Z3Vlc3Q6Z3Vlc3Q="
 HIDDEN = "BASALT_AUTH_DEFAULT_PASSWORD"
-FREE = ("--amqp-port=0", "--admin-port=0", "--fila-port=0", "--kafka-port=0")
+SECTIONS = ("amqp", "admin", "fila", "kafka", "mqtt", "mqtt-ws", "rocketmq")
+FREE = tuple(f"--{section}-port=0" for section in SECTIONS)
 
 
 def serve(data_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +58,7 @@ def test_a_port_in_use_is_named_with_the_flag_to_change_it(tmp_path: Path) -> No
     assert not (tmp_path / "data").exists(), "the data was not touched"
 
 
-def test_everything_a_broker_writes_is_for_its_user_alone(own_broker: Broker) -> None:
+def test_files_of_the_broker_are_accessible_only_to_its_user(own_broker: Broker) -> None:
     paths = [own_broker.data_dir, *own_broker.data_dir.rglob("*")]
     assert len(paths) > 20
     assert {each.stat().st_mode & 0o777 for each in paths if each.is_dir()} == {0o700}
@@ -76,7 +77,7 @@ def test_data_in_use_by_another_broker_is_named(own_broker: Broker) -> None:
     assert str(own_broker.process.pid if own_broker.process else "") in last_line(done)
 
 
-def test_data_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_directory_of_another_program_is_refused_and_unchanged(tmp_path: Path) -> None:
     letter = tmp_path / "data" / "node" / "store" / "letter.txt"
     letter.parent.mkdir(parents=True)
     letter.write_text("dear")
@@ -86,7 +87,7 @@ def test_data_that_is_not_a_brokers_is_refused_and_left_alone(tmp_path: Path) ->
     assert list(letter.parent.iterdir()) == [letter]
 
 
-def test_a_directory_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_refused_and_unchanged(tmp_path: Path) -> None:
     letter = tmp_path / "data" / "letter.txt"
     letter.parent.mkdir()
     letter.write_text("dear")
@@ -111,7 +112,7 @@ def test_a_lost_node_store_is_named_with_the_remedy_which_works(tmp_path: Path) 
         assert [each["name"] for each in broker.call("GET", "/api/queues")] == ["orders"]
 
 
-def test_the_store_of_an_embedded_program_is_not_taken_for_a_brokers(tmp_path: Path) -> None:
+def test_the_store_of_an_embedded_program_is_refused(tmp_path: Path) -> None:
     open_store(tmp_path / "data").close()
     before = sorted(tmp_path.rglob("*"))
     done = serve(tmp_path / "data", *FREE)
@@ -120,7 +121,7 @@ def test_the_store_of_an_embedded_program_is_not_taken_for_a_brokers(tmp_path: P
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_data_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_data_directory_is_named(tmp_path: Path) -> None:
     done = serve(Path("/proc/basalt"), *FREE)
     assert done.returncode in (74, 77)
     assert "/proc/basalt" in last_line(done)
@@ -137,7 +138,7 @@ def test_data_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (("--host=203.0.113.7",), {}, "203.0.113.7 is not an address of this machine"),
     ],
 )
-def test_wrong_settings_end_with_one_line_and_a_code_that_is_not_restarted(
+def test_invalid_settings_exit_with_one_line_and_a_code_without_restart(
     tmp_path: Path, flags: tuple[str, ...], environment: dict[str, str], said: str
 ) -> None:
     done = serve(tmp_path / "data", *FREE, *flags, **environment)
@@ -146,7 +147,7 @@ def test_wrong_settings_end_with_one_line_and_a_code_that_is_not_restarted(
     assert "Traceback" not in done.stderr
 
 
-def test_settings_are_printed_without_starting_anything(tmp_path: Path) -> None:
+def test_print_config_does_not_start_the_broker(tmp_path: Path) -> None:
     done = serve(tmp_path / "data", "--print-config", "--amqp-port=1234", **{HIDDEN: "hunter2"})
     assert done.returncode == 0
     assert "port = 1234" in done.stdout
@@ -217,7 +218,7 @@ def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(tmp_path: 
 
 
 @pytest.mark.promise("P1")
-def test_confirmed_messages_are_there_after_kill_9(own_broker: Broker) -> None:
+def test_confirmed_messages_survive_kill_9(own_broker: Broker) -> None:
     with connected(own_broker) as connection:
         channel = connection.channel()
         channel.queue_declare("jobs", durable=True)
@@ -229,7 +230,7 @@ def test_confirmed_messages_are_there_after_kill_9(own_broker: Broker) -> None:
     assert own_broker.call("GET", path("queues", "/", "jobs"))["messages_ready"] == 20
 
 
-def test_a_reload_takes_over_what_it_can_and_keeps_all_if_something_is_wrong(tmp_path: Path) -> None:
+def test_a_reload_applies_live_settings_or_nothing_if_one_is_invalid(tmp_path: Path) -> None:
     file = tmp_path / "basalt.toml"
     file.write_text('[log]\nlevel = "info"\n')
     with running(tmp_path / "data", f"--config={file}") as broker:
@@ -251,7 +252,7 @@ def said(broker: Broker, text: str) -> None:
         time.sleep(POLL_S)
 
 
-def test_systemd_hears_that_it_is_ready_and_that_it_stops(tmp_path: Path) -> None:
+def test_systemd_is_notified_of_readiness_and_stop(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.bind(str(tmp_path / "notify"))
         systemd.settimeout(WAIT_S)

@@ -15,7 +15,7 @@ from basaltmq.http_client import path
 FILE = ROOT / "tests" / "fixtures" / "rabbitmq_definitions.json"
 
 
-def test_what_the_file_says_is_there_at_every_start_and_messages_stay(tmp_path: Path) -> None:
+def test_definitions_are_loaded_at_every_start_and_messages_are_kept(tmp_path: Path) -> None:
     with running(tmp_path / "data", f"--load-definitions={FILE}") as broker:
         shop = broker.api("shop", "shop-password")
         body = {"routing_key": "order.x", "payload": "kept", "properties": {"delivery_mode": 2}}
@@ -27,7 +27,7 @@ def test_what_the_file_says_is_there_at_every_start_and_messages_stay(tmp_path: 
 
 
 @pytest.mark.parametrize(("text", "said"), [(None, "No such file"), ("{", "is not a valid definitions file")])
-def test_a_file_that_cannot_be_used_keeps_the_broker_from_starting(tmp_path: Path, text: str | None, said: str) -> None:
+def test_an_invalid_definitions_file_prevents_the_start(tmp_path: Path, text: str | None, said: str) -> None:
     file = tmp_path / "definitions.json"
     if text is not None:
         file.write_text(text)

@@ -23,7 +23,7 @@ PERSISTENT = pika.BasicProperties(delivery_mode=2)
 
 @pytest.mark.spec("A2", "D1")
 @pytest.mark.promise("P1", "P2", "P10")
-def test_configured_objects_are_whole_or_gone_after_a_kill(own_broker: Broker) -> None:
+def test_configured_objects_are_complete_or_absent_after_kill_9(own_broker: Broker) -> None:
     confirmed: list[str] = []
 
     def configure_until_killed() -> None:

@@ -1,4 +1,4 @@
-"""TLS at every door: AMQP, HTTP; clients known by their certificate; a certificate renewed while it runs."""
+"""TLS for AMQP and HTTP: client certificates, and renewal of the server certificate at runtime."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_amqp_and_http_over_tls_with_a_certificate_that_is_renewed(tmp_path: Pat
         assert shown(broker) != before
 
 
-def test_a_client_without_a_certificate_is_refused_where_one_is_demanded(tmp_path: Path) -> None:
+def test_a_client_without_a_required_certificate_is_refused(tmp_path: Path) -> None:
     flags = (
         f"--tls-certificate={FILES / 'server.pem'}",
         f"--tls-key={FILES / 'server.key'}",

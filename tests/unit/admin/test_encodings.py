@@ -39,7 +39,7 @@ values = st.recursive(
         },
     )
 )
-def test_properties_come_back_as_they_went(given_: dict[str, Any]) -> None:
+def test_properties_round_trip_through_json(given_: dict[str, Any]) -> None:
     assert shown_properties(properties_of(given_)) == given_
 
 
@@ -51,12 +51,12 @@ def test_properties_come_back_as_they_went(given_: dict[str, Any]) -> None:
         ({"headers": [1]}, "headers must be an object"),
     ],
 )
-def test_properties_that_are_none_are_refused(wrong: dict[str, Any], said: str) -> None:
+def test_invalid_properties_are_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(HttpError, match=said):
         properties_of(wrong)
 
 
-def test_what_json_cannot_say_is_shown_apart() -> None:
+def test_values_that_json_cannot_represent_are_marked() -> None:
     assert shown_table({"a": b"\xff", "b": b"text", "c": Decimal("1.5"), "d": [b"\xfe"]}) == {
         "a": {"base64": "/w=="},
         "b": "text",
@@ -66,7 +66,7 @@ def test_what_json_cannot_say_is_shown_apart() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_payloads_come_back_whatever_they_are(raw: bytes) -> None:
+def test_payloads_round_trip_as_text_or_base64(raw: bytes) -> None:
     assert payload_of(*shown_payload(raw, "auto", None)) == raw
     assert payload_of(*shown_payload(raw, "base64", None)) == raw
     assert payload_of(*shown_payload(raw, "base64", 10)) == raw[:10]
@@ -121,14 +121,14 @@ def test_pages_cover_the_list_once() -> None:
         assert caught.value.status == 400
 
 
-def test_labels_and_numbers_are_prometheus() -> None:
+def test_labels_and_numbers_have_the_prometheus_format() -> None:
     samples: list[tuple[dict[str, str], float]] = [({"v": 'a"\\\nb'}, 3), ({}, 0.5), ({}, float("nan"))]
     assert expose([Metric("m", "gauge", "About\nit.", samples)]) == (
         b'# HELP m About\\nit.\n# TYPE m gauge\nm{v="a\\"\\\\\\nb"} 3\nm 0.5\nm NaN\n'
     )
 
 
-def test_rates_are_those_since_the_last_look_that_is_old_enough() -> None:
+def test_rates_are_computed_since_a_sufficiently_old_sample() -> None:
     now = [0.0]
     rates = Rates(lambda: now[0])
     thing, other = object(), object()

@@ -57,7 +57,7 @@ async def send(port: int, *pieces: bytes) -> bytes:
 @pytest.mark.promise("P8")
 @settings(max_examples=150)
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=30), max_size=8))
-def test_whatever_is_sent_is_answered_or_hung_up_on_and_the_next_client_is_served(pieces: list[bytes]) -> None:
+def test_random_requests_get_a_response_or_a_close_and_the_next_client_is_served(pieces: list[bytes]) -> None:
     async def main() -> None:
         server = HttpServer(Hello(), connections_max=10)
         sock = socket.create_server(("127.0.0.1", 0))
@@ -76,6 +76,6 @@ def test_whatever_is_sent_is_answered_or_hung_up_on_and_the_next_client_is_serve
     asyncio.run(main())
 
 
-def test_the_limits_are_there() -> None:
+def test_request_limits_are_enforced() -> None:
     for name in ("HEAD_TIMEOUT_S", "IDLE_TIMEOUT_S", "BODY_TIMEOUT_S", "WRITE_TIMEOUT_S"):
         assert 1 <= getattr(module, name) <= 120

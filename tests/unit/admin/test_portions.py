@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from basaltmq.admin.http.message import ENCODED_AT_ONCE, long_json_response
-from basaltmq.broker import turns
-from basaltmq.broker.turns import in_turns
+from basaltmq.admin.http.message import ENCODED_PER_TURN, long_json_response
+from basaltmq.broker.scheduling import turns
+from basaltmq.broker.scheduling.turns import in_turns
 
 pytestmark = pytest.mark.promise("P13")
 
@@ -30,17 +30,17 @@ def turns_during(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("size", [0, 1, ENCODED_AT_ONCE, ENCODED_AT_ONCE + 1, 10 * ENCODED_AT_ONCE])
-def test_a_long_answer_is_encoded_in_portions_and_is_the_same(size: int) -> None:
+@pytest.mark.parametrize("size", [0, 1, ENCODED_PER_TURN, ENCODED_PER_TURN + 1, 10 * ENCODED_PER_TURN])
+def test_a_long_response_is_encoded_unchanged_in_portions(size: int) -> None:
     items = [{"name": f"q{number}", "arguments": {"x": None}} for number in range(size)]
     for value in (items, {"items": items, "page": 1, 'odd " name': [items[:3]]}):
         response, others = turns_during(long_json_response(value))
         assert msgspec.json.decode(response.body) == value
-        if size > ENCODED_AT_ONCE:
-            assert others >= size // ENCODED_AT_ONCE
+        if size > ENCODED_PER_TURN:
+            assert others >= size // ENCODED_PER_TURN
 
 
-def test_many_items_are_made_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_items_are_built_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.0)
     made, others = turns_during(in_turns(range(50), str))
     assert made == [str(number) for number in range(50)]

@@ -56,7 +56,7 @@ def refusal(method: str, target: str) -> HttpError:
         ("GET", "/api/things/v/%F0%9F%90%87%20", "One of them.", {"vhost": "v", "name": "🐇 "}),
     ],
 )
-def test_a_path_leads_to_its_route_with_names_decoded_after_they_were_split(
+def test_paths_are_split_before_names_are_decoded(
     method: str, target: str, summary: str, names: dict[str, str]
 ) -> None:
     route, got = found(method, target)
@@ -66,18 +66,18 @@ def test_a_path_leads_to_its_route_with_names_decoded_after_they_were_split(
 @pytest.mark.parametrize(
     "target", ["/", "/api", "/api/things/v", "/api/things//x", "/api/things/v/x/y", "//api/things"]
 )
-def test_what_is_not_there_is_404(target: str) -> None:
+def test_unknown_paths_are_404(target: str) -> None:
     assert refusal("GET", target).status == 404
 
 
-def test_another_method_is_405_and_says_which_there_are() -> None:
+def test_unsupported_methods_are_405_and_list_the_allowed_ones() -> None:
     refused = refusal("DELETE", "/api/things/v/special")
     assert refused.status == 405
     assert refused.headers["Allow"] == "GET, PUT"
 
 
 @pytest.mark.parametrize("target", ["/api/%ff", "/api/things?a=%ff", "/api/things?" + "&".join(["a=1"] * 101)])
-def test_an_address_that_cannot_be_read_is_400(target: str) -> None:
+def test_an_invalid_target_is_400(target: str) -> None:
     with pytest.raises(HttpError) as caught:
         found("GET", target)
     assert caught.value.status == 400
@@ -95,11 +95,11 @@ def test_an_address_that_cannot_be_read_is_400(target: str) -> None:
         (("monitoring", "policymaker"), set(Access) - {Access.ADMINISTRATOR}),
     ],
 )
-def test_tags_open_what_rabbitmqs_open(tags: tuple[str, ...], opens: set[Access]) -> None:
+def test_tags_grant_the_access_of_rabbitmq(tags: tuple[str, ...], opens: set[Access]) -> None:
     assert {access for access in Access if allowed(tags, access)} == opens
 
 
-def test_bodies_are_what_the_route_takes() -> None:
+def test_bodies_are_decoded_to_the_type_of_the_route() -> None:
     put, run = TABLE.routes[2], TABLE.routes[4]
     assert decode_body(put, b'{"size": 1}') == decode_body(put, b'{"size": "1", "other": 2}') == Thing(1)
     assert decode_body(TABLE.routes[0], b"anything") is None
@@ -111,14 +111,14 @@ def test_bodies_are_what_the_route_takes() -> None:
         decode_body(run, b"")
 
 
-def test_two_routes_of_one_place_are_a_bug() -> None:
+def test_duplicate_routes_are_an_internal_error() -> None:
     with pytest.raises(AssertionError, match="twice"):
         RouteTable([*ROUTES, ROUTES[0]])
     with pytest.raises(AssertionError, match="another route names this parameter"):
         RouteTable([*ROUTES, Route("GET", "/api/things/{other}", handle, "")])
 
 
-def test_the_document_and_the_page_say_what_the_table_says() -> None:
+def test_the_openapi_document_and_the_page_match_the_routes() -> None:
     described = document(ROUTES)
     assert set(described["paths"]) == {route.path for route in ROUTES}
     put = described["paths"]["/api/things/{vhost}/{name}"]["put"]

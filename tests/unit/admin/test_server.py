@@ -67,7 +67,7 @@ async def exchange(port: int, raw: bytes, *, end: bool = True) -> bytes:
     return said
 
 
-def test_requests_follow_each_other_on_one_connection_also_when_sent_at_once() -> None:
+def test_requests_of_one_connection_are_served_in_order_also_when_pipelined() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         post = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\n"
         said = await exchange(port, post + b"one" + post + b"two")
@@ -102,7 +102,7 @@ def test_expect_continue_gets_100_continue() -> None:
 
 
 @pytest.mark.promise("P8")
-def test_a_refused_head_is_answered_before_its_body_is_read() -> None:
+def test_a_request_refused_by_its_head_gets_a_response_before_its_body() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         said = await exchange(port, b"POST /no HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\nx", end=False)
         assert said.startswith(b"HTTP/1.1 403")
@@ -133,9 +133,7 @@ def test_a_refused_head_is_answered_before_its_body_is_read() -> None:
         (b"GET * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"400"),
     ],
 )
-def test_what_is_too_large_or_not_http_is_refused_with_its_status_and_the_connection_ends(
-    raw: bytes, status: bytes
-) -> None:
+def test_invalid_or_too_large_requests_get_their_status_and_close_the_connection(raw: bytes, status: bytes) -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         said = await exchange(port, raw, end=False)
         assert said.split(b"\r\n")[0].split(b" ")[1] == status, said
@@ -144,7 +142,7 @@ def test_what_is_too_large_or_not_http_is_refused_with_its_status_and_the_connec
     serve(test)
 
 
-def test_a_client_that_goes_away_in_the_middle_leaves_nothing() -> None:
+def test_a_client_that_disconnects_mid_request_leaves_no_state() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         for cut in (b"", b"GET /a HTT", b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nab"):
             assert b"200" not in (await exchange(port, cut)).split(b"\r\n")[0]
@@ -169,7 +167,7 @@ def test_a_slow_client_gets_a_timeout_status_and_is_disconnected(
     serve(test)
 
 
-def test_an_idle_client_is_let_go_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_is_closed_without_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_TIMEOUT_S", 0.05)
 
     async def test(app: Echo, server: HttpServer, port: int) -> None:
@@ -179,7 +177,7 @@ def test_an_idle_client_is_let_go_without_a_word(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.promise("P8")
-def test_one_connection_too_many_is_refused_at_once() -> None:
+def test_connections_over_the_limit_are_refused() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         held = await asyncio.open_connection("127.0.0.1", port)
         held[1].write(b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -190,7 +188,7 @@ def test_one_connection_too_many_is_refused_at_once() -> None:
     serve(test, connections_max=1)
 
 
-def test_closing_lets_a_request_end_and_cuts_the_idle() -> None:
+def test_closing_completes_requests_and_closes_idle_connections() -> None:
     async def test(app: Echo, server: HttpServer, port: int) -> None:
         idle = await asyncio.open_connection("127.0.0.1", port)
         busy = await asyncio.open_connection("127.0.0.1", port)

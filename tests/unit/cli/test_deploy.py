@@ -23,7 +23,7 @@ def service() -> dict[str, str]:
     return dict(parser["Service"])
 
 
-def test_the_unit_starts_commands_that_are_there_with_flags_they_know(service: dict[str, str]) -> None:
+def test_the_systemd_unit_uses_existing_commands_and_flags(service: dict[str, str]) -> None:
     context = main.make_context("basalt", ["serve"], resilient_parsing=True)
     for line in (service["ExecStart"], service["ExecStartPre"]):
         _, name, *arguments = line.split()
@@ -33,7 +33,7 @@ def test_the_unit_starts_commands_that_are_there_with_flags_they_know(service: d
         assert {each for each in arguments if each.startswith("--")} <= flags
 
 
-def test_permanent_faults_are_not_restarted(service: dict[str, str]) -> None:
+def test_systemd_does_not_restart_after_permanent_errors(service: dict[str, str]) -> None:
     codes = dict(EXIT_CODES)
     assert set(map(int, service["RestartPreventExitStatus"].split())) == {
         codes[InvalidConfigError],
@@ -43,7 +43,7 @@ def test_permanent_faults_are_not_restarted(service: dict[str, str]) -> None:
     assert "-HUP" in service["ExecReload"]
 
 
-def test_nothing_is_sent_without_systemd_and_the_watchdog_is_its_own(tmp_path: Path) -> None:
+def test_systemd_is_notified_only_under_systemd(tmp_path: Path) -> None:
     quiet = Notifier({})
     quiet.ready("x")
     quiet.stopping()

@@ -36,7 +36,7 @@ def of(found: list[dict[str, Any]], check: str) -> list[dict[str, Any]]:
     return [each for each in found if each["check"] == check]
 
 
-def test_a_good_place_passes_every_check_and_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_valid_directory_passes_every_check_unchanged(tmp_path: Path) -> None:
     found = findings(tmp_path)
     assert {each["check"] for each in found} >= {"python", "packages", "open files", "memory", "disk", "clock", "tls"}
     assert not any(each["state"] == "FAIL" for each in found)
@@ -44,7 +44,7 @@ def test_a_good_place_passes_every_check_and_is_left_as_it_was(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-def test_people_get_a_line_for_each_and_what_to_do(tmp_path: Path) -> None:
+def test_text_output_has_a_line_per_check_and_the_remedy(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = ["doctor", f"--data-dir={tmp_path}", *FREE[1:], f"--amqp-port={port}"]
@@ -55,7 +55,7 @@ def test_people_get_a_line_for_each_and_what_to_do(tmp_path: Path) -> None:
     assert "warnings" in result.stdout.splitlines()[-1]
 
 
-def test_a_port_that_the_running_broker_of_this_data_uses_is_no_trouble(tmp_path: Path) -> None:
+def test_a_port_of_the_running_broker_of_this_directory_is_fine(tmp_path: Path) -> None:
     words = ["doctor", f"--data-dir={tmp_path}", *FREE[1:]]
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -113,7 +113,7 @@ def test_data_in_use_and_data_of_no_broker_are_distinguished(tmp_path: Path) -> 
     assert "not verified" in served[1]["detail"]
 
 
-def test_verifying_names_what_is_damaged(tmp_path: Path) -> None:
+def test_verify_names_damaged_files(tmp_path: Path) -> None:
     open_store(tmp_path / "data" / "node" / "store").close()
     assert "is intact" in of(findings(tmp_path, "--verify"), "data")[1]["detail"]
     [manifest] = (tmp_path / "data" / "node" / "store" / "kv").glob("MANIFEST-*")

@@ -23,7 +23,7 @@ def logged(form: str, environment: dict[str, str] | None = None) -> str:
     return stream.getvalue()
 
 
-def test_a_name_cannot_begin_a_line_of_its_own() -> None:
+def test_line_breaks_in_names_are_escaped() -> None:
     said = logged("text")
     assert said.count("\n") == 1
     assert "\x1b" not in said
@@ -38,12 +38,12 @@ def test_json_lines_carry_the_fields() -> None:
     assert line["time"].endswith("Z")
 
 
-def test_the_journal_gets_priorities_and_no_second_time() -> None:
+def test_journald_gets_priorities_and_no_timestamps() -> None:
     assert logged("text", {"JOURNAL_STREAM": "8:1"}).startswith("<4>test: vhost")
 
 
 @pytest.mark.promise("P8")
-def test_a_reader_that_is_stuck_costs_lines_not_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blocked_log_reader_loses_lines_without_delaying_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINES_WAITING_MAX", 3)
     go, entered = threading.Event(), threading.Event()
 
@@ -69,7 +69,7 @@ def test_a_reader_that_is_stuck_costs_lines_not_time(monkeypatch: pytest.MonkeyP
     assert "7 log lines dropped" in said
 
 
-def test_a_level_can_change_while_it_runs() -> None:
+def test_the_log_level_can_change_at_runtime() -> None:
     stream = io.StringIO()
     logger = logging.getLogger("basaltmq.test_level")
     logs = Logs("error", "text", stream=stream, environment={}, root=logger)

@@ -31,7 +31,7 @@ def started(data: Path, words: Sequence[str], temp: Path) -> subprocess.Popen[by
 
 
 @pytest.mark.promise("P8")
-def test_a_follower_that_is_terminated_leaves_nothing_behind(basalt: Basalt, data: Path, tmp_path: Path) -> None:
+def test_a_terminated_follower_leaves_no_files(basalt: Basalt, data: Path, tmp_path: Path) -> None:
     basalt("topic", "create", "orders")
     basalt("topic", "append", "orders", "--raw", stdin="one\n")
     temp = tmp_path / "temp"
@@ -46,7 +46,7 @@ def test_a_follower_that_is_terminated_leaves_nothing_behind(basalt: Basalt, dat
     assert not list(temp.iterdir())
 
 
-def test_what_was_piped_until_a_pause_is_written_when_the_command_is_ended(
+def test_input_before_a_pause_is_written_when_the_command_is_terminated(
     basalt: Basalt, data: Path, tmp_path: Path
 ) -> None:
     basalt("topic", "create", "orders")
@@ -68,7 +68,7 @@ def test_what_was_piped_until_a_pause_is_written_when_the_command_is_ended(
     assert basalt("topic", "read", "orders", "--raw").stdout == "one\ntwo\n"
 
 
-def test_an_output_that_cannot_be_written_is_one_line_and_no_traceback(basalt: Basalt, data: Path) -> None:
+def test_an_output_error_is_one_line_without_a_traceback(basalt: Basalt, data: Path) -> None:
     basaltmq.open(data).close()
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
@@ -84,7 +84,7 @@ def test_an_output_that_cannot_be_written_is_one_line_and_no_traceback(basalt: B
     assert b"No space left on device" in ended.stderr
 
 
-def test_lines_come_whole_and_numbered_in_portions_that_end_at_limits_and_pauses() -> None:
+def test_input_is_read_as_numbered_lines_in_batches_that_end_at_limits_and_pauses() -> None:
     text = b"".join(b"%d\n" % each for each in range(100_000)) + b"\nlast"
     found = list(line_batches(cast(BinaryIO, io.BytesIO(text)), 1_000, 1 << 20))
     assert [line for portion in found for line in portion] == list(enumerate(text.split(b"\n"), 1))

@@ -44,7 +44,7 @@ def fill(run: Run, *words: str, name: str = "jobs") -> None:
     run("enqueue", name, "--raw", stdin="".join(f"{word}\n" for word in words))
 
 
-def test_a_queue_is_made_filled_looked_at_leased_and_acked(run: Run) -> None:
+def test_a_queue_is_created_filled_peeked_leased_and_acknowledged(run: Run) -> None:
     assert "basalt queue enqueue jobs" in run("create", "jobs").stdout
     given = [{"payload": "one", "headers": {"a": "b"}}, {"payload_base64": "/w=="}, {"payload": ""}]
     entered = run("enqueue", "jobs", stdin="\n".join(map(json.dumps, given)) + "\n\n")
@@ -64,7 +64,7 @@ def test_a_queue_is_made_filled_looked_at_leased_and_acked(run: Run) -> None:
     assert (row["ready"], row["leased"], row["enqueued"], row["acked"]) == (0, 0, 3, 3)
 
 
-def test_what_peek_prints_enqueue_takes(run: Run) -> None:
+def test_enqueue_accepts_the_output_of_peek(run: Run) -> None:
     run("create", "a", "--priorities-max", "5")
     run("create", "b", "--priorities-max", "5")
     given = {"payload": "x\u0000y", "headers": {"h": "v"}, "fairness_key": "k", "weight": 2, "priority": 3}
@@ -76,7 +76,7 @@ def test_what_peek_prints_enqueue_takes(run: Run) -> None:
     assert copied["throttle_keys"] == ["t"]
 
 
-def test_tables_read_well(run: Run) -> None:
+def test_tables_are_aligned(run: Run) -> None:
     fill(run, "one", "two \x1b[2J", name="jobs")
     run("create", "z", "--dead-letter-queue", "jobs")
     listed = run("list").stdout.splitlines()
@@ -97,14 +97,14 @@ def test_tables_read_well(run: Run) -> None:
     assert entry["counts"]["ready"] == 0
 
 
-def test_pages_of_the_list_go_on_after_a_name(run: Run) -> None:
+def test_list_pages_continue_after_a_name(run: Run) -> None:
     for name in ("c", "a", "b"):
         run("create", name)
     assert [row["queue"] for row in json.loads(run("list", "--json", "--limit", "2").stdout)] == ["a", "b"]
     assert [row["queue"] for row in json.loads(run("list", "--json", "--after", "b").stdout)] == ["c"]
 
 
-def test_reading_works_beside_a_running_process_and_writing_says_why_not(run: Run, data: Path) -> None:
+def test_reading_works_and_writing_is_refused_while_another_process_has_the_store_open(run: Run, data: Path) -> None:
     with basaltmq.open(data) as db:
         queue = db.queue("jobs")
         queue.enqueue([b"one", b"x" * 100_000])
@@ -133,7 +133,7 @@ def test_a_lease_is_nacked_or_released_by_its_token(run: Run) -> None:
 
 
 @pytest.mark.spec("C9")
-def test_dead_letters_are_redriven_by_header_and_count(run: Run) -> None:
+def test_redrive_selects_dead_letters_by_header_and_count(run: Run) -> None:
     run("create", "jobs", "--dead-letter-queue", "dead")
     given = [{"payload": str(number), "headers": {"kind": "odd" if number % 2 else "even"}} for number in range(4)]
     run("enqueue", "jobs", stdin="\n".join(map(json.dumps, given)))
@@ -146,7 +146,7 @@ def test_dead_letters_are_redriven_by_header_and_count(run: Run) -> None:
     assert "error [queue_not_found]" in run("redrive", "dead", "--to", "nowhere", code=1).stderr
 
 
-def test_purge_and_delete_ask_first(run: Run) -> None:
+def test_purge_and_delete_ask_for_confirmation(run: Run) -> None:
     fill(run, "one", "two")
     run("purge", "jobs", code=1, stdin="n\n")
     assert json.loads(run("list", "--json").stdout)[0]["ready"] == 2
@@ -170,7 +170,7 @@ def test_purge_and_delete_ask_first(run: Run) -> None:
         (b'{"payload": "x", "priority": 300}', "priority of a message must be 0 to 255"),
     ],
 )
-def test_a_line_that_is_no_message_is_named_and_nothing_is_half_done(run: Run, line: bytes, said: str) -> None:
+def test_an_invalid_message_line_is_named_and_its_batch_is_not_enqueued(run: Run, line: bytes, said: str) -> None:
     run("create", "jobs")
     refused = run("enqueue", "jobs", code=1, stdin=b'{"payload": "good"}\n' + line + b"\n")
     assert said in refused.stderr
@@ -178,7 +178,7 @@ def test_a_line_that_is_no_message_is_named_and_nothing_is_half_done(run: Run, l
     assert json.loads(run("list", "--json").stdout)[0]["ready"] == 0
 
 
-def test_options_of_enqueue_are_for_messages_that_do_not_say(run: Run) -> None:
+def test_options_of_enqueue_are_defaults_of_the_messages(run: Run) -> None:
     run("create", "jobs")
     own = json.dumps({"payload": "own", "fairness_key": "mine"})
     run("enqueue", "jobs", "--fairness-key", "theirs", "--ttl-ms", "600000", stdin=own + '\n{"payload": "other"}\n')
@@ -197,7 +197,7 @@ def test_more_lines_than_a_batch_are_all_enqueued(run: Run) -> None:
     assert json.loads(run("list", "--json").stdout)[0]["ready"] == 2_500
 
 
-def test_misuse_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_usage_errors_are_one_line(run: Run, tmp_path: Path) -> None:
     assert "error [store_not_found]" in run("list", code=1).stderr
     run("create", "jobs")
     assert "error [queue_already_exists]" in run("create", "jobs", code=1).stderr
@@ -220,7 +220,7 @@ def test_a_preview_is_one_short_line() -> None:
 
 
 @pytest.mark.spec("A6")
-def test_branches_in_doubt_are_listed_beside_a_running_process_and_settled_by_an_operator(run: Run, data: Path) -> None:
+def test_in_doubt_branches_are_listed_and_resolved_by_commands(run: Run, data: Path) -> None:
     fill(run, "one", "two")
     assert "no prepared branches" in run("transactions").stdout
     x, y = Xid(1, b"global", b"a"), Xid(1, b"global", b"b")

@@ -21,7 +21,7 @@ def filled(data: Path) -> Path:
 
 
 @pytest.mark.spec("A10")
-def test_info_and_properties_work_beside_a_running_process(basalt: Basalt, filled: Path) -> None:
+def test_info_and_properties_work_while_another_process_has_the_store_open(basalt: Basalt, filled: Path) -> None:
     with basaltmq.open(filled):
         text = basalt("store", "info").output
         assert text.startswith("store ")
@@ -37,7 +37,7 @@ def test_info_and_properties_work_beside_a_running_process(basalt: Basalt, fille
 @pytest.mark.parametrize(
     "command", [("info",), ("properties",), ("compact",), ("backup", "x"), ("repair", "--accept-loss")]
 )
-def test_without_a_store_every_command_says_so_and_makes_none(
+def test_every_command_without_a_store_fails_and_creates_none(
     basalt: Basalt, data: Path, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -65,7 +65,7 @@ def test_a_store_is_backed_up_verified_and_restored_with_its_log(basalt: Basalt,
 
 
 @pytest.mark.promise("P7")
-def test_damage_is_found_named_and_the_exit_code_says_so(basalt: Basalt, filled: Path, tmp_path: Path) -> None:
+def test_damage_is_named_and_sets_the_exit_code(basalt: Basalt, filled: Path, tmp_path: Path) -> None:
     basalt("store", "backup", tmp_path / "copy")
     table = next((tmp_path / "copy" / "kv").glob("*.sst"))
     # The copy shares its tables with the store by hard links.
@@ -92,7 +92,7 @@ def test_damage_in_the_log_is_found_by_verify(basalt: Basalt, filled: Path) -> N
     assert segment.name in basalt("store", "verify", code=2).stdout
 
 
-def test_repair_leaves_a_sound_store_alone(basalt: Basalt, filled: Path) -> None:
+def test_repair_does_not_change_an_undamaged_store(basalt: Basalt, filled: Path) -> None:
     for consent in ((), ("--accept-loss",)):
         assert "nothing to repair" in basalt("store", "repair", *consent).output
     with basaltmq.open(filled, create=False) as db:
@@ -101,7 +101,7 @@ def test_repair_leaves_a_sound_store_alone(basalt: Basalt, filled: Path) -> None
 
 @pytest.mark.promise("P7")
 @pytest.mark.spec("A10")
-def test_a_damaged_table_costs_the_messages_in_one_block_and_repair_names_them(basalt: Basalt, data: Path) -> None:
+def test_repairing_a_damaged_table_loses_and_names_the_messages_of_one_block(basalt: Basalt, data: Path) -> None:
     with basaltmq.open(data) as db:
         ids = [each.hex() for each in db.queue("orders").enqueue([os.urandom(200) for _ in range(600)])]
         db.queue("idle")
@@ -137,13 +137,13 @@ def test_compacting_reports_sizes(basalt: Basalt, filled: Path) -> None:
     assert " bytes before, " in basalt("store", "compact", "--family", "stream_records").output
 
 
-def test_commands_that_write_need_the_store_for_themselves(basalt: Basalt, filled: Path, tmp_path: Path) -> None:
+def test_commands_that_write_need_exclusive_access(basalt: Basalt, filled: Path, tmp_path: Path) -> None:
     with basaltmq.open(filled):
         for command in (("compact",), ("backup", str(tmp_path / "copy")), ("repair", "--accept-loss"), ("verify",)):
             assert "store_locked" in basalt("store", *command, code=1).stderr
 
 
-def test_a_directory_that_is_no_store_is_refused_by_name(basalt: Basalt, data: Path) -> None:
+def test_a_directory_without_a_store_is_refused_by_name(basalt: Basalt, data: Path) -> None:
     data.mkdir()
     (data / "letter.txt").write_text("dear diary")
     for command in (("store", "info"), ("store", "verify"), ("topic", "list"), ("topic", "create", "x")):
@@ -151,7 +151,7 @@ def test_a_directory_that_is_no_store_is_refused_by_name(basalt: Basalt, data: P
     assert [each.name for each in data.iterdir()] == ["letter.txt"]
 
 
-def test_help_and_version_are_there(basalt: Basalt) -> None:
+def test_help_and_version_are_printed(basalt: Basalt) -> None:
     assert basaltmq.__version__ in basalt("--version").output
     for words in (("--help",), ("store", "--help"), ("topic", "--help"), ("topic", "read", "-h")):
         assert "Usage:" in basalt(*words).output

@@ -49,14 +49,14 @@ def test_a_topic_is_created_listed_described_and_deleted(basalt: Basalt) -> None
     basalt("topic", "describe", "orders", code=1)
 
 
-def test_an_empty_store_says_what_to_do(basalt: Basalt, data: Path) -> None:
+def test_listing_an_empty_store_prints_the_next_command(basalt: Basalt, data: Path) -> None:
     basaltmq.open(data).close()
     assert basalt("topic", "list").output == "no topics; create one with: basalt topic create NAME\n"
     assert json.loads(basalt("topic", "list", "--json").output) == []
     assert basalt("topic", "groups").output == "no group has committed an offset\n"
 
 
-def test_deleting_asks_first(basalt: Basalt, data: Path) -> None:
+def test_deleting_asks_for_confirmation(basalt: Basalt, data: Path) -> None:
     basalt("topic", "create", "orders")
     refused = CliRunner().invoke(main, ["--data-dir", str(data), "topic", "delete", "orders"], input="n\n")
     assert refused.exit_code == 1
@@ -85,7 +85,7 @@ def test_deleting_asks_first(basalt: Basalt, data: Path) -> None:
         (("migrate", "orders", "segment"), "already"),
     ],
 )
-def test_errors_are_one_line_with_a_code(basalt: Basalt, words: tuple[str, ...], said: str) -> None:
+def test_errors_are_one_line_with_an_exit_code(basalt: Basalt, words: tuple[str, ...], said: str) -> None:
     basalt("topic", "create", "orders")
     assert said in basalt("topic", *words, code=1).stderr
 
@@ -108,13 +108,13 @@ def test_invalid_usage_is_reported_as_a_usage_error(basalt: Basalt, words: tuple
     assert "Usage:" in basalt("topic", *words, code=2).stderr
 
 
-def test_without_a_store_reading_says_so_and_makes_none(basalt: Basalt, data: Path) -> None:
+def test_reading_without_a_store_fails_and_creates_none(basalt: Basalt, data: Path) -> None:
     for words in (("list",), ("read", "x"), ("append", "x"), ("groups",), ("delete", "x", "--yes")):
         assert "store_not_found" in basalt("topic", *words, code=1).stderr
     assert not data.exists()
 
 
-def test_json_lines_go_in_and_come_out(basalt: Basalt) -> None:
+def test_json_lines_round_trip(basalt: Basalt) -> None:
     basalt("topic", "create", "orders")
     sent: list[dict[str, Any]] = [
         {"value": "plain"},
@@ -150,7 +150,7 @@ def test_json_lines_go_in_and_come_out(basalt: Basalt) -> None:
         ('["value"]', "line 3"),
     ],
 )
-def test_a_bad_line_is_named_and_nothing_of_its_batch_is_appended(basalt: Basalt, line: str, said: str) -> None:
+def test_an_invalid_line_is_named_and_its_batch_is_not_appended(basalt: Basalt, line: str, said: str) -> None:
     basalt("topic", "create", "orders")
     result = basalt("topic", "append", "orders", stdin=f'{{"value": "ok"}}\n\n{line}\n', code=1)
     assert said in result.stderr
@@ -158,7 +158,9 @@ def test_a_bad_line_is_named_and_nothing_of_its_batch_is_appended(basalt: Basalt
     assert basalt("topic", "read", "orders").stdout == ""
 
 
-def test_batches_before_a_bad_line_are_there_and_counted(basalt: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_before_an_invalid_line_are_appended_and_counted(
+    basalt: Basalt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(topic_input, "APPEND_RECORDS", 2)
     basalt("topic", "create", "orders")
     result = basalt("topic", "append", "orders", "--raw", "--file", "-", stdin="a\nb\nc\n")
@@ -171,7 +173,7 @@ def test_batches_before_a_bad_line_are_there_and_counted(basalt: Basalt, monkeyp
     assert "line 2 is longer than 10 bytes" in result.stderr
 
 
-def test_raw_lines_keys_partitions_and_files(basalt: Basalt, tmp_path: Path) -> None:
+def test_append_reads_raw_lines_keys_partitions_and_files(basalt: Basalt, tmp_path: Path) -> None:
     basalt("topic", "create", "orders", "--partitions", "4")
     (tmp_path / "in").write_bytes(b"one\r\n\xff\xfe\ntwo")
     basalt("topic", "append", "orders", "--raw", "--partition", "2", "--key", "k", "--file", tmp_path / "in")
@@ -188,7 +190,7 @@ def test_raw_lines_keys_partitions_and_files(basalt: Basalt, tmp_path: Path) -> 
     )
 
 
-def test_reading_from_to_by_key_tag_and_time(basalt: Basalt, data: Path) -> None:
+def test_read_selects_by_range_key_tag_and_time(basalt: Basalt, data: Path) -> None:
     with basaltmq.open(data) as db:
         topic = db.topic("orders")
         for at in range(10):
@@ -212,7 +214,7 @@ def test_reading_from_to_by_key_tag_and_time(basalt: Basalt, data: Path) -> None
     assert "not both" in basalt("topic", "read", "orders", "--key", "a", "--tag", "b", code=1).stderr
 
 
-def test_following_prints_what_another_process_appends_until_it_has_enough(basalt: Basalt, data: Path) -> None:
+def test_following_prints_records_of_another_process_up_to_its_count(basalt: Basalt, data: Path) -> None:
     with basaltmq.open(data) as db:
         topic = db.topic("orders")
         topic.append(b"before")
@@ -229,7 +231,7 @@ def test_following_prints_what_another_process_appends_until_it_has_enough(basal
     assert found == ["before\n0\n1\n2\n"]
 
 
-def test_a_follower_that_retention_overtakes_says_what_it_missed(
+def test_a_follower_reports_records_deleted_by_retention(
     basalt: Basalt, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with basaltmq.open(data) as db:
@@ -252,7 +254,7 @@ def test_a_follower_that_retention_overtakes_says_what_it_missed(
     assert "offsets 1 to 3 of partition 0 were deleted by retention" in result.stderr
 
 
-def test_a_topic_deleted_under_a_follower_ends_it_with_an_error(
+def test_deleting_a_topic_ends_its_followers_with_an_error(
     basalt: Basalt, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with basaltmq.open(data) as db:
@@ -267,7 +269,9 @@ def test_a_topic_deleted_under_a_follower_ends_it_with_an_error(
         assert "topic_not_found" in basalt("topic", "read", "orders", "--follow", code=1).stderr
 
 
-def test_ctrl_c_ends_a_follower_in_good_order(basalt: Basalt, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_ends_a_follower_without_a_traceback(
+    basalt: Basalt, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with basaltmq.open(data) as db:
         db.topic("orders").append(b"first")
 
@@ -278,9 +282,7 @@ def test_ctrl_c_ends_a_follower_in_good_order(basalt: Basalt, data: Path, monkey
     assert basalt("topic", "read", "orders", "--follow", "--raw").stdout == "first\n"
 
 
-def test_commands_that_write_need_the_store_for_themselves_and_those_that_read_do_not(
-    basalt: Basalt, data: Path
-) -> None:
+def test_commands_that_write_need_exclusive_access_and_those_that_read_do_not(basalt: Basalt, data: Path) -> None:
     with basaltmq.open(data) as db:
         db.topic("orders").append(b"one")
         assert "orders" in basalt("topic", "list").output
@@ -291,7 +293,7 @@ def test_commands_that_write_need_the_store_for_themselves_and_those_that_read_d
             assert "a retry may succeed" in result.stderr
 
 
-def test_groups_are_listed_shown_moved_and_forgotten(basalt: Basalt, data: Path) -> None:
+def test_groups_are_listed_described_moved_and_deleted(basalt: Basalt, data: Path) -> None:
     with basaltmq.open(data) as db:
         topic = db.topic("orders", partitions=2)
         for at in range(10):
@@ -311,7 +313,7 @@ def test_groups_are_listed_shown_moved_and_forgotten(basalt: Basalt, data: Path)
 
 
 @pytest.mark.spec("D5")
-def test_a_topic_moves_between_engines_with_all_it_holds(basalt: Basalt) -> None:
+def test_a_topic_moves_between_engines_with_its_records(basalt: Basalt) -> None:
     basalt("topic", "create", "orders")
     basalt("topic", "append", "orders", "--raw", stdin="a\nb\nc\n")
     assert "now uses the rocksdb engine" in basalt("topic", "migrate", "orders", "rocksdb").output

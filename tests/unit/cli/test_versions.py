@@ -31,7 +31,7 @@ FIXTURES = Path(catalog_v1.__file__).parent
         (configuration.VERSION_NAME, configuration.VERSION, ("topic", "create", "more")),
     ],
 )
-def test_newer_content_is_refused_with_both_versions_and_left_as_it_is(
+def test_newer_data_is_refused_with_both_versions_and_not_changed(
     basalt: Basalt, data: Path, content: str, current: int, command: tuple[str, ...]
 ) -> None:
     basalt("queue", "create", "jobs")

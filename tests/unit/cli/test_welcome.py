@@ -18,7 +18,7 @@ def changed(section: str, **fields: object) -> Config:
     return msgspec.structs.replace(config, **{section: msgspec.structs.replace(getattr(config, section), **fields)})
 
 
-def test_ten_lines_of_python_with_the_address_it_listens_on() -> None:
+def test_the_welcome_shows_ten_lines_of_python_with_the_listening_address() -> None:
     text = welcome(Config(), {**PORTS, "amqp": 6000}, "9.9")
     lines = [line for line in text.splitlines() if line.startswith("    ")]
     example = textwrap.dedent("\n".join(lines[:10]))
@@ -29,7 +29,7 @@ def test_ten_lines_of_python_with_the_address_it_listens_on() -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_a_password_that_was_chosen_is_not_shown_and_guest_is_not_promised() -> None:
+def test_the_welcome_hides_configured_passwords() -> None:
     chosen = {"default_user": "root", "default_password": "hunter2"}
     text = welcome(changed("auth", **chosen), PORTS, "9.9")
     assert "hunter2" not in text
@@ -37,7 +37,7 @@ def test_a_password_that_was_chosen_is_not_shown_and_guest_is_not_promised() -> 
     assert "guest can log in" not in welcome(changed("auth", loopback_users=()), PORTS, "9.9")
 
 
-def test_addresses_are_ones_a_client_can_use() -> None:
+def test_the_welcome_shows_addresses_that_clients_can_use() -> None:
     everywhere = msgspec.structs.replace(Config(), host="::")
     assert "http://127.0.0.1:15672" in welcome(everywhere, PORTS, "9.9")
     one = msgspec.structs.replace(Config(), host="fd00::1")

@@ -26,17 +26,17 @@ def lease(count: int, *, token: int = 7, queue: str = "q") -> list[Leased]:
 @example("q", [b"same"] * 3)
 @example("q", [b"", bytes(127), bytes(128), bytes(20_000)])
 @example("q" * 200, [b""])
-def test_a_batch_is_written_as_protobuf_writes_it(queue: str, messages: list[Payload]) -> None:
+def test_batches_are_encoded_as_by_protobuf(queue: str, messages: list[Payload]) -> None:
     raw = enqueue_of(queue, messages)
     assert wire.EnqueueBatchRequest.FromString(raw) == batch_of(queue, messages)
 
 
-def test_what_is_neither_bytes_nor_text_nor_a_draft_is_refused_by_name() -> None:
+def test_unsupported_message_types_are_refused_by_name() -> None:
     with pytest.raises(InvalidArgumentError, match="bytearray"):
         enqueue_of("q", [b"fine", bytearray(b"not")])  # type: ignore[list-item]
 
 
-def test_all_of_a_lease_is_answered_for_without_naming_its_messages() -> None:
+def test_a_complete_lease_is_settled_without_listing_its_messages() -> None:
     held = lease(3)
     assert ids_of(held) == []
     assert ids_of(held[::-1]) == []
@@ -44,7 +44,7 @@ def test_all_of_a_lease_is_answered_for_without_naming_its_messages() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_messages_are_named_where_they_are_not_exactly_the_lease() -> None:
+def test_a_partial_lease_is_settled_by_listing_its_messages() -> None:
     held = lease(3)
     a, b, c = (each.id for each in held)
     assert ids_of(held[:2]) == [a, b]
@@ -55,7 +55,7 @@ def test_messages_are_named_where_they_are_not_exactly_the_lease() -> None:
 
 
 @pytest.mark.promise("P2")
-def test_a_part_that_was_extended_is_named_and_so_is_what_is_left() -> None:
+def test_after_a_partial_extension_both_parts_are_settled_by_listing() -> None:
     held = lease(3)
     extended(held, 7)
     assert ids_of(held) == []
@@ -66,7 +66,7 @@ def test_a_part_that_was_extended_is_named_and_so_is_what_is_left() -> None:
     }
 
 
-def test_messages_of_several_leases_are_kept_apart() -> None:
+def test_messages_of_several_leases_are_settled_separately() -> None:
     one, other = lease(2), lease(2, token=9)
     assert by_lease([one[0], other[0], one[1]]) == {("q", 7): one, ("q", 9): other[:1]}
     with pytest.raises(InvalidArgumentError, match="bytes"):

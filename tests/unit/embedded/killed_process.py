@@ -31,7 +31,7 @@ def lines_until_killed(program: str, store: Path, count: int) -> list[str]:
                     break
         finally:
             process.kill()
-        # The pipe still holds what was printed before the kill.
+        # Lines printed before the kill are still in the pipe.
         lines += [line.rstrip("\n") for line in process.stdout if line.endswith("\n")]
         process.wait(KILL_WAIT_S)
     assert len(lines) >= count, "the program ended by itself"

@@ -1,4 +1,4 @@
-"""What tests of queues in a process share: bounded waits for what other threads do."""
+"""Helpers for tests of embedded queues: bounded waits for other threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from basaltmq.embedded.leased import Leased
 from basaltmq.errors import BasaltError
 
 LONG_S = 30.0
-"""A wait that an event ends; a test that runs into it has failed."""
+"""Timeout of waits that an event ends. Reaching it fails the test."""
 
 
 def payloads(messages: list[Leased]) -> list[bytes]:
@@ -19,12 +19,12 @@ def payloads(messages: list[Leased]) -> list[bytes]:
 
 
 def waiting(db: Basalt, name: str) -> int:
-    """How many wait at a queue."""
+    """Return the number of waiters of a queue."""
     return len(db.queue_plane._waiters._by_queue.get(name, ()))
 
 
 def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """Run something that waits; what it returned or raised comes in the list."""
+    """Run a blocking call in a thread. Its result or error is added to the list."""
     results: list[Any] = []
 
     def run() -> None:
@@ -39,7 +39,7 @@ def in_background(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something another thread does, that gives no event."""
+    """Poll until another thread has done something."""
     pause = threading.Event()
     for _ in range(int(LONG_S / 0.005)):
         if condition():

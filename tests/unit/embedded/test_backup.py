@@ -1,4 +1,4 @@
-"""Backups of a store with streams, taken while it is written to, and the check of a log."""
+"""Backups of a store with streams during writes, and log verification."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def values(db: Basalt, name: str, partition: int = 0) -> list[bytes]:
     return [(record.value or b"") for record in db.topic(name, create=False).read(partition)]
 
 
-def test_a_backup_under_writers_holds_everything_confirmed_before_it(tmp_path: Path) -> None:
+def test_backup_beside_writers_has_all_records_confirmed_before(tmp_path: Path) -> None:
     stop = threading.Event()
     confirmed: list[int] = []
 
@@ -59,8 +59,8 @@ def test_a_backup_under_writers_holds_everything_confirmed_before_it(tmp_path: P
 
 
 @pytest.mark.promise("P10")
-def test_no_topic_appears_between_the_copies_of_rows_and_log(tmp_path: Path) -> None:
-    """Its shard's number would be given out again in the restored store, and its frames taken for another's."""
+def test_topic_creation_waits_until_a_backup_has_copied_the_log(tmp_path: Path) -> None:
+    """Otherwise the restored store would reuse the shard number, and the new shard would inherit frames."""
     began = threading.Event()
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("t").append(b"x")
@@ -89,7 +89,7 @@ def test_no_topic_appears_between_the_copies_of_rows_and_log(tmp_path: Path) -> 
         assert [topic.name for topic in db.topics()] == ["t"]
 
 
-def test_a_flip_in_the_log_of_a_backup_is_named(tmp_path: Path) -> None:
+def test_bit_flip_in_a_backup_log_is_reported(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("t").append([b"x" * 100] * 50)
         db.backup(tmp_path / "backup")
@@ -99,7 +99,7 @@ def test_a_flip_in_the_log_of_a_backup_is_named(tmp_path: Path) -> None:
     assert str(segment.relative_to(tmp_path / "backup")) in fault
 
 
-def test_the_log_of_a_store_is_verified_frame_by_frame(tmp_path: Path) -> None:
+def test_log_is_verified_frame_by_frame(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         topic = db.topic("t")
         for number in range(5):
@@ -113,7 +113,7 @@ def test_the_log_of_a_store_is_verified_frame_by_frame(tmp_path: Path) -> None:
     assert f"shard {shard}, offsets 40 to 59" in fault
 
 
-def test_there_is_nothing_to_verify_without_a_log(tmp_path: Path) -> None:
+def test_verify_without_a_log_finds_nothing(tmp_path: Path) -> None:
     assert verify_log(tmp_path / LOG) == []
 
 

@@ -1,4 +1,4 @@
-"""Durable frames at the end of a lane that are damaged: verify and the next open name them."""
+"""Damaged durable frames at the end of a lane are reported by verify and by the next open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRAMES_MAX = 5_000
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
-    """A store as SIGKILL leaves it, with two frames of one shard and then one of another."""
+    """Create a store as SIGKILL leaves it, with two frames of one shard and then one of another."""
     with basaltmq.open(tmp_path / "open") as db:
         topic = db.topic("orders", partitions=2)
         for partition in (0, 0, 1):
@@ -49,9 +49,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.promise("P1", "P7")
-def test_a_damaged_frame_at_the_end_is_named_by_verify_and_by_the_next_open(
-    killed: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_last_frame_is_reported_by_verify_and_open(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
     segment = segment_of(killed)
     end = len(segment.read_bytes())
     flip(segment, end - 20)
@@ -64,8 +62,8 @@ def test_a_damaged_frame_at_the_end_is_named_by_verify_and_by_the_next_open(
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("how", ["zeros", "truncated"])
-def test_verify_names_every_record_in_damaged_bytes_from_the_index(tmp_path: Path, how: str) -> None:
-    """A page of zeros hides the headers of all frames behind the first, and the end of a file hides all."""
+def test_verify_reports_every_record_in_damaged_bytes(tmp_path: Path, how: str) -> None:
+    """A page of zeros hides the headers of all later frames. A truncated file hides all."""
     path = tmp_path / "data"
     with basaltmq.open(path) as db:
         topic = db.topic("orders", partitions=2)
@@ -95,10 +93,10 @@ def test_verify_names_every_record_in_damaged_bytes_from_the_index(tmp_path: Pat
 
 
 @pytest.mark.promise("P7")
-def test_the_last_frame_of_a_shard_leaves_no_gap_and_is_named_at_open(
+def test_damaged_last_frame_of_a_shard_is_reported_without_an_index(
     killed: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The index is gone, so the open reads the whole log."""
+    """The index is lost, so the open reads the whole log."""
     segment = segment_of(killed)
     flip(segment, len(segment.read_bytes()) * 2 // 3 - 20)
     with caplog.at_level(logging.ERROR), basaltmq.open(killed) as db:
@@ -107,9 +105,7 @@ def test_the_last_frame_of_a_shard_leaves_no_gap_and_is_named_at_open(
 
 
 @pytest.mark.promise("P7")
-def test_bytes_missing_in_the_middle_are_named_as_far_as_nothing_whole_follows(
-    killed: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_missing_bytes_in_the_middle_are_reported(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
     segment = segment_of(killed)
     raw = segment.read_bytes()
     segment.write_bytes(raw[:10] + raw[13:])
@@ -119,7 +115,7 @@ def test_bytes_missing_in_the_middle_are_named_as_far_as_nothing_whole_follows(
 
 
 @pytest.mark.promise("P7")
-def test_a_torn_tail_that_was_not_durable_is_no_fault(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_torn_tail_that_was_not_durable_is_no_fault(killed: Path, caplog: pytest.LogCaptureFixture) -> None:
     segment = segment_of(killed)
     mark = read_mark(segment.parent)
     assert mark is not None
@@ -134,8 +130,8 @@ def test_a_torn_tail_that_was_not_durable_is_no_fault(killed: Path, caplog: pyte
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("what", ["the directory", "the lane"])
-def test_a_log_that_is_missing_is_named_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
-    """COMMITTED is gone with it: the index knows how far the log was durable."""
+def test_missing_log_is_reported_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str) -> None:
+    """The file COMMITTED is lost too. The index holds the durable end of the log."""
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders").append([b"x"] * 10)
     end = len(segment_of(tmp_path / "data").read_bytes())
@@ -150,14 +146,14 @@ def test_a_log_that_is_missing_is_named_at_open(tmp_path: Path, caplog: pytest.L
 
 
 @pytest.mark.promise("P1", "P7")
-def test_a_torn_tail_that_the_ring_holds_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A power loss may tear a segment where the ring made its frames durable."""
+def test_torn_tail_that_the_ring_holds_is_no_fault(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A power loss may tear a segment although the ring has made its frames durable."""
     with basaltmq.open(tmp_path / "open") as db:
         topic = db.topic("orders", partitions=1)
         lane = tmp_path / "open" / "log" / "0000"
         seed = read_seed(lane)
         count = size = 0
-        # The ring is created in the background. The reads bring the frames to the segment too.
+        # The ring is created in the background. Reads also write the frames to the segment.
         while not size or ring.gaps(lane, seed, size - 50, size):
             topic.append(b"x" * 100, partition=0)
             count += 1
@@ -183,16 +179,14 @@ def log_of(db: Basalt) -> Lane:
 
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize(("is_copy", "is_indexed"), [(True, False), (False, False), (False, True)])
-def test_segments_that_were_exchanged_or_copied_keep_records_and_offsets(
-    tmp_path: Path, is_copy: bool, is_indexed: bool
-) -> None:
+def test_exchanged_or_copied_segments_keep_records_and_offsets(tmp_path: Path, is_copy: bool, is_indexed: bool) -> None:
     with basaltmq.open(tmp_path / "open") as db:
         topic = db.topic("orders", partitions=1)
         for at in range(3):
             topic.append([b"%02d" % (10 * at + each) for each in range(10)], partition=0)
             log_of(db).roll()
             if is_indexed and at == 1:
-                # The index on disk covers the first of the exchanged segments.
+                # The index on disk covers the first exchanged segment.
                 db.streams.engines.get(Engine.SEGMENT).checkpoint()  # type: ignore[attr-defined]
         # As SIGKILL leaves it: the index is built from the log.
         shutil.copytree(tmp_path / "open", tmp_path / "killed")

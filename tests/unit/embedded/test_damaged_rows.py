@@ -1,4 +1,4 @@
-"""A program opens a store on disk with damaged rows of queues: it gets what is sound, and can look at the rest."""
+"""An embedded program on a store with damaged queue rows."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def damaged_store(harness: Harness, path: Path, damaged: list[tuple[Row, Damage]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_program_gets_everything_that_is_sound(harness: Harness, tmp_path: Path, seed: int) -> None:
+def test_program_reads_all_undamaged_messages(harness: Harness, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     chosen = rng.sample(harness.of(*BY_VALUE), 12)
     at_risk = harness.at_risk(chosen)
@@ -67,7 +67,7 @@ def test_a_program_gets_everything_that_is_sound(harness: Harness, tmp_path: Pat
         assert drain(db.queue_plane, LATER_NS) == []
 
 
-def test_commands_show_export_and_delete_what_is_in_quarantine(harness: Harness, tmp_path: Path) -> None:
+def test_commands_show_export_and_delete_quarantined_rows(harness: Harness, tmp_path: Path) -> None:
     row = next(row for row in harness.of(Family.MESSAGES) if row[1].startswith(b"\0\5plain"))
     path = damaged_store(harness, tmp_path / "data", [(row, DAMAGES["truncated"])])
 
@@ -77,7 +77,7 @@ def test_commands_show_export_and_delete_what_is_in_quarantine(harness: Harness,
         return done.output
 
     before = run("store", "verify")
-    assert row[1][:20].hex() in before, "verify names a damaged row that nobody has met yet"
+    assert row[1][:20].hex() in before, "verify reports a damaged row that was not read yet"
     assert "1 rows in quarantine" in run("queue", "restart", "plain")
     assert '"quarantined":1' in run("queue", "stats", "plain", "--json").replace(" ", "")
     listed = run("queue", "quarantine", "list", "--queue", "plain")

@@ -1,4 +1,4 @@
-"""`basaltmq.open`: opening, topics with settings, closing under those who use it, maintenance."""
+"""`basaltmq.open`: opening, topics with settings, closing during use, maintenance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def db(tmp_path: Path) -> Iterator[Basalt]:
 
 
 @pytest.mark.promise("P1")
-def test_what_was_appended_is_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
+def test_records_survive_reopening(tmp_path: Path) -> None:
     for engine in ("segment", "rocksdb"):
         with basaltmq.open(str(tmp_path / "data")) as db:
             db.topic(engine, engine=engine).append([b"one", b"two"])
@@ -46,7 +46,7 @@ def test_what_was_appended_is_there_when_the_store_is_opened_again(tmp_path: Pat
             assert db.topic(engine).append(b"three").offset == 2
 
 
-def test_a_second_opening_is_refused_and_a_missing_store_is_not_made_unasked(tmp_path: Path) -> None:
+def test_second_open_is_refused_and_create_false_creates_nothing(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFoundError):
         basaltmq.open(tmp_path / "data", create=False)
     assert not (tmp_path / "data").exists()
@@ -54,7 +54,7 @@ def test_a_second_opening_is_refused_and_a_missing_store_is_not_made_unasked(tmp
         basaltmq.open(tmp_path / "data")
 
 
-def test_a_topic_is_made_once_and_found_after(db: Basalt) -> None:
+def test_topic_is_created_once(db: Basalt) -> None:
     made = db.topic("orders", partitions=4, retention_records=10, durability="written")
     again = db.topic("orders")
     assert again.config == made.config
@@ -85,22 +85,20 @@ def test_a_topic_is_made_once_and_found_after(db: Basalt) -> None:
         {"retention_bytes": object()},
     ],
 )
-def test_settings_that_make_no_sense_are_refused_with_the_name_of_the_topic(
-    db: Basalt, settings: dict[str, Any]
-) -> None:
+def test_invalid_topic_settings_are_refused(db: Basalt, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigError):
         db.topic("orders", **settings)
     assert list(db.topics()) == []
 
 
 @pytest.mark.parametrize("name", ["", 7, None, b"orders", "x" * 100_000, "\ud800"])
-def test_names_that_are_none_are_refused(db: Basalt, name: Any) -> None:
+def test_invalid_topic_names_are_refused(db: Basalt, name: Any) -> None:
     with pytest.raises(BasaltError):
         db.topic(name)
     assert list(db.topics()) == []
 
 
-def test_threads_that_ask_for_one_topic_get_one(db: Basalt) -> None:
+def test_threads_that_open_one_topic_share_it(db: Basalt) -> None:
     failures: list[BaseException] = []
 
     def ask() -> None:
@@ -119,7 +117,7 @@ def test_threads_that_ask_for_one_topic_get_one(db: Basalt) -> None:
 
 
 @pytest.mark.promise("P10")
-def test_a_deleted_topic_is_gone_and_one_made_again_is_empty(db: Basalt) -> None:
+def test_recreated_topic_is_empty(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append(b"old")
     list(topic.consume("g", wait=0))
@@ -133,7 +131,7 @@ def test_a_deleted_topic_is_gone_and_one_made_again_is_empty(db: Basalt) -> None
     assert [each.value for each in db.topic("orders").consume("g", wait=0)] == [b"new"]
 
 
-def test_many_topics_are_listed_in_order(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_are_listed_in_order(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "PAGE", 3)
     names = [f"t{at}" for at in range(8)]
     for name in names:
@@ -141,7 +139,7 @@ def test_many_topics_are_listed_in_order(db: Basalt, monkeypatch: pytest.MonkeyP
     assert [each.name for each in db.topics()] == names
 
 
-def test_after_closing_everything_says_so_and_closing_again_is_fine(tmp_path: Path) -> None:
+def test_calls_after_close_are_refused_and_close_is_repeatable(tmp_path: Path) -> None:
     db = basaltmq.open(tmp_path / "data")
     topics = {engine: db.topic(engine, engine=engine) for engine in ("segment", "rocksdb", "memory")}
     for topic in topics.values():
@@ -164,7 +162,7 @@ def test_after_closing_everything_says_so_and_closing_again_is_fine(tmp_path: Pa
         db.delete_topic("segment")
 
 
-def test_closing_ends_readers_and_consumers_that_wait(tmp_path: Path) -> None:
+def test_close_ends_waiting_readers_and_consumers(tmp_path: Path) -> None:
     db = basaltmq.open(tmp_path / "data")
     topic = db.topic("orders")
     topic.append(b"one")
@@ -190,12 +188,12 @@ def test_closing_ends_readers_and_consumers_that_wait(tmp_path: Path) -> None:
         thread.join(30)
         assert not thread.is_alive()
     assert got == {"read": [b"one"], "consume": [b"one"]}
-    # One that was just about to read meets the closed store; both ways it ends.
+    # A reader may also find the store closed. Both end it.
     assert all(isinstance(failure, StoreClosedError) for failure in failures)
 
 
 @pytest.mark.promise("P1")
-def test_appends_that_meet_the_closing_are_confirmed_or_refused_and_nothing_confirmed_is_lost(tmp_path: Path) -> None:
+def test_appends_during_close_are_durable_or_refused(tmp_path: Path) -> None:
     db = basaltmq.open(tmp_path / "data")
     topic = db.topic("orders")
     confirmed: list[int] = []
@@ -254,7 +252,7 @@ def test_maintenance_applies_retention_and_reports_a_failure_once(
 
 
 @pytest.mark.promise("P9")
-def test_the_index_is_brought_to_disk_as_the_log_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_checkpointed_as_the_log_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "CHECKPOINT_LOG_BYTES", 100_000)
     flushed = threading.Event()
     real = SegmentEngine.checkpoint
@@ -277,7 +275,7 @@ def test_the_index_is_brought_to_disk_as_the_log_grows(tmp_path: Path, monkeypat
 
 
 @pytest.mark.promise("P7")
-def test_losses_of_the_log_are_reported_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_losses_are_reported_at_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         topic = db.topic("orders")
         for at in range(3):
@@ -286,7 +284,7 @@ def test_losses_of_the_log_are_reported_at_open(tmp_path: Path, caplog: pytest.L
     raw = bytearray(segment.read_bytes())
     raw[len(raw) // 2] ^= 1
     segment.write_bytes(raw)
-    # The index is derived: without it the whole log is read.
+    # Without the index, the whole log is read.
     with basaltmq.open(tmp_path / "data") as db:
         engine = db.streams.engines.get(Engine.SEGMENT)
         assert isinstance(engine, SegmentEngine)
@@ -309,7 +307,7 @@ def test_cached_offsets_are_written_at_close(tmp_path: Path) -> None:
         assert db.topic("orders").lag("g")[0].lag == 0
 
 
-def test_a_wrong_path_is_refused_and_lets_go_of_what_it_held(tmp_path: Path) -> None:
+def test_open_of_a_wrong_path_is_refused_and_releases_resources(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError):
         basaltmq.open(tmp_path / "file")

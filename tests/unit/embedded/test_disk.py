@@ -1,4 +1,4 @@
-"""An embedded store on a disk that fills up: producers are refused, consumers go on, and so do producers later."""
+"""An embedded store on a disk that becomes full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spec("A11"), pytest.mark.promise("P8")]
 
 
 def producers(db: Basalt) -> dict[str, Callable[[], object]]:
-    """Every way to bring messages in."""
+    """All operations of producers."""
 
     def in_transaction() -> None:
         with db.transaction() as work:
@@ -42,7 +42,7 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
 
 
 def fill_queue(queue: EmbeddedQueue) -> int:
-    """Enqueue until the disk is low; how many messages."""
+    """Enqueue until the disk is low. Return the number of messages."""
     for count in range(1000):
         try:
             queue.enqueue(bytes([count % 256]) * (512 << 10))
@@ -58,7 +58,7 @@ def append_many(topic: EmbeddedTopic) -> None:
         sleep(0.005)
 
 
-def test_producers_are_refused_while_the_disk_is_low_and_consumers_go_on(tmp_path: Path) -> None:
+def test_low_disk_refuses_producers_but_not_consumers(tmp_path: Path) -> None:
     limits = DiskLimits(free_min_bytes=16 * MIB)
     with (
         small_disk_at(tmp_path / "disk", 64 * MIB) as disk,
@@ -83,7 +83,7 @@ def test_producers_are_refused_while_the_disk_is_low_and_consumers_go_on(tmp_pat
             produce()
 
 
-def test_a_backlog_that_is_consumed_makes_room_by_itself(tmp_path: Path) -> None:
+def test_consuming_a_backlog_frees_space(tmp_path: Path) -> None:
     settings = Settings(disk=DiskLimits(free_min_bytes=40 * MIB), maintenance_interval_s=0.1)
     with (
         small_disk_at(tmp_path / "disk", 96 * MIB) as disk,
@@ -104,7 +104,7 @@ def test_a_backlog_that_is_consumed_makes_room_by_itself(tmp_path: Path) -> None
         eventually(takes, "space comes back without a command")
 
 
-def test_a_size_limit_counts_the_log_and_ends_when_records_go(tmp_path: Path) -> None:
+def test_size_limit_counts_the_log_and_ends_when_records_are_deleted(tmp_path: Path) -> None:
     settings = Settings(disk=DiskLimits(size_max_bytes=8 * MIB), maintenance_interval_s=0.1)
     with basaltmq.open(tmp_path / "store", settings=settings) as db:
         with pytest.raises(StoreOverfullError, match=f"its limit is {8 * MIB}"):
@@ -121,7 +121,7 @@ def test_a_size_limit_counts_the_log_and_ends_when_records_go(tmp_path: Path) ->
         eventually(takes, "the log is cleaned")
 
 
-def test_limits_are_not_negative(tmp_path: Path) -> None:
+def test_negative_limits_are_refused(tmp_path: Path) -> None:
     for limits in (DiskLimits(free_min_bytes=-1), DiskLimits(size_max_bytes=-1)):
         with pytest.raises(InvalidConfigError, match="0 or more"):
             basaltmq.open(tmp_path / "store", settings=Settings(disk=limits))

@@ -1,4 +1,4 @@
-"""Lifecycle events in the topic `__events`: off by default, written in batches, and never in the way of queues."""
+"""Lifecycle events in the topic `__events`: off by default, written in batches, without blocking queues."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def events(db: Basalt) -> list[Event]:
     return [event for record in db.topic(TOPIC, create=False).read() for event in decode_events(record.value or b"")]
 
 
-def test_without_the_option_no_events_are_written(tmp_path: Path) -> None:
+def test_events_are_off_by_default(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.queue("q").enqueue(b"x")
         assert db.event_counters() == {}
@@ -32,7 +32,7 @@ def test_without_the_option_no_events_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", [Engine.SEGMENT, Engine.ROCKSDB])
-def test_events_come_to_the_topic_by_themselves_and_survive_closing(tmp_path: Path, engine: Engine) -> None:
+def test_events_are_written_to_the_topic_and_survive_close(tmp_path: Path, engine: Engine) -> None:
     with open_with(tmp_path, gather_s=0.01, engine=engine) as db:
         queue = db.queue("q")
         ids = queue.enqueue([b"%d" % number for number in range(50)])
@@ -45,7 +45,7 @@ def test_events_come_to_the_topic_by_themselves_and_survive_closing(tmp_path: Pa
     assert {event.consumer for event in found[50:]} == {"me"}
 
 
-def test_many_events_are_written_before_the_moment_is_over(tmp_path: Path) -> None:
+def test_many_events_are_written_before_the_flush_interval(tmp_path: Path) -> None:
     with open_with(tmp_path, gather_s=3600) as db:
         queue = db.queue("q", durability="written")
         for _ in range(14):
@@ -57,7 +57,7 @@ def test_many_events_are_written_before_the_moment_is_over(tmp_path: Path) -> No
         assert len(events(db)) == 70_000
 
 
-def test_a_topic_that_cannot_be_written_costs_events_and_nothing_else(
+def test_failing_events_topic_drops_only_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_with(tmp_path, gather_s=0) as db:
@@ -76,7 +76,7 @@ def test_a_topic_that_cannot_be_written_costs_events_and_nothing_else(
         assert {event.kind for event in events(db)} == {Kind.LEASED, Kind.ACKED}
 
 
-def test_a_flush_writes_all_events_to_the_topic(tmp_path: Path) -> None:
+def test_flush_writes_all_events(tmp_path: Path) -> None:
     with open_with(tmp_path, gather_s=3600) as db:
         queue = db.queue("q")
         writer = db._open_queues().events
@@ -96,7 +96,7 @@ def test_a_flush_writes_all_events_to_the_topic(tmp_path: Path) -> None:
         assert found[2].consumer == "?" * 16_383
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_event_settings_are_refused() -> None:
     for wrong in ({"sample": 0}, {"sample": 2}, {"gather_s": -1}):
         with pytest.raises(InvalidConfigError):
             EventSettings(**wrong)  # type: ignore[arg-type]

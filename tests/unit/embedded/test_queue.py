@@ -1,4 +1,4 @@
-"""Queues as a program uses them, on a store on disk: what a newcomer does, and what goes wrong."""
+"""Embedded queues on a store on disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def queue(db: Basalt) -> EmbeddedQueue:
 
 
 @pytest.mark.spec("C7")
-def test_messages_are_enqueued_leased_in_order_and_gone_when_acked(queue: EmbeddedQueue) -> None:
+def test_messages_are_leased_in_order_and_deleted_by_ack(queue: EmbeddedQueue) -> None:
     first = queue.enqueue(b"one")
     rest = queue.enqueue(["two", Draft(payload=b"three", headers={"a": "b"})])
     messages = queue.lease(10)
@@ -58,7 +58,7 @@ def test_messages_are_enqueued_leased_in_order_and_gone_when_acked(queue: Embedd
 
 
 @pytest.mark.promise("P1")
-def test_what_was_enqueued_is_there_after_the_store_is_opened_again(tmp_path: Path) -> None:
+def test_messages_survive_reopening(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.queue("q").enqueue([b"one", b"two"])
     with basaltmq.open(tmp_path / "data", create=False) as db:
@@ -66,7 +66,7 @@ def test_what_was_enqueued_is_there_after_the_store_is_opened_again(tmp_path: Pa
 
 
 @pytest.mark.promise("P1")
-def test_a_synced_enqueue_returns_after_the_sync_and_a_written_one_does_not_wait_for_it(
+def test_only_synced_enqueues_wait_for_the_sync(
     db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncs: list[None] = []
@@ -87,7 +87,7 @@ def test_a_synced_enqueue_returns_after_the_sync_and_a_written_one_does_not_wait
     assert len(syncs) == 2
 
 
-def test_fields_of_a_single_message_are_kept(db: Basalt) -> None:
+def test_message_fields_are_stored(db: Basalt) -> None:
     queue = db.queue("p", priorities_max=9, dedup_window_ms=60_000)
     low = queue.enqueue("low", priority=1, headers={"h": "v"}, fairness_key="k", ttl_ms=60_000, dedup_id="a")
     high = queue.enqueue("high", priority=5, dedup_id=b"b")
@@ -100,7 +100,7 @@ def test_fields_of_a_single_message_are_kept(db: Basalt) -> None:
 
 
 @pytest.mark.parametrize("wrong", [1, None, bytearray(b"x"), {"payload": "x"}, [b"x", 1], ["\ud800"], {b"x"}])
-def test_what_is_no_message_is_refused_and_nothing_is_enqueued(queue: EmbeddedQueue, wrong: Any) -> None:
+def test_invalid_messages_are_refused(queue: EmbeddedQueue, wrong: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         queue.enqueue(wrong)
     assert queue.stats()["enqueued"] == 0
@@ -121,13 +121,13 @@ def test_what_is_no_message_is_refused_and_nothing_is_enqueued(queue: EmbeddedQu
         {"colour": "red"},
     ],
 )
-def test_a_field_of_the_wrong_kind_is_refused(queue: EmbeddedQueue, fields: dict[str, Any]) -> None:
+def test_field_of_the_wrong_type_is_refused(queue: EmbeddedQueue, fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         queue.enqueue(b"x", **fields)
     assert queue.stats()["enqueued"] == 0
 
 
-def test_fields_of_many_messages_are_their_own(queue: EmbeddedQueue) -> None:
+def test_each_draft_has_its_own_fields(queue: EmbeddedQueue) -> None:
     wrong: Any = {"headers": {"a": "b"}}
     with pytest.raises(InvalidArgumentError, match="headers: allowed for a single payload only"):
         queue.enqueue([b"x", b"y"], **wrong)
@@ -136,14 +136,14 @@ def test_fields_of_many_messages_are_their_own(queue: EmbeddedQueue) -> None:
     assert queue.enqueue([]) == []
 
 
-def test_too_many_messages_at_once_are_refused_whole(queue: EmbeddedQueue) -> None:
+def test_call_with_too_many_messages_is_refused(queue: EmbeddedQueue) -> None:
     with pytest.raises(LimitExceededError):
         queue.enqueue([b""] * 10_001)
     assert queue.stats()["messages"] == 0
 
 
 @pytest.mark.parametrize("count", [0, -1, "1", 1.0, True, None])
-def test_a_lease_of_no_count_is_refused(queue: EmbeddedQueue, count: Any) -> None:
+def test_lease_with_invalid_count_is_refused(queue: EmbeddedQueue, count: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="1 or more"):
         queue.lease(count)
     with pytest.raises(InvalidArgumentError):
@@ -153,7 +153,7 @@ def test_a_lease_of_no_count_is_refused(queue: EmbeddedQueue, count: Any) -> Non
 
 
 @pytest.mark.parametrize("wait", [-1, "1", float("nan"), True])
-def test_a_wait_of_no_time_is_refused(queue: EmbeddedQueue, wait: Any) -> None:
+def test_invalid_wait_is_refused(queue: EmbeddedQueue, wait: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="wait must be 0 seconds or more"):
         queue.lease(wait=wait)
 
@@ -174,7 +174,7 @@ def test_acking_twice_is_refused(queue: EmbeddedQueue) -> None:
 
 @pytest.mark.spec("C7")
 @pytest.mark.promise("P4")
-def test_an_ack_after_the_lease_expired_cannot_touch_the_lease_of_another(queue: EmbeddedQueue) -> None:
+def test_ack_after_lease_expiry_is_refused(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     (late,) = queue.lease(visibility_ms=1)
     (message,) = queue.lease(wait=LONG_S)
@@ -189,7 +189,7 @@ def test_an_ack_after_the_lease_expired_cannot_touch_the_lease_of_another(queue:
 
 
 @pytest.mark.spec("C7")
-def test_settling_many_of_several_leases_is_all_or_nothing(queue: EmbeddedQueue) -> None:
+def test_settling_messages_of_several_leases_is_atomic(queue: EmbeddedQueue) -> None:
     queue.enqueue([b"one", b"two", b"three"])
     (one,), (two,), (three,) = queue.lease(), queue.lease(), queue.lease()
     queue.ack(two)
@@ -201,7 +201,7 @@ def test_settling_many_of_several_leases_is_all_or_nothing(queue: EmbeddedQueue)
     assert payloads(queue.lease(10)) == [b"one", b"three"]
 
 
-def test_only_what_lease_returned_can_be_settled_and_only_in_its_queue(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_only_leased_messages_can_be_settled_in_their_queue(db: Basalt, queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     (message,) = queue.lease()
     wrong: list[Any] = [message.id, message.token, None, "x", [message, b"x"], {message: 1}]
@@ -215,7 +215,7 @@ def test_only_what_lease_returned_can_be_settled_and_only_in_its_queue(db: Basal
 
 
 @pytest.mark.spec("C8")
-def test_a_nack_counts_an_attempt_and_a_release_does_not(queue: EmbeddedQueue) -> None:
+def test_nack_counts_an_attempt_and_release_does_not(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     queue.release(queue.lease())
     (message,) = queue.lease()
@@ -227,7 +227,7 @@ def test_a_nack_counts_an_attempt_and_a_release_does_not(queue: EmbeddedQueue) -
 
 
 @pytest.mark.spec("C8")
-def test_a_delayed_nack_is_redelivered_and_wakes_a_waiting_consumer(queue: EmbeddedQueue) -> None:
+def test_delayed_nack_wakes_a_waiting_consumer(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     queue.nack(queue.lease(), delay_ms=30)
     assert queue.lease() == []
@@ -235,13 +235,13 @@ def test_a_delayed_nack_is_redelivered_and_wakes_a_waiting_consumer(queue: Embed
     assert payloads(queue.lease(wait=LONG_S)) == [b"x"]
 
 
-def test_a_delayed_message_comes_on_time_without_anyone_calling(queue: EmbeddedQueue) -> None:
+def test_delayed_message_is_ready_on_time(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"later", delay_ms=60)
     queue.enqueue(b"soon", delay_ms=20)
     assert payloads(queue.lease(wait=LONG_S) + queue.lease(wait=LONG_S)) == [b"soon", b"later"]
 
 
-def test_a_message_expires_without_anyone_calling(db: Basalt) -> None:
+def test_message_expires_without_a_call(db: Basalt) -> None:
     queue = db.queue("q", dead_letter_queue="dead")
     queue.enqueue(b"x", ttl_ms=20)
     (message,) = db.queue("dead").lease(wait=LONG_S)
@@ -250,7 +250,7 @@ def test_a_message_expires_without_anyone_calling(db: Basalt) -> None:
 
 
 @pytest.mark.spec("C7")
-def test_extending_a_part_keeps_its_messages_and_lets_the_rest_expire(queue: EmbeddedQueue) -> None:
+def test_extending_part_of_a_lease_lets_the_rest_expire(queue: EmbeddedQueue) -> None:
     queue.enqueue([b"one", b"two"])
     one, two = queue.lease(2, visibility_ms=1_000)
     queue.extend(one, 60_000)
@@ -262,7 +262,7 @@ def test_extending_a_part_keeps_its_messages_and_lets_the_rest_expire(queue: Emb
 
 
 @pytest.mark.spec("C9")
-def test_dead_letters_are_looked_at_and_redriven(db: Basalt) -> None:
+def test_dead_letters_are_browsed_and_redriven(db: Basalt) -> None:
     queue = db.queue("q", attempts_max=1, dead_letter_queue="dead")
     queue.enqueue([b"one", b"two", b"three"])
     one, two, three = queue.lease(3)
@@ -277,7 +277,7 @@ def test_dead_letters_are_looked_at_and_redriven(db: Basalt) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"priorities_max": 3}])
-def test_browsing_walks_the_whole_queue_and_changes_nothing(db: Basalt, settings: dict[str, Any]) -> None:
+def test_browse_yields_the_whole_queue_without_changes(db: Basalt, settings: dict[str, Any]) -> None:
     queue = db.queue("q", **settings)
     priorities = settings.get("priorities_max", 0) + 1
     queue.enqueue([Draft(payload=b"%d" % number, priority=number % priorities) for number in range(250)])
@@ -288,7 +288,7 @@ def test_browsing_walks_the_whole_queue_and_changes_nothing(db: Basalt, settings
     assert queue.stats() == before
 
 
-def test_a_purge_takes_what_is_ready_and_leaves_what_is_leased(queue: EmbeddedQueue) -> None:
+def test_purge_deletes_only_ready_messages(queue: EmbeddedQueue) -> None:
     queue.enqueue([b"one", b"two", b"three"])
     held = queue.lease()
     assert queue.purge() == 2
@@ -297,7 +297,7 @@ def test_a_purge_takes_what_is_ready_and_leaves_what_is_leased(queue: EmbeddedQu
     assert payloads(queue.lease(10)) == [b"one"]
 
 
-def test_settings_given_must_be_those_of_the_queue(db: Basalt) -> None:
+def test_settings_must_match_an_existing_queue(db: Basalt) -> None:
     queue = db.queue("q", attempts_max=3, overflow="reject-publish", length_max=1)
     assert queue.config.overflow is Overflow.REJECT_PUBLISH
     assert db.queue("q", attempts_max=3, overflow=Overflow.REJECT_PUBLISH).name == "q"
@@ -317,7 +317,7 @@ def test_settings_given_must_be_those_of_the_queue(db: Basalt) -> None:
     "settings",
     [{"attempts_max": -1}, {"attempts_max": "3"}, {"colour": "red"}, {"durability": "x"}, {"ttl_ms": object()}],
 )
-def test_settings_that_make_no_sense_make_no_queue(db: Basalt, settings: dict[str, Any]) -> None:
+def test_invalid_settings_create_no_queue(db: Basalt, settings: dict[str, Any]) -> None:
     with pytest.raises(InvalidConfigError):
         db.queue("q", **settings)
     assert list(db.queues()) == []
@@ -331,12 +331,12 @@ def test_settings_that_make_no_sense_make_no_queue(db: Basalt, settings: dict[st
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, 7, None, b"q"])
-def test_a_name_that_is_none_is_refused(db: Basalt, name: Any) -> None:
+def test_invalid_queue_name_is_refused(db: Basalt, name: Any) -> None:
     with pytest.raises((InvalidConfigError, InvalidArgumentError)):
         db.queue(name)
 
 
-def test_a_queue_that_is_not_there_is_named(db: Basalt) -> None:
+def test_error_names_a_missing_queue(db: Basalt) -> None:
     with pytest.raises(QueueNotFoundError, match="'nowhere'"):
         db.queue("nowhere", create=False)
     with pytest.raises(QueueNotFoundError, match="'nowhere'"):
@@ -344,7 +344,7 @@ def test_a_queue_that_is_not_there_is_named(db: Basalt) -> None:
 
 
 @pytest.mark.spec("C13")
-def test_queues_are_listed_by_name_and_a_deleted_one_begins_empty_again(db: Basalt) -> None:
+def test_queues_are_listed_by_name_and_a_recreated_one_is_empty(db: Basalt) -> None:
     for name in ("b", "a", "ä", "c"):
         db.queue(name).enqueue(b"x")
     assert [queue.name for queue in db.queues()] == ["a", "b", "c", "ä"]
@@ -358,7 +358,7 @@ def test_queues_are_listed_by_name_and_a_deleted_one_begins_empty_again(db: Basa
     assert again.stats()["messages"] == 0
 
 
-def test_a_lease_that_waits_is_woken_by_an_enqueue(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_lease_is_woken_by_an_enqueue(db: Basalt, queue: EmbeddedQueue) -> None:
     thread, results = in_background(lambda: payloads(queue.lease(5, wait=None)))
     until(lambda: waiting(db, "q") == 1)
     queue.enqueue([b"one", b"two"])
@@ -366,7 +366,7 @@ def test_a_lease_that_waits_is_woken_by_an_enqueue(db: Basalt, queue: EmbeddedQu
     assert results == [[b"one", b"two"]]
 
 
-def test_a_lease_that_waits_ends_when_its_queue_is_deleted(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_lease_ends_when_its_queue_is_deleted(db: Basalt, queue: EmbeddedQueue) -> None:
     thread, results = in_background(lambda: queue.lease(wait=LONG_S))
     until(lambda: waiting(db, "q") == 1)
     db.delete_queue("q")
@@ -374,7 +374,7 @@ def test_a_lease_that_waits_ends_when_its_queue_is_deleted(db: Basalt, queue: Em
     assert isinstance(results[0], QueueNotFoundError)
 
 
-def test_a_lease_that_waits_ends_when_the_store_is_closed(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_lease_ends_when_the_store_is_closed(db: Basalt, queue: EmbeddedQueue) -> None:
     thread, results = in_background(lambda: queue.lease(wait=None))
     until(lambda: waiting(db, "q") == 1)
     db.close()
@@ -382,7 +382,7 @@ def test_a_lease_that_waits_ends_when_the_store_is_closed(db: Basalt, queue: Emb
     assert isinstance(results[0], StoreClosedError)
 
 
-def test_after_close_everything_says_so(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_queue_calls_after_close_are_refused(db: Basalt, queue: EmbeddedQueue) -> None:
     queue.enqueue(b"x")
     (message,) = queue.lease()
     db.close()
@@ -402,7 +402,7 @@ def test_after_close_everything_says_so(db: Basalt, queue: EmbeddedQueue) -> Non
             call()
 
 
-def test_a_store_without_queues_opens_no_plane(tmp_path: Path) -> None:
+def test_queue_plane_is_opened_on_first_use(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("t")
         assert db._queues is None
@@ -412,7 +412,7 @@ def test_a_store_without_queues_opens_no_plane(tmp_path: Path) -> None:
     assert "basalt-queues" not in [thread.name for thread in threading.enumerate()]
 
 
-def test_threads_that_make_the_same_queue_at_once_all_get_it(db: Basalt) -> None:
+def test_threads_that_create_one_queue_share_it(db: Basalt) -> None:
     begin = threading.Barrier(8)
 
     def make() -> bytes:
@@ -426,7 +426,7 @@ def test_threads_that_make_the_same_queue_at_once_all_get_it(db: Basalt) -> None
     assert db.queue("same").stats()["messages"] == 8
 
 
-def test_what_is_due_is_tried_again_after_an_error(
+def test_due_work_is_retried_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("basaltmq.embedded.queue_service.RETRY_S", 0.01)
@@ -448,7 +448,7 @@ def test_what_is_due_is_tried_again_after_an_error(
     assert [record.exc_text is not None for record in caplog.records] == [True]
 
 
-def test_a_clock_set_forward_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_set_forward_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("basaltmq.embedded.queue_service.CLOCK_LOOK_S", 0.01)
     now_ns = 1_700_000_000_000_000_000
     with basaltmq.open(tmp_path / "data", settings=Settings(clock_ns=lambda: now_ns)) as db:
@@ -459,7 +459,7 @@ def test_a_clock_set_forward_is_noticed(tmp_path: Path, monkeypatch: pytest.Monk
         assert payloads(queue.lease(wait=LONG_S)) == [b"x"]
 
 
-def test_several_queues_change_together_through_the_plane(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_plane_change_spans_several_queues(db: Basalt, queue: EmbeddedQueue) -> None:
     queue.enqueue(b"in")
     (message,) = queue.lease()
     out = db.queue("out")
@@ -472,7 +472,7 @@ def test_several_queues_change_together_through_the_plane(db: Basalt, queue: Emb
         out.purge()
 
 
-def test_a_message_shows_what_it_is(queue: EmbeddedQueue) -> None:
+def test_repr_of_a_message(queue: EmbeddedQueue) -> None:
     queue.enqueue(b"\xff")
     (message,) = queue.lease()
     assert "leased by" in repr(message)

@@ -1,4 +1,4 @@
-"""Queues from asyncio: the twins, waits that hold no thread, and what a cancelled task leaves behind."""
+"""Embedded queues with asyncio: waits without threads, and cancellation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def queue(db: Basalt) -> EmbeddedQueue:
     return db.queue("q")
 
 
-def test_the_async_twins_do_what_their_brothers_do(db: Basalt) -> None:
+def test_async_methods_match_the_sync_ones(db: Basalt) -> None:
     queue = db.queue("q", attempts_max=1, dead_letter_queue="dead")
 
     async def work() -> None:
@@ -57,7 +57,7 @@ def test_the_async_twins_do_what_their_brothers_do(db: Basalt) -> None:
     asyncio.run(work())
 
 
-def test_an_async_lease_that_waits_is_woken_and_one_whose_time_is_up_gets_nothing(queue: EmbeddedQueue) -> None:
+def test_waiting_async_lease_is_woken_or_times_out(queue: EmbeddedQueue) -> None:
     async def work() -> None:
         assert await queue.lease_async(wait=0.02) == []
         async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as tasks:
@@ -68,7 +68,7 @@ def test_an_async_lease_that_waits_is_woken_and_one_whose_time_is_up_gets_nothin
     asyncio.run(work())
 
 
-def test_an_async_lease_that_waits_ends_with_its_queue(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_async_lease_ends_with_its_queue(db: Basalt, queue: EmbeddedQueue) -> None:
     async def work() -> None:
         lease = asyncio.create_task(queue.lease_async(wait=None))
         await asyncio.to_thread(until, lambda: waiting(db, "q") == 1)
@@ -80,7 +80,7 @@ def test_an_async_lease_that_waits_ends_with_its_queue(db: Basalt, queue: Embedd
     asyncio.run(work())
 
 
-def test_a_cancelled_lease_waits_no_more_and_takes_no_wake_from_others(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_cancelled_lease_takes_no_wake_up_from_others(db: Basalt, queue: EmbeddedQueue) -> None:
     async def work() -> None:
         lease = asyncio.create_task(queue.lease_async(wait=None))
         await asyncio.to_thread(until, lambda: waiting(db, "q") == 1)
@@ -92,13 +92,13 @@ def test_a_cancelled_lease_waits_no_more_and_takes_no_wake_from_others(db: Basal
     until(lambda: waiting(db, "q") == 0)
 
 
-def test_a_wake_that_meets_a_cancelled_lease_is_passed_on(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_wake_up_of_a_cancelled_lease_is_passed_on(db: Basalt, queue: EmbeddedQueue) -> None:
     async def cancelled_at_the_same_moment() -> None:
         lease = asyncio.create_task(queue.lease_async(wait=None))
         await asyncio.to_thread(until, lambda: waiting(db, "q") == 1)
         thread, results = in_background(lambda: payloads(queue.lease(wait=LONG_S)))
         await asyncio.to_thread(until, lambda: waiting(db, "q") == 2)
-        # In this thread, so that the task cannot run between the wake and the cancellation.
+        # In this thread, so that the task cannot run between the wake-up and the cancellation.
         queue.enqueue(b"x")
         lease.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -109,7 +109,7 @@ def test_a_wake_that_meets_a_cancelled_lease_is_passed_on(db: Basalt, queue: Emb
     asyncio.run(cancelled_at_the_same_moment())
 
 
-def test_what_a_cancelled_lease_got_goes_back(
+def test_messages_of_a_cancelled_lease_are_released(
     db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.enqueue(b"x")
@@ -140,9 +140,7 @@ def test_what_a_cancelled_lease_got_goes_back(
 
 
 @pytest.mark.promise("P8")
-def test_hundreds_of_tasks_that_wait_for_messages_or_the_disk_hold_no_thread(
-    db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_tasks_use_no_thread(db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     waiters = 300
 
     async def work() -> None:
@@ -151,7 +149,7 @@ def test_hundreds_of_tasks_that_wait_for_messages_or_the_disk_hold_no_thread(
         async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as tasks:
             leases = [tasks.create_task(queue.lease_async(wait=None)) for _ in range(waiters)]
             await asyncio.to_thread(until, lambda: waiting(db, "q") == waiters)
-            # All threads of the loop are free: as many things as it has can run side by side.
+            # All threads of the loop's executor are free.
             meet = threading.Barrier(4)
             await asyncio.gather(*(asyncio.to_thread(meet.wait, LONG_S) for _ in range(4)))
             go_on = threading.Event()
@@ -164,7 +162,7 @@ def test_hundreds_of_tasks_that_wait_for_messages_or_the_disk_hold_no_thread(
             monkeypatch.setattr(db.store, "sync", slow)
             enqueues = [tasks.create_task(queue.enqueue_async(b"%d" % number)) for number in range(waiters)]
             found = await asyncio.gather(*leases)
-            # Everything is delivered while nothing is confirmed, and the threads are free again.
+            # All messages are delivered before any sync, and the threads are free again.
             assert not any(task.done() for task in enqueues)
             await asyncio.gather(*(asyncio.to_thread(meet.wait, LONG_S) for _ in range(4)))
             go_on.set()

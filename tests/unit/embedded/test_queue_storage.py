@@ -1,4 +1,4 @@
-"""What the specification says of messages on disk and in memory, seen through a store in this process."""
+"""The specification's rules for messages on disk and in memory, tested through an embedded store."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def drained(db: Basalt, name: str) -> list[bytes]:
 
 
 def crashed(db: Basalt) -> Path:
-    """A copy of the store as SIGKILL would leave it now."""
+    """Copy the store as SIGKILL would leave it now."""
     copy = db.path.with_name(f"{db.path.name}-crashed")
     shutil.copytree(db.path, copy)
     return copy
@@ -77,7 +77,7 @@ while True:
 
 @pytest.mark.spec("A1")
 @pytest.mark.promise("P2")
-def test_one_database_holds_isolated_families_and_a_batch_over_them_is_atomic(tmp_path: Path) -> None:
+def test_families_are_isolated_and_a_batch_over_them_is_atomic(tmp_path: Path) -> None:
     path = tmp_path / "data"
     confirmed = len(lines_until_killed(PAIRS, path, 40))
     assert len(list(path.rglob("CURRENT"))) == 1
@@ -93,7 +93,7 @@ def test_one_database_holds_isolated_families_and_a_batch_over_them_is_atomic(tm
 
 
 @pytest.mark.spec("A4")
-def test_ids_and_places_are_not_used_again_after_a_crash(db: Basalt) -> None:
+def test_ids_and_places_are_not_reused_after_a_crash(db: Basalt) -> None:
     before = [each for _ in range(10) for each in db.queue("orders").enqueue([b"x"] * 5)]
     an_hour_ago = Settings(clock_ns=lambda: time.time_ns() - HOUR_NS)
     with basaltmq.open(crashed(db), settings=an_hour_ago) as again:
@@ -104,14 +104,14 @@ def test_ids_and_places_are_not_used_again_after_a_crash(db: Basalt) -> None:
 
 
 @pytest.mark.spec("A4", "E3")
-def test_bodies_of_any_size_come_back_whole_and_large_ones_are_stored_once(db: Basalt) -> None:
+def test_bodies_of_any_size_round_trip_and_large_ones_are_stored_once(db: Basalt) -> None:
     for name in FAN:
         db.queue(name)
     sizes = (0, 1, 100, 4096, 4097, 70_000, 5 * MIB)
     bodies = [bytes([number]) * size for number, size in enumerate(sizes)]
     for body in bodies:
         db.queue("a").enqueue(body)
-    # Only bodies above 4 KiB have a row of their own.
+    # Only bodies above 4 KiB have a separate row.
     assert rows(db, Family.MESSAGE_CONTENT) == 3
     assert drained(db, "a") == bodies
     assert rows(db, Family.MESSAGE_CONTENT) == rows(db, Family.MESSAGES) == 0
@@ -127,7 +127,7 @@ def test_bodies_of_any_size_come_back_whole_and_large_ones_are_stored_once(db: B
 
 
 @pytest.mark.spec("E4")
-def test_a_shared_body_outlives_a_crash_until_its_last_queue_is_done(db: Basalt) -> None:
+def test_shared_body_survives_a_crash_until_its_last_message_is_acked(db: Basalt) -> None:
     queues = [db.queue(name) for name in FAN]
     expected: Counter[bytes] = Counter()
     for number in range(9):
@@ -147,7 +147,7 @@ def test_a_shared_body_outlives_a_crash_until_its_last_queue_is_done(db: Basalt)
 
 
 @pytest.mark.spec("E4")
-def test_an_ack_before_the_write_cancels_the_write(db: Basalt) -> None:
+def test_ack_before_the_write_cancels_the_write(db: Basalt) -> None:
     db.queue("orders")
     plane = db.queue_plane
     before = db.store.properties(None)["memtable-bytes"]
@@ -160,7 +160,7 @@ def test_an_ack_before_the_write_cancels_the_write(db: Basalt) -> None:
 
 
 @pytest.mark.spec("A7", "E11")
-def test_a_reader_stops_early_and_has_not_read_the_rest(db: Basalt) -> None:
+def test_early_end_of_a_read_does_not_read_the_rest(db: Basalt) -> None:
     queue = db.queue("orders", durability="written")
     for number in range(640):
         queue.enqueue(b"%d" % number + bytes(64 * 1024))
@@ -183,7 +183,7 @@ def test_a_reader_stops_early_and_has_not_read_the_rest(db: Basalt) -> None:
 
 
 @pytest.mark.spec("C1")
-def test_threads_share_a_queue_and_every_message_is_handled_once(db: Basalt) -> None:
+def test_threads_share_a_queue_without_duplicates(db: Basalt) -> None:
     queue = db.queue("orders", durability="written", visibility_timeout_ms=60_000)
     total, producers = 1200, 4
     handled: list[bytes] = []
@@ -210,7 +210,7 @@ def test_threads_share_a_queue_and_every_message_is_handled_once(db: Basalt) -> 
 
 
 @pytest.mark.spec("C1", "C2")
-def test_messages_and_leases_are_there_after_a_crash_in_the_order_of_their_keys(db: Basalt) -> None:
+def test_messages_and_leases_survive_a_crash_in_key_order(db: Basalt) -> None:
     queue = db.queue("orders", attempts_max=0)
     for number in range(7):
         queue.enqueue(b"%d" % number, fairness_key="odds" if number % 2 else "even")
@@ -235,7 +235,7 @@ def test_messages_and_leases_are_there_after_a_crash_in_the_order_of_their_keys(
 
 @pytest.mark.spec("E1")
 @pytest.mark.parametrize("kind", ["plain", "priority", "fair"])
-def test_every_kind_of_queue_publishes_fetches_requeues_drops_and_purges(db: Basalt, kind: str) -> None:
+def test_every_queue_type_supports_all_operations(db: Basalt, kind: str) -> None:
     queue = db.queue("orders", priorities_max=9) if kind == "priority" else db.queue("orders")
     for number in range(9):
         fields: dict[str, Any] = {}
@@ -247,7 +247,7 @@ def test_every_kind_of_queue_publishes_fetches_requeues_drops_and_purges(db: Bas
     assert queue.stats()["ready"] == 9
     leased = queue.lease(4)
     assert (queue.stats()["ready"], queue.stats()["leased"], queue.stats()["messages"]) == (5, 4, 9)
-    # Two go back to their places, before what came later.
+    # Two return to their places, before later messages.
     queue.ack([leased[0], leased[2]])
     queue.release([leased[1], leased[3]])
     again = queue.lease(9)
@@ -270,7 +270,7 @@ def test_every_kind_of_queue_publishes_fetches_requeues_drops_and_purges(db: Bas
 
 @pytest.mark.spec("E2")
 @pytest.mark.promise("P8")
-def test_a_backlog_is_paged_out_and_comes_back_in_order(db: Basalt) -> None:
+def test_backlog_is_paged_out_and_read_in_order(db: Basalt) -> None:
     large, small = db.queue("large", durability="written"), db.queue("small", durability="written")
     tracemalloc.start()
     try:
@@ -293,7 +293,7 @@ def test_a_backlog_is_paged_out_and_comes_back_in_order(db: Basalt) -> None:
 
 @pytest.mark.spec("E10")
 @pytest.mark.promise("P9")
-def test_an_open_after_a_crash_reads_what_changed_and_not_the_backlog(db: Basalt) -> None:
+def test_open_after_a_crash_does_not_read_the_backlog(db: Basalt) -> None:
     queue = db.queue("orders", durability="written")
     rng = random.Random(1)
     for _ in range(16):
@@ -311,13 +311,13 @@ def test_an_open_after_a_crash_reads_what_changed_and_not_the_backlog(db: Basalt
 
 
 def read_bytes() -> int:
-    """Bytes that this process has got from read(2)."""
+    """Return the bytes that this process has read with read(2)."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["rchar"])
 
 
 @pytest.mark.spec("E5")
-def test_space_comes_back_while_one_message_in_a_hundred_stays(db: Basalt) -> None:
+def test_disk_space_is_freed_while_one_percent_of_messages_remain(db: Basalt) -> None:
     queue = db.queue("orders", durability="written")
     rng = random.Random(1)
     stay: list[bytes] = []
@@ -329,7 +329,7 @@ def test_space_comes_back_while_one_message_in_a_hundred_stays(db: Basalt) -> No
         queue.ack(leased[1:])
     reading = begun_reading(db)
     db.store.compact()
-    # 25 MiB were written, and every file has a message that stays.
+    # 25 MiB were written, and every file has a remaining message.
     until(lambda: size_bytes(db.path) < 6 * MIB)
     assert next(reading) == b"second"
     with basaltmq.open(crashed(db)) as again:
@@ -338,7 +338,7 @@ def test_space_comes_back_while_one_message_in_a_hundred_stays(db: Basalt) -> No
 
 
 def begun_reading(db: Basalt) -> Iterator[bytes]:
-    """A browser that has begun to read another queue."""
+    """Start to browse another queue."""
     db.queue("read").enqueue([b"first", b"second"])
     reading = (message.payload for message in db.queue("read").browse())
     assert next(reading) == b"first"
@@ -371,7 +371,7 @@ end
 @pytest.mark.promise("P5")
 @pytest.mark.spec("C8")
 @pytest.mark.parametrize("limit", ["attempts", "script"])
-def test_an_expired_lease_is_a_failure_with_the_limits_of_a_nack(db: Basalt, limit: str) -> None:
+def test_expired_lease_counts_as_a_failure_like_a_nack(db: Basalt, limit: str) -> None:
     settings = {"attempts_max": 2} if limit == "attempts" else {"on_failure_script": SCRIPT, "attempts_max": 9}
     attempts: dict[str, list[int]] = {"nacked": [], "expired": []}
     for name, seen in attempts.items():

@@ -1,4 +1,4 @@
-"""The planes after a repair: what is lost is named, what is derived comes back, and everything fits together."""
+"""The planes after a repair: losses are reported, derived rows are rebuilt, all rows are consistent."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys import catalog as catalog_keys
 from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_store
+from basaltmq.store.repair import Repaired, repair
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss
-from basaltmq.store.salvage.repair import Repaired, repair
 from basaltmq.streams.shards import Engine
 from basaltmq.streams.topics import topic_state
 
@@ -47,7 +47,7 @@ def home(tmp_path: Path) -> Path:
 
 
 def lose(path: Path, family: Family, wanted: Iterable[bytes] | None = None) -> tuple[Losses, list[Loss]]:
-    """Take rows away as damage would, mend, and check that everything fits together."""
+    """Delete rows as damage would, repair, and check that all rows are consistent."""
     with closing(open_store(path, create=False)) as store:
         batch = Batch()
         gaps = []
@@ -74,7 +74,7 @@ def keys_of(path: Path, family: Family) -> list[bytes]:
 
 
 @pytest.mark.promise("P7")
-def test_a_lost_shared_body_costs_the_message_in_every_queue_that_had_it(home: Path) -> None:
+def test_lost_shared_body_removes_its_message_from_every_queue(home: Path) -> None:
     body = keys_of(home, Family.MESSAGE_CONTENT)[1]
     _, found = lose(home, Family.MESSAGE_CONTENT, [body])
     assert {queue for loss in found for queue in loss.queues} == {"a", "b"}
@@ -85,7 +85,7 @@ def test_a_lost_shared_body_costs_the_message_in_every_queue_that_had_it(home: P
 
 
 @pytest.mark.promise("P7")
-def test_a_queue_without_its_configuration_keeps_its_messages(home: Path) -> None:
+def test_queue_with_lost_configuration_keeps_its_messages(home: Path) -> None:
     _, found = lose(home, Family.QUEUES)
     assert {queue for loss in found for queue in loss.queues} == {"a", "b", "late"}
     with basaltmq.open(home, create=False) as db:
@@ -94,7 +94,7 @@ def test_a_queue_without_its_configuration_keeps_its_messages(home: Path) -> Non
 
 
 @pytest.mark.promise("P10")
-def test_rows_of_a_deleted_queue_do_not_bring_it_back(home: Path) -> None:
+def test_rows_of_a_deleted_queue_do_not_restore_it(home: Path) -> None:
     with closing(open_store(home, create=False)) as store:
         batch = Batch()
         batch.delete(Family.QUEUES, queue_keys.queue_key("a"))
@@ -121,7 +121,7 @@ def test_rows_of_a_deleted_queue_do_not_bring_it_back(home: Path) -> None:
     ],
     ids=lambda family: family.label,
 )
-def test_what_is_derived_comes_back_as_it_was(home: Path, family: Family) -> None:
+def test_derived_rows_are_rebuilt(home: Path, family: Family) -> None:
     before = keys_of(home, family)
     _, found = lose(home, family)
     assert found == []
@@ -129,7 +129,7 @@ def test_what_is_derived_comes_back_as_it_was(home: Path, family: Family) -> Non
 
 
 @pytest.mark.promise("P7", "P10")
-def test_topics_come_back_from_their_shards_and_shards_from_their_topics(home: Path) -> None:
+def test_topics_are_restored_from_shards_and_shards_from_topics(home: Path) -> None:
     for family in (Family.SHARDS, Family.CONFIGURED_OBJECTS):
         _, found = lose(home, family)
         assert {"topic 'rows'", "topic 'frames'"} <= {loss.subject for loss in found}
@@ -152,7 +152,7 @@ def shards_of(db: Basalt) -> dict[str, list[int]]:
 
 
 def copies_of(path: Path) -> dict[str, list[int]]:
-    """The shard numbers that the topics' objects hold."""
+    """Return the shard numbers in the topic objects."""
     with closing(open_store(path, create=False)) as store:
         found = (decode_value(raw, UUID(int=0)) for _, raw in store.scan(Family.CONFIGURED_OBJECTS))
         return {
@@ -163,7 +163,7 @@ def copies_of(path: Path) -> dict[str, list[int]]:
 
 
 @pytest.mark.promise("P7")
-def test_a_topic_keeps_a_copy_of_its_shard_numbers_through_all_changes(home: Path) -> None:
+def test_topic_object_keeps_its_shard_numbers(home: Path) -> None:
     with basaltmq.open(home, create=False) as db:
         db.streams.topics.alter("rows", partitions=4)
         migration = db.streams.migration
@@ -177,8 +177,8 @@ def test_a_topic_keeps_a_copy_of_its_shard_numbers_through_all_changes(home: Pat
 
 
 @pytest.mark.promise("P7", "P10")
-def test_a_repair_brings_the_copy_of_shard_numbers_up_to_date(home: Path) -> None:
-    """A topic of an earlier version has no copy, and a shard that is lost for good gets another number."""
+def test_repair_updates_the_shard_numbers_of_topic_objects(home: Path) -> None:
+    """A topic of an earlier version has no copy. A lost shard gets another number."""
     with closing(open_store(home, create=False)) as store:
         batch = Batch()
         for key, raw in store.scan(Family.CONFIGURED_OBJECTS):
@@ -195,7 +195,7 @@ def test_a_repair_brings_the_copy_of_shard_numbers_up_to_date(home: Path) -> Non
 
 
 @pytest.mark.promise("P7", "P14")
-def test_a_lost_user_takes_its_permissions_along_and_a_lost_vhost_comes_back(home: Path) -> None:
+def test_lost_user_loses_its_permissions_and_lost_vhost_is_restored(home: Path) -> None:
     user, vhost = UUID(int=1), UUID(int=2)
     with closing(open_store(home, create=False)) as store:
         catalog = ConfigurationStore(store)
@@ -224,7 +224,7 @@ def test_a_lost_user_takes_its_permissions_along_and_a_lost_vhost_comes_back(hom
 
 
 @pytest.mark.promise("P4", "P7")
-def test_lost_counters_never_go_back(home: Path) -> None:
+def test_lost_counters_never_decrease(home: Path) -> None:
     with basaltmq.open(home, create=False) as db:
         before = db.queue("b").lease(1)[0]
     _, _ = lose(home, Family.VERSION)
@@ -236,8 +236,8 @@ def test_lost_counters_never_go_back(home: Path) -> None:
 
 
 @pytest.mark.promise("P7")
-def test_a_stream_queue_without_its_configuration_is_not_restored_as_a_classic_one(tmp_path: Path) -> None:
-    """Its records are in the topic of its name. A new declaration finds them, a classic queue would hide them."""
+def test_stream_queue_is_not_restored_as_a_classic_queue(tmp_path: Path) -> None:
+    """Its records are in the topic of its name. A new declaration finds them; a classic queue would hide them."""
     path = tmp_path / "store"
     with basaltmq.open(path) as db:
         db.queue("log")
@@ -254,25 +254,34 @@ def test_a_stream_queue_without_its_configuration_is_not_restored_as_a_classic_o
 
 
 @pytest.mark.promise("P1", "P7")
-@pytest.mark.parametrize("is_brought_back", [False, True], ids=["rewritten header", "file brought back"])
-def test_messages_whose_bodies_are_readable_again_return_from_quarantine(tmp_path: Path, is_brought_back: bool) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "size", "is_brought_back"),
+    [("kv/*.blob", 20_000, False), ("kv/*.blob", 20_000, True), ("bodies/*.body", 40_000, True)],
+    ids=["rewritten header", "blob file brought back", "body file brought back"],
+)
+def test_messages_with_readable_bodies_return_from_quarantine(
+    tmp_path: Path, pattern: str, size: int, is_brought_back: bool
+) -> None:
     """A damaged header hides all values of a blob file. A repair writes the header again."""
     path = tmp_path / "store"
-    shared = b"s" * 40_000
-    bodies: list[bytes | str | Draft] = [bytes((number,)) * 40_000 for number in range(5)]
+    shared = b"s" * size
+    bodies: list[bytes | str | Draft] = [bytes((number,)) * size for number in range(5)]
     with basaltmq.open(path) as db:
         db.queue("large").enqueue(bodies)
         db.queue("copy")
         db.queue_plane.publish(["large", "copy"], shared)
         db.store.flush()
-    (blob,) = (path / "kv").glob("*.blob")
-    intact = blob.read_bytes()
-    blob.write_bytes(bytes(30) + intact[30:])
+    (file,) = path.glob(pattern)
+    intact = file.read_bytes()
+    if file.suffix == ".blob":
+        file.write_bytes(bytes(30) + intact[30:])
+    else:
+        file.unlink()
     with basaltmq.open(path, create=False) as db:
         assert (db.queue("large").lease(10), db.queue("copy").lease(10)) == ([], [])
         assert (db.queue("large").stats()["quarantined"], db.queue("copy").stats()["quarantined"]) == (6, 1)
     if is_brought_back:
-        blob.write_bytes(intact)
+        file.write_bytes(intact)
     outcome = repair(path, reconcile=reconcile_planes)
     assert outcome.losses == []
     assert "queue 'large': 6 messages returned from quarantine" in "\n".join(outcome.done)
@@ -285,7 +294,7 @@ def test_messages_whose_bodies_are_readable_again_return_from_quarantine(tmp_pat
 
 
 @pytest.mark.promise("P7")
-def test_a_repair_keeps_the_body_of_a_message_that_stays_in_quarantine(tmp_path: Path) -> None:
+def test_repair_keeps_the_body_of_a_quarantined_message(tmp_path: Path) -> None:
     """An operator may still export it."""
     path = tmp_path / "store"
     with basaltmq.open(path) as db:
@@ -293,7 +302,7 @@ def test_a_repair_keeps_the_body_of_a_message_that_stays_in_quarantine(tmp_path:
     with closing(open_store(path, create=False)) as store:
         ((key, row),) = store.scan(Family.MESSAGES)
         batch = Batch()
-        # The layout of the inner row, behind the envelope that names the body.
+        # Layout of the inner row, after the envelope with the body id.
         batch.put(Family.MESSAGES, key, row[:22] + b"\x7f" + row[23:])
         store.write(batch)
     with basaltmq.open(path, create=False) as db:

@@ -1,4 +1,4 @@
-"""What the specification says of records, shards and topics on disk, seen through a store in this process."""
+"""The specification's rules for records, shards and topics on disk, tested through an embedded store."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_operation_of_the_adapter_works_on_every_engine(db: Basalt, engine
 
 
 @pytest.mark.spec("B4")
-def test_appends_are_routed_by_topic_to_its_engine_and_partition(db: Basalt) -> None:
+def test_appends_are_routed_to_the_engine_and_partition_of_the_topic(db: Basalt) -> None:
     log = db.path / "log"
     rocks = db.topic("rocks", engine="rocksdb", partitions=3)
     assert [rocks.append(b"x").partition for _ in range(6)] in [[a % 3 for a in range(s, s + 6)] for s in range(3)]
@@ -80,14 +80,14 @@ def test_appends_are_routed_by_topic_to_its_engine_and_partition(db: Basalt) -> 
     assert len(set(by_key.values())) > 1
     assert log.exists()
     assert rows(db, Family.STREAM_RECORDS) == 7
-    # Settings that change are seen by the next append, and a key keeps its partition.
+    # The next append uses changed settings, and a key keeps its partition.
     rocks.alter(partitions=4)
     assert {rocks.append(b"x").partition for _ in range(8)} == {0, 1, 2, 3}
     assert {key: segment.append(b"y", key=key).partition for key in by_key} == by_key
 
 
 @pytest.mark.spec("B1")
-def test_a_topic_is_a_set_of_shards_named_by_its_id_and_partition(db: Basalt) -> None:
+def test_shards_are_named_by_topic_id_and_partition(db: Basalt) -> None:
     for engine in ENGINES:
         topic = db.topic(engine, engine=engine, partitions=3)
         names = [topic.info(partition).meta.name for partition in range(3)]
@@ -98,7 +98,7 @@ def test_a_topic_is_a_set_of_shards_named_by_its_id_and_partition(db: Basalt) ->
 
 
 @pytest.mark.spec("B5")
-def test_segments_roll_by_size_and_age_and_every_index_finds_records_in_all(
+def test_segments_roll_by_size_and_age_and_all_indexes_cover_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1_700_000_000_000]
@@ -154,7 +154,7 @@ while True:
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P3")
-def test_offsets_are_dense_and_not_used_again_after_a_crash(tmp_path: Path) -> None:
+def test_offsets_are_dense_and_not_reused_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "data"
     lines = [line.split() for line in lines_until_killed(APPENDS, path, 60)]
     ends: dict[str, int] = {}
@@ -182,7 +182,7 @@ def test_offsets_are_dense_and_not_used_again_after_a_crash(tmp_path: Path) -> N
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_record_larger_than_a_read_is_returned_and_keys_and_tags_are_any_bytes(db: Basalt, engine: str) -> None:
+def test_record_larger_than_the_read_limit_is_returned(db: Basalt, engine: str) -> None:
     topic = db.topic("orders", engine=engine)
     large = b"x" * (9 * MIB)
     topic.append(large)
@@ -197,7 +197,7 @@ def test_a_record_larger_than_a_read_is_returned_and_keys_and_tags_are_any_bytes
 
 @pytest.mark.spec("B6")
 @pytest.mark.promise("P7")
-def test_a_checksum_is_verified_on_read(tmp_path: Path) -> None:
+def test_checksum_is_verified_on_read(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         topic = db.topic("orders")
         topic.append(b"good")
@@ -232,13 +232,13 @@ while True:
 
 @pytest.mark.spec("B8", "D1")
 @pytest.mark.promise("P2")
-def test_after_a_crash_every_topic_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_topics_are_complete_or_absent_after_a_crash(tmp_path: Path) -> None:
     path = tmp_path / "data"
     lines = lines_until_killed(CREATIONS, path, 40)
     deleted = {line[1:] for line in lines if line.startswith("-")}
     with basaltmq.open(path) as db:
         found = {topic.name: topic for topic in db.topics()}
-        # The last line may be a topic whose deletion was on its way.
+        # The last line may be a topic that was being deleted.
         assert {line for line in lines[:-1] if not line.startswith("-")} - deleted <= set(found)
         assert not deleted & set(found)
         for topic in found.values():
@@ -247,13 +247,13 @@ def test_after_a_crash_every_topic_is_whole_or_not_there(tmp_path: Path) -> None
 
 @pytest.mark.spec("B8")
 @pytest.mark.parametrize("engine", ["rocksdb", "segment"])
-def test_a_creation_that_fails_leaves_nothing_and_can_be_made_again(
+def test_failed_topic_creation_leaves_nothing_and_can_be_repeated(
     db: Basalt, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db.topic("first", engine=engine)
 
     def kept() -> list[bytes]:
-        """Keys of topics and shards; numbers that were given out stay given out."""
+        """Return the keys of topics and shards. Shard numbers are never reused."""
         shards = [key for key, _ in db.store.scan(Family.SHARDS) if key[:1] in b"MS"]
         return shards + [key for key, _ in db.store.scan(Family.CONFIGURED_OBJECTS)]
 
@@ -275,7 +275,7 @@ def test_a_creation_that_fails_leaves_nothing_and_can_be_made_again(
 
 @pytest.mark.spec("B10")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_records_go_by_time_size_count_and_expiry_and_compaction_keeps_the_latest(tmp_path: Path, engine: str) -> None:
+def test_retention_and_compaction_rules(tmp_path: Path, engine: str) -> None:
     now = [1_700_000_000_000]
     settings = Settings(clock_ms=lambda: now[0], maintenance_interval_s=0.01)
     with basaltmq.open(tmp_path / "data", settings=settings) as db:
@@ -310,7 +310,7 @@ def test_records_go_by_time_size_count_and_expiry_and_compaction_keeps_the_lates
 
 @pytest.mark.spec("D1")
 @pytest.mark.promise("P8")
-def test_a_topic_costs_the_same_writes_however_many_there_are(db: Basalt) -> None:
+def test_cost_of_creating_a_topic_is_independent_of_their_number(db: Basalt) -> None:
     def written_bytes(numbers: range) -> int:
         before = io_bytes()
         for number in numbers:
@@ -326,13 +326,13 @@ def test_a_topic_costs_the_same_writes_however_many_there_are(db: Basalt) -> Non
 
 
 def io_bytes() -> int:
-    """Bytes that this process has passed to write(2)."""
+    """Return the bytes that this process has written with write(2)."""
     fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(fields["wchar"])
 
 
 @pytest.mark.spec("D2")
-def test_the_index_has_rows_for_every_queue_and_no_file_for_any(db: Basalt) -> None:
+def test_index_has_rows_but_no_files_per_topic(db: Basalt) -> None:
     topic = db.topic("one")
     topic.append(b"x")
     files = sum(1 for _ in db.path.rglob("*"))

@@ -1,4 +1,4 @@
-"""Topics in this process: appending, reading, consuming, and what happens when others interfere."""
+"""Embedded topics: append, read, consume, with concurrent changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def db(tmp_path: Path) -> Iterator[Basalt]:
 
 
 @pytest.mark.parametrize("engine", ["segment", "rocksdb", "memory"])
-def test_everything_that_is_a_record_is_taken_and_comes_back(db: Basalt, engine: str) -> None:
+def test_all_forms_of_records_round_trip(db: Basalt, engine: str) -> None:
     topic = db.topic("orders", engine=engine)
     assert topic.append(b"bytes", key=b"k", headers={"a": b"1"}, tags=[b"t"], timestamp_ms=5) == Position(0, 0, 0)
     topic.append("text", key="k", headers={"a": "1"}, tags=["t"], timestamp_ms=5)
@@ -89,7 +89,7 @@ def test_everything_that_is_a_record_is_taken_and_comes_back(db: Basalt, engine:
         (pa.table({"other": [1]}), {}),
     ],
 )
-def test_what_is_no_record_is_refused_and_nothing_is_appended(db: Basalt, value: Any, how: dict[str, Any]) -> None:
+def test_invalid_records_are_refused(db: Basalt, value: Any, how: dict[str, Any]) -> None:
     topic = db.topic("orders")
     with pytest.raises(InvalidArgumentError):
         topic.append(value, **how)
@@ -104,7 +104,7 @@ def test_records_over_the_limit_are_refused(db: Basalt) -> None:
 
 
 @pytest.mark.spec("B4")
-def test_keys_choose_partitions_and_positions_say_where(db: Basalt) -> None:
+def test_keys_select_partitions_and_positions_are_returned(db: Basalt) -> None:
     topic = db.topic("orders", partitions=4)
     places = {topic.append(b"x", key=b"same").partition for _ in range(5)}
     assert len(places) == 1
@@ -114,7 +114,7 @@ def test_keys_choose_partitions_and_positions_say_where(db: Basalt) -> None:
     assert sum(place.last_offset - place.offset + 1 for place in spread) == 40
 
 
-def test_reading_from_an_offset_a_time_and_to_a_limit(db: Basalt) -> None:
+def test_read_by_offset_time_and_limit(db: Basalt) -> None:
     topic = db.topic("orders")
     for at in range(10):
         topic.append(b"%d" % at, timestamp_ms=1000 + at)
@@ -147,14 +147,14 @@ def test_reading_from_an_offset_a_time_and_to_a_limit(db: Basalt) -> None:
         {"wait": "long"},
     ],
 )
-def test_reads_that_make_no_sense_are_refused(db: Basalt, how: dict[str, Any]) -> None:
+def test_invalid_reads_are_refused(db: Basalt, how: dict[str, Any]) -> None:
     topic = db.topic("orders")
     topic.append(b"x")
     with pytest.raises(InvalidArgumentError):
         list(topic.read(**how))
 
 
-def test_a_reader_that_waits_gets_what_comes_from_other_threads(db: Basalt) -> None:
+def test_waiting_reader_gets_records_of_other_threads(db: Basalt) -> None:
     topic = db.topic("orders")
     got: list[bytes] = []
 
@@ -169,7 +169,7 @@ def test_a_reader_that_waits_gets_what_comes_from_other_threads(db: Basalt) -> N
     assert got == [b"%d" % at for at in range(5)]
 
 
-def test_records_of_other_topics_do_not_keep_a_reader_waiting(db: Basalt) -> None:
+def test_records_of_other_topics_do_not_extend_a_wait(db: Basalt) -> None:
     quiet, busy = db.topic("quiet"), db.topic("busy", engine="memory")
     stop = threading.Event()
 
@@ -196,7 +196,7 @@ def test_records_of_other_topics_do_not_keep_a_reader_waiting(db: Basalt) -> Non
     assert finished
 
 
-def test_a_topic_deleted_under_a_waiting_reader_is_an_error_also_if_another_takes_its_name(db: Basalt) -> None:
+def test_reader_of_a_deleted_or_recreated_topic_gets_an_error(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append(b"old")
     reading = topic.read(wait=None)
@@ -223,7 +223,7 @@ def test_a_topic_deleted_under_a_waiting_reader_is_an_error_also_if_another_take
 
 
 @pytest.mark.spec("B7")
-def test_a_consumer_commits_what_it_handed_out_when_it_is_asked_for_more(db: Basalt) -> None:
+def test_consumer_commits_delivered_records_at_the_next_fetch(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append([b"%d" % at for at in range(10)])
     consumer = topic.consume("g", wait=0, batch=4)
@@ -235,7 +235,7 @@ def test_a_consumer_commits_what_it_handed_out_when_it_is_asked_for_more(db: Bas
     assert list(topic.consume("g", wait=0)) == []
 
 
-def test_a_block_that_ends_well_commits_what_was_taken_and_no_more(db: Basalt) -> None:
+def test_with_block_commits_exactly_the_delivered_records(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append([b"%d" % at for at in range(10)])
     with topic.consume("g", wait=0) as consumer:
@@ -255,13 +255,13 @@ def test_a_block_that_ends_well_commits_what_was_taken_and_no_more(db: Basalt) -
     assert topic.lag("g")[0].committed == 4
 
 
-def test_a_commit_in_the_middle_covers_every_partition_handed_out_and_nothing_else(db: Basalt) -> None:
+def test_commit_covers_exactly_the_delivered_records_of_all_partitions(db: Basalt) -> None:
     topic = db.topic("orders", partitions=2)
     for at in range(6):
         topic.append(b"%d" % at, partition=at % 2)
     consumer = topic.consume("g", wait=0, batch=6)
     taken = [next(consumer) for _ in range(4)]
-    # One partition was handed out whole, of the other one record.
+    # All records of one partition and one record of the other were delivered.
     consumer.commit()
     committed = {each.partition: each.committed for each in topic.lag("g")}
     for partition in (0, 1):
@@ -273,7 +273,7 @@ def test_a_commit_in_the_middle_covers_every_partition_handed_out_and_nothing_el
     assert consumer.poll() == []
 
 
-def test_polling_after_iterating_hands_out_the_rest_first(db: Basalt) -> None:
+def test_poll_after_iteration_returns_the_rest_first(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append([b"%d" % at for at in range(5)])
     consumer = topic.consume("g", wait=0)
@@ -284,7 +284,7 @@ def test_polling_after_iterating_hands_out_the_rest_first(db: Basalt) -> None:
     assert topic.lag("g")[0].lag == 0
 
 
-def test_a_consumer_that_ended_stays_ended_and_a_closed_one_says_so(db: Basalt) -> None:
+def test_ended_consumer_stays_ended_and_closed_one_raises(db: Basalt) -> None:
     topic = db.topic("orders")
     consumer = topic.consume("g", wait=0)
     assert list(consumer) == []
@@ -297,7 +297,7 @@ def test_a_consumer_that_ended_stays_ended_and_a_closed_one_says_so(db: Basalt) 
         consumer.commit()
 
 
-def test_members_share_partitions_and_one_that_waits_takes_over_from_one_that_leaves(db: Basalt) -> None:
+def test_waiting_member_takes_over_partitions_of_a_leaving_one(db: Basalt) -> None:
     topic = db.topic("orders", partitions=2)
     first = topic.consume("g", wait=0)
     second = topic.consume("g", wait=30)
@@ -316,7 +316,7 @@ def test_members_share_partitions_and_one_that_waits_takes_over_from_one_that_le
     second.close()
 
 
-def test_partitions_that_are_added_are_consumed(db: Basalt) -> None:
+def test_added_partitions_are_consumed(db: Basalt) -> None:
     topic = db.topic("orders")
     with topic.consume("g", wait=0) as consumer:
         assert consumer.poll() == []
@@ -326,7 +326,7 @@ def test_partitions_that_are_added_are_consumed(db: Basalt) -> None:
         assert sorted(each.partition for each in consumer.poll()) == [0, 1, 2]
 
 
-def test_latest_begins_at_the_end_and_a_group_that_retention_overtook_goes_on(db: Basalt) -> None:
+def test_reset_latest_and_offsets_removed_by_retention(db: Basalt) -> None:
     topic = db.topic("orders")
     topic.append([b"%d" % at for at in range(5)])
     late = topic.consume("late", reset="latest", wait=0)
@@ -339,7 +339,7 @@ def test_latest_begins_at_the_end_and_a_group_that_retention_overtook_goes_on(db
     assert [each.offset for each in early.poll()] == [8, 9]
 
 
-def test_polls_that_find_nothing_write_nothing(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_polls_write_nothing(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = db.topic("orders")
     topic.append(b"x")
     consumer = topic.consume("g", wait=0)
@@ -356,7 +356,7 @@ def test_polls_that_find_nothing_write_nothing(db: Basalt, monkeypatch: pytest.M
     assert len(writes) == 1
 
 
-def test_a_consumer_passes_over_a_long_run_of_deleted_records(db: Basalt) -> None:
+def test_consumer_skips_a_long_run_of_deleted_records(db: Basalt) -> None:
     topic = db.topic("orders", engine="rocksdb")
     topic.append([b"%d" % at for at in range(50)])
     topic.delete_offsets(0, list(range(49)))
@@ -379,14 +379,14 @@ def test_a_consumer_passes_over_a_long_run_of_deleted_records(db: Basalt) -> Non
         ("g", {"wait": "long"}),
     ],
 )
-def test_consumers_that_make_no_sense_are_refused(db: Basalt, group: Any, how: dict[str, Any]) -> None:
+def test_invalid_consumers_are_refused(db: Basalt, group: Any, how: dict[str, Any]) -> None:
     topic = db.topic("orders")
     topic.append(b"x")
     with pytest.raises(InvalidArgumentError):
         topic.consume(group, **how)
 
 
-def test_consumers_in_many_threads_hand_out_every_record_once(db: Basalt) -> None:
+def test_consumers_in_threads_deliver_every_record(db: Basalt) -> None:
     topic = db.topic("orders", partitions=4, durability="written")
     total = 400
     lock = threading.Lock()
@@ -410,12 +410,12 @@ def test_consumers_in_many_threads_hand_out_every_record_once(db: Basalt) -> Non
     assert enough.wait(60)
     for thread in threads:
         thread.join(30)
-    # Handed out again only where a member joined or left while another had records in hand.
+    # Redelivery happens only if a member joins or leaves while another has undelivered records.
     assert len(set(got)) == total
     assert all(each.lag == 0 for each in topic.lag("g"))
 
 
-def test_a_partition_lost_while_leaving_costs_only_its_own_commit(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partition_lost_while_leaving_does_not_block_other_commits(db: Basalt, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = db.topic("orders", partitions=2, durability="written")
     for partition in (0, 1):
         topic.append([b"a", b"b"], partition=partition)
@@ -430,5 +430,5 @@ def test_a_partition_lost_while_leaving_costs_only_its_own_commit(db: Basalt, mo
             commit(member, places)
 
         monkeypatch.setattr(db.streams.group("g"), "commit", after_somebody_joined)
-    assert [(each.lag, each.committed) for each in topic.lag("g")] == [(0, 2)], "the partition that stayed"
+    assert [(each.lag, each.committed) for each in topic.lag("g")] == [(0, 2)], "the partition that the member kept"
     joined[0].close()

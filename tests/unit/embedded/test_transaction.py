@@ -1,4 +1,4 @@
-"""Transactions and branches through the database: over queues by name or object, in blocks, from threads and loops."""
+"""Embedded transactions and branches: by queue name or object, in `with` blocks, from threads and tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def db(tmp_path: Path) -> Iterator[Basalt]:
 
 
 @pytest.mark.spec("A5")
-def test_a_block_happens_as_a_whole(db: Basalt) -> None:
+def test_with_block_commits_atomically(db: Basalt) -> None:
     (outside,) = db.queue("in").lease()
     with db.transaction() as tx:
         (inside,) = tx.dequeue(db.queue("in"))
@@ -46,7 +46,7 @@ def test_a_block_happens_as_a_whole(db: Basalt) -> None:
 
 
 @pytest.mark.spec("A5")
-def test_a_block_that_raises_leaves_everything_as_it_was(db: Basalt) -> None:
+def test_with_block_that_raises_changes_nothing(db: Basalt) -> None:
     def fails(tx: Transaction) -> None:
         with tx:
             tx.dequeue("in", 2)
@@ -62,7 +62,7 @@ def test_a_block_that_raises_leaves_everything_as_it_was(db: Basalt) -> None:
 
 
 @pytest.mark.spec("A5")
-def test_a_block_of_a_task_commits_and_aborts_too(db: Basalt) -> None:
+def test_async_with_block_commits_and_aborts(db: Basalt) -> None:
     async def work() -> None:
         async with db.transaction() as tx:
             tx.dequeue("in")
@@ -84,7 +84,7 @@ def test_a_block_of_a_task_commits_and_aborts_too(db: Basalt) -> None:
 
 
 @pytest.mark.spec("A6")
-def test_a_branch_is_prepared_found_after_opening_again_and_committed(tmp_path: Path) -> None:
+def test_prepared_branch_survives_reopening_and_commits(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.queue("in").enqueue(["one", "two"])
         db.queue("out")
@@ -101,7 +101,7 @@ def test_a_branch_is_prepared_found_after_opening_again_and_committed(tmp_path: 
 
 
 @pytest.mark.spec("A6")
-def test_a_session_block_that_raises_dooms_its_branch(db: Basalt) -> None:
+def test_session_block_that_raises_makes_the_branch_rollback_only(db: Basalt) -> None:
     def fails() -> None:
         with db.xa.begin(X) as session:
             session.dequeue("in")
@@ -114,7 +114,7 @@ def test_a_session_block_that_raises_dooms_its_branch(db: Basalt) -> None:
     assert len(db.queue("in").lease(5)) == 3
 
 
-def test_what_is_no_queue_message_or_wait_is_refused_by_name(db: Basalt) -> None:
+def test_invalid_queues_messages_and_waits_are_refused(db: Basalt) -> None:
     tx = db.transaction()
     with pytest.raises(InvalidArgumentError, match="must be a name"):
         tx.enqueue(5, b"x")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Waiting: woken by what comes, ended by the time or the closing."""
+"""Waits: woken by arrivals, ended by the time limit or by close."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_an_expired_wait_limit_ends_the_wait_although_records_arrived() -> None:
     assert not arrivals.wait(arrivals.count, WaitLimit(0.01))
 
 
-def test_closing_ends_every_wait() -> None:
+def test_close_ends_every_wait() -> None:
     arrivals = Arrivals()
     arrivals.close()
     assert arrivals.closed
@@ -29,6 +29,6 @@ def test_closing_ends_every_wait() -> None:
 
 
 @pytest.mark.parametrize("wait", [-1, -0.5, "1", True, object()])
-def test_a_wait_that_is_no_time_is_refused(wait: Any) -> None:
+def test_wait_limit_refuses_invalid_times(wait: Any) -> None:
     with pytest.raises(InvalidArgumentError):
         WaitLimit(wait)

@@ -1,4 +1,4 @@
-"""Workers: what becomes of a message, and how a worker stops."""
+"""Workers: outcome of messages, and shutdown."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def queue(db: Basalt) -> EmbeddedQueue:
 
 
 class Seen:
-    """A handler that remembers, and can be told when to return."""
+    """A handler that records its messages and returns on request."""
 
     def __init__(self, count: int = 1, *, hold: bool = False) -> None:
         self.payloads: list[bytes] = []
@@ -83,7 +83,7 @@ def test_one_thread_handles_messages_in_order(queue: EmbeddedQueue) -> None:
     assert seen.payloads == [b"%d" % number for number in range(50)]
 
 
-def test_a_worker_that_waits_is_woken_by_a_message(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_worker_is_woken_by_a_message(db: Basalt, queue: EmbeddedQueue) -> None:
     seen = Seen()
     with queue.worker(seen):
         until(lambda: waiting(db, "q") == 1)
@@ -92,7 +92,7 @@ def test_a_worker_that_waits_is_woken_by_a_message(db: Basalt, queue: EmbeddedQu
 
 
 @pytest.mark.spec("C9")
-def test_an_exception_is_a_nack_with_its_text_until_attempts_are_used_up(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_exception_nacks_the_message_with_its_text(db: Basalt, queue: EmbeddedQueue) -> None:
     attempts: list[int] = []
 
     def fail(message: Leased) -> None:
@@ -105,7 +105,7 @@ def test_an_exception_is_a_nack_with_its_text_until_attempts_are_used_up(db: Bas
     assert attempts == [0, 1]
     assert worker.failed == 2
     assert dead.headers["x-last-error"].startswith("ValueError: no such customer!")
-    # A long text leaves room for the place.
+    # A long text is cut to leave room for the location.
     assert dead.headers["x-last-error"].split("\n")[1].startswith(f"  {__file__}:")
 
 
@@ -122,7 +122,7 @@ class Unreadable(Exception):
     ],
     ids=["surrogate", "unreadable"],
 )
-def test_an_exception_whose_text_cannot_be_stored_does_not_end_the_worker(
+def test_exception_text_that_is_not_utf8_does_not_end_the_worker(
     db: Basalt, queue: EmbeddedQueue, error: Exception, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # xdist cannot send a captured log with surrogates.
@@ -139,7 +139,7 @@ def test_an_exception_whose_text_cannot_be_stored_does_not_end_the_worker(
     assert frame.endswith(" in fail")
 
 
-def test_a_failed_message_is_tried_again_after_the_delay(queue: EmbeddedQueue) -> None:
+def test_failed_message_is_retried_after_the_delay(queue: EmbeddedQueue) -> None:
     again = threading.Event()
 
     def fail_once(message: Leased) -> None:
@@ -155,7 +155,7 @@ def test_a_failed_message_is_tried_again_after_the_delay(queue: EmbeddedQueue) -
 
 
 @pytest.mark.spec("C9")
-def test_a_rejected_message_is_dead_at_once(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_rejected_message_is_dead_lettered_at_once(db: Basalt, queue: EmbeddedQueue) -> None:
     def reject(message: Leased) -> None:
         raise Reject("malformed")
 
@@ -166,7 +166,7 @@ def test_a_rejected_message_is_dead_at_once(db: Basalt, queue: EmbeddedQueue) ->
     assert "malformed" in dead.headers["x-last-error"]
 
 
-def test_a_handler_may_settle_a_message_itself(queue: EmbeddedQueue) -> None:
+def test_handler_may_settle_its_message(queue: EmbeddedQueue) -> None:
     done = threading.Event()
 
     def put_off(message: Leased) -> None:
@@ -180,7 +180,7 @@ def test_a_handler_may_settle_a_message_itself(queue: EmbeddedQueue) -> None:
     assert (worker.handled, worker.failed, worker.late) == (1, 0, 0)
 
 
-def test_a_stop_finishes_running_handlers_and_releases_unstarted_messages(queue: EmbeddedQueue) -> None:
+def test_stop_finishes_running_handlers_and_releases_unstarted_messages(queue: EmbeddedQueue) -> None:
     seen = Seen(hold=True)
     queue.enqueue([b"%d" % number for number in range(10)])
     worker = queue.worker(seen, concurrency=2, batch=4)
@@ -198,7 +198,7 @@ def test_a_stop_finishes_running_handlers_and_releases_unstarted_messages(queue:
     assert {message.attempts for message in left} == {0}
 
 
-def test_a_worker_that_waits_stops_at_once(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_waiting_worker_stops_at_once(db: Basalt, queue: EmbeddedQueue) -> None:
     worker = queue.worker(Seen(), concurrency=3)
     worker.start()
     until(lambda: waiting(db, "q") == 3)
@@ -207,7 +207,7 @@ def test_a_worker_that_waits_stops_at_once(db: Basalt, queue: EmbeddedQueue) -> 
     assert waiting(db, "q") == 0
 
 
-def test_a_handler_may_stop_its_worker(queue: EmbeddedQueue) -> None:
+def test_handler_may_stop_its_worker(queue: EmbeddedQueue) -> None:
     queue.enqueue([b"one", b"two"])
     worker = queue.worker(lambda message: worker.stop(), batch=2)
     worker.run()
@@ -215,7 +215,7 @@ def test_a_handler_may_stop_its_worker(queue: EmbeddedQueue) -> None:
     assert (counts["acked"], counts["ready"]) == (1, 1)
 
 
-def test_a_wake_that_meets_a_stopping_worker_is_passed_on(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_wake_up_of_a_stopping_worker_is_passed_on(db: Basalt, queue: EmbeddedQueue) -> None:
     worker = queue.worker(Seen())
     worker.start()
     until(lambda: waiting(db, "q") == 1)
@@ -223,7 +223,7 @@ def test_a_wake_that_meets_a_stopping_worker_is_passed_on(db: Basalt, queue: Emb
     other = threading.Thread(target=lambda: results.append(queue.lease(wait=LONG_S)))
     other.start()
     until(lambda: waiting(db, "q") == 2)
-    worker._stopping = True  # asked to stop, and woken by a message before it could see it
+    worker._stopping = True  # stop was requested before the worker handled its wake-up
     queue.enqueue(b"x")
     other.join(LONG_S)
     worker.stop()
@@ -232,7 +232,7 @@ def test_a_wake_that_meets_a_stopping_worker_is_passed_on(db: Basalt, queue: Emb
 
 
 @pytest.mark.spec("C7")
-def test_a_long_handler_keeps_its_messages_and_those_behind_it(queue: EmbeddedQueue) -> None:
+def test_leases_are_extended_during_a_long_handler(queue: EmbeddedQueue) -> None:
     seen = Seen(2, hold=True)
     queue.enqueue([b"one", b"two"])
     with queue.worker(seen, batch=2, visibility_ms=1_000) as worker:
@@ -245,7 +245,7 @@ def test_a_long_handler_keeps_its_messages_and_those_behind_it(queue: EmbeddedQu
 
 
 @pytest.mark.spec("C7")
-def test_without_keep_alive_a_handler_that_hangs_loses_its_message(
+def test_without_keep_alive_a_hanging_handler_loses_its_message(
     queue: EmbeddedQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = Seen(hold=True)
@@ -260,7 +260,7 @@ def test_without_keep_alive_a_handler_that_hangs_loses_its_message(
     queue.ack(message)
 
 
-def test_a_queue_deleted_under_its_worker_ends_it(db: Basalt, queue: EmbeddedQueue) -> None:
+def test_deleting_the_queue_ends_its_worker(db: Basalt, queue: EmbeddedQueue) -> None:
     worker = queue.worker(Seen(), concurrency=2)
     worker.start()
     until(lambda: waiting(db, "q") == 2)
@@ -269,7 +269,7 @@ def test_a_queue_deleted_under_its_worker_ends_it(db: Basalt, queue: EmbeddedQue
         worker.join()
 
 
-def test_a_store_closed_under_a_worker_ends_it_and_the_message_comes_again(tmp_path: Path) -> None:
+def test_closing_the_store_ends_a_worker_and_its_message_is_redelivered(tmp_path: Path) -> None:
     seen = Seen(hold=True)
     db = basaltmq.open(tmp_path / "data")
     queue = db.queue("q")
@@ -286,7 +286,7 @@ def test_a_store_closed_under_a_worker_ends_it_and_the_message_comes_again(tmp_p
         assert message.payload == b"x"
 
 
-def test_a_handler_that_exits_ends_the_worker_and_gives_its_message_back(queue: EmbeddedQueue) -> None:
+def test_handler_that_raises_system_exit_ends_the_worker_and_releases_its_message(queue: EmbeddedQueue) -> None:
     def leave(message: Leased) -> None:
         raise SystemExit(3)
 
@@ -297,9 +297,7 @@ def test_a_handler_that_exits_ends_the_worker_and_gives_its_message_back(queue: 
     assert (counts["ready"], counts["failed"]) == (2, 0)
 
 
-def test_an_error_that_may_pass_is_tried_again(
-    db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retriable_error_is_retried(db: Basalt, queue: EmbeddedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("basaltmq.embedded.worker.RETRY_S", 0.01)
     plane, failures = db.queue_plane, 2
     lease = plane.lease
@@ -319,7 +317,7 @@ def test_an_error_that_may_pass_is_tried_again(
     assert failures == 0
 
 
-def test_a_worker_works_once(queue: EmbeddedQueue) -> None:
+def test_worker_can_be_started_once(queue: EmbeddedQueue) -> None:
     worker = queue.worker(Seen())
     with worker:
         pass
@@ -328,7 +326,7 @@ def test_a_worker_works_once(queue: EmbeddedQueue) -> None:
 
 
 async def coroutine(message: Leased) -> None:
-    """Nobody awaits it."""
+    """A coroutine function, which a worker refuses."""
 
 
 @pytest.mark.parametrize(
@@ -344,7 +342,7 @@ async def coroutine(message: Leased) -> None:
         (print, {"visibility_ms": 0}),
     ],
 )
-def test_what_makes_no_worker_is_refused(queue: EmbeddedQueue, handler: Any, options: dict[str, Any]) -> None:
+def test_invalid_worker_arguments_are_refused(queue: EmbeddedQueue, handler: Any, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         queue.worker(handler, **options)
 
@@ -366,7 +364,7 @@ with basaltmq.open(sys.argv[1]) as db:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_worker_gracefully(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_stops_a_worker_gracefully(tmp_path: Path, number: signal.Signals) -> None:
     source = str(Path(basaltmq.__file__).parents[1])
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "data")],
@@ -379,7 +377,7 @@ def test_a_signal_stops_a_worker_gracefully(tmp_path: Path, number: signal.Signa
         assert process.stdout is not None
         assert process.stdout.readline() == "begun one\n"
         process.send_signal(number)
-        # The handler that runs is waited for: it ends when it gets a line, and the worker after it.
+        # The worker waits for the running handler, which ends when it gets a line.
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
         out, _ = process.communicate("\n", timeout=LONG_S)
@@ -391,9 +389,7 @@ def test_a_signal_stops_a_worker_gracefully(tmp_path: Path, number: signal.Signa
         assert {message.attempts for message in messages} == {0}
 
 
-def test_a_poison_message_waits_longer_each_time_and_its_error_is_logged(
-    db: Basalt, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_retry_delay_grows_and_errors_are_logged(db: Basalt, caplog: pytest.LogCaptureFixture) -> None:
     queue = db.queue("poison", durability="written")
     failed = threading.Semaphore(0)
 
@@ -406,7 +402,7 @@ def test_a_poison_message_waits_longer_each_time_and_its_error_is_logged(
         assert failed.acquire(timeout=LONG_S)
         assert failed.acquire(timeout=LONG_S)
         until(lambda: queue.stats()["delayed"] == 1)
-    assert worker.failed < 10, "a failure is not tried again at once"
+    assert worker.failed < 10, "a failure is not retried at once"
     (record, *_) = [each for each in caplog.records if "handler failed on message" in each.message]
     assert message_id.hex() in record.message
     assert "Traceback" in caplog.text
@@ -432,7 +428,7 @@ def test_attempts_are_limited_by_default(db: Basalt) -> None:
     assert [message.payload for message in limited.peek()] == [b"x"]
 
 
-def test_waits_grow_up_to_the_longest_and_are_not_alike() -> None:
+def test_retry_delays_grow_to_a_maximum_with_jitter() -> None:
     backoff = Backoff(100, 5_000)
     for attempts, full_ms in ((0, 100), (1, 200), (5, 3_200), (6, 5_000), (1_000_000, 5_000)):
         waits = {backoff.delay_ms(attempts) for _ in range(200)}
@@ -441,11 +437,11 @@ def test_waits_grow_up_to_the_longest_and_are_not_alike() -> None:
     assert Backoff(0).delay_ms(7) == 0
 
 
-def test_there_is_one_reject() -> None:
+def test_reject_is_one_class_everywhere() -> None:
     assert basaltmq.client.Reject is Reject is basaltmq.Reject
 
 
-def test_what_a_queue_would_ignore_is_refused(db: Basalt) -> None:
+def test_settings_that_a_queue_would_ignore_are_refused(db: Basalt) -> None:
     queue = db.queue("q2")
     for fields, option in (({"dedup_id": "a"}, "dedup_window_ms"), ({"priority": 3}, "priorities_max")):
         with pytest.raises(InvalidArgumentError, match=f"'q2'.*{option}"):

@@ -1,4 +1,4 @@
-"""What an audit finds in the rows of a store: every fault planted, each by its name, and none where all is well."""
+"""Audit of the rows of a store: finds every planted fault, and nothing in a consistent store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MESSAGES = (
 Rows = list[tuple[Family, bytes, bytes]]
 
 LARGE = b"x" * 10_000
-"""A body that is kept apart."""
+"""A body that is stored separately."""
 
 
 def fill(path: Path) -> None:
@@ -83,7 +83,7 @@ def data(healthy: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(healthy: Path) -> Rows:
-    """Every row about messages."""
+    """Return all rows of messages."""
     with closing(open_view(healthy)) as store:
         return [(family, key, row) for family in MESSAGES for key, row in store.scan(family)]
 
@@ -93,11 +93,11 @@ def findings(path: Path) -> list[Finding]:
         return audit_rows(path, view)
 
 
-def test_where_all_is_well_nothing_is_found(data: Path) -> None:
+def test_audit_of_a_consistent_store_finds_nothing(data: Path) -> None:
     assert findings(data) == []
 
 
-def test_a_queue_that_is_deleted_and_not_yet_taken_away_is_no_finding(data: Path) -> None:
+def test_unreclaimed_rows_of_a_deleted_queue_are_no_finding(data: Path) -> None:
     with closing(open_store(data)) as store:
         batch = Batch()
         batch.put(Family.DELETED_QUEUES, queue_keys.deleted_queue_key("right"), ((1 << 64) - 1).to_bytes(8, "big"))
@@ -111,7 +111,7 @@ Plant = Callable[[Store, Batch], None]
 
 
 def first(family: Family, skip: int = 0) -> Plant:
-    """Take a row of a family away."""
+    """Delete a row of a family."""
 
     def plant(store: Store, batch: Batch) -> None:
         batch.delete(family, [key for key, _ in store.scan(family)][skip])
@@ -178,7 +178,7 @@ def put(family: Family, key: bytes, row: bytes = b"row") -> Plant:
         (first(Family.QUEUE_STATS, 1), "fault", "orphan", "queue left", "1 messages of a queue without counters"),
     ],
 )
-def test_a_fault_of_rows_is_found_and_named(
+def test_audit_finds_every_fault_of_rows(
     rows: Rows, plant: Plant, severity: str, kind: str, subject: str, said: str
 ) -> None:
     store = MemoryStore()
@@ -193,11 +193,11 @@ def test_a_fault_of_rows_is_found_and_named(
     found = list(audit_queues(store))
     assert (found[0].severity.value, found[0].kind, found[0].subject) == (severity, kind, subject)
     assert found[0].detail.startswith(said)
-    # What comes with it is the same fault seen from its other side.
+    # Further findings describe the same fault.
     assert {each.subject for each in found} == {subject}
 
 
-def test_groups_ahead_of_the_log_overtaken_by_retention_or_of_no_topic_are_found(data: Path) -> None:
+def test_audit_finds_groups_with_impossible_or_lost_offsets(data: Path) -> None:
     with basaltmq.open(data) as db:
         topic = db.streams.topics.get("orders").id
         db.streams.offsets.commit("ahead", {(topic, 0): 1000})
@@ -215,7 +215,7 @@ def test_groups_ahead_of_the_log_overtaken_by_retention_or_of_no_topic_are_found
     ]
 
 
-def test_a_group_that_commits_what_the_view_has_not_seen_is_not_ahead(data: Path) -> None:
+def test_group_that_commits_new_records_is_not_ahead(data: Path) -> None:
     with StreamView.open(data) as view:
         with basaltmq.open(data) as db:
             db.topic("orders").append([b"more"])
@@ -227,12 +227,12 @@ def test_a_group_that_commits_what_the_view_has_not_seen_is_not_ahead(data: Path
         def early(group: str) -> list[object]:
             return [type(each)("orders", 0, 51, 0, 50, 0) for each in seen("readers")]
 
-        # As if the commits were seen a moment after the log, which is the order in which a view looks.
+        # A view reads the log before the commits.
         view.lag = early  # type: ignore[assignment, method-assign]
         assert audit_rows(data, view) == []
 
 
-def test_an_import_left_in_the_middle_is_found(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_finds_an_unfinished_import(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = PartWriter(folder_of(data, "r", 0), 0)
     columns = [pa.nulls(1, pa.binary()), pa.array([b"x"]), pa.nulls(1, stage.SCHEMA.field(2).type)]
     columns.append(pa.array([1]).cast(stage.SCHEMA.field(3).type))
@@ -244,7 +244,7 @@ def test_an_import_left_in_the_middle_is_found(data: Path, monkeypatch: pytest.M
     assert [(each.severity.value, each.kind, each.subject) for each in findings(data)] == [("fault", "import", "r")]
 
 
-def test_a_damaged_frame_is_found(data: Path) -> None:
+def test_audit_finds_a_damaged_frame(data: Path) -> None:
     segment = max((data / "log").rglob("*"), key=lambda path: path.stat().st_size if path.is_file() else -1)
     raw = bytearray(segment.read_bytes())
     at = raw.index(b"2" * 100)
@@ -254,7 +254,7 @@ def test_a_damaged_frame_is_found(data: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [3, -1])
-def test_a_missing_segment_is_found_and_readers_name_the_remedy(tmp_path: Path, which: int) -> None:
+def test_audit_finds_a_missing_segment_and_readers_name_the_remedy(tmp_path: Path, which: int) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders", durability="written")
         (shard,) = db.streams.topics.get("orders").shards
@@ -268,7 +268,7 @@ def test_a_missing_segment_is_found_and_readers_name_the_remedy(tmp_path: Path, 
     segments[which].unlink()
     name = str(segments[which].relative_to(tmp_path))
     found = [(each.severity.value, each.kind, each.subject) for each in findings(tmp_path)]
-    # Without its last segment the log also ends before what was durable.
+    # Without its last segment the log also ends below its durable end.
     assert found == [("loss", "missing segment", name), *([("loss", "checksum", "log")] if which == -1 else [])]
     if which != -1:
         with (
@@ -279,6 +279,6 @@ def test_a_missing_segment_is_found_and_readers_name_the_remedy(tmp_path: Path, 
         assert "\n" not in str(reported.value)
 
 
-def test_the_exit_code_is_that_of_the_worst() -> None:
+def test_exit_code_is_that_of_the_worst_finding() -> None:
     note, fault, loss = (Finding(severity, "k", "s", "t") for severity in Severity)
     assert [exit_code(each) for each in ([], [note], [note, fault], [fault, loss, note])] == [0, 0, 2, 3]

@@ -1,4 +1,4 @@
-"""The command line of the jobs, as far as it needs no Spark: flags, times, and errors of Spark's in one line."""
+"""Command line of the jobs without Spark: flags, times, and Spark errors in one line."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ pytestmark = pytest.mark.spec("F2")
         ("2023-11-14T23:13:20+01:00", {"startingTimestamp": "1700000000000"}),
     ],
 )
-def test_a_beginning_is_a_place_offsets_or_a_time(text: str | None, options: dict[str, str]) -> None:
+def test_start_flag_accepts_positions_offsets_and_times(text: str | None, options: dict[str, str]) -> None:
     assert bound("--from", "starting", text) == options
 
 
-def test_a_beginning_that_is_neither_is_refused() -> None:
+def test_invalid_start_flag_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="--from: expected earliest"):
         bound("--from", "starting", "yesterday")
 
 
-def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
+def test_basalt_error_is_extracted_from_a_spark_error() -> None:
     trace = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):\n  File ...\n"
         "basaltmq.errors.DataLossError: orders[0] begins at offset 7; with failOnDataLoss=false it is skipped\n\n"
@@ -64,16 +64,16 @@ def test_an_error_of_ours_is_found_in_one_of_sparks() -> None:
         (["audit", "--server", "http://y"], "give --data-dir"),
         (["rebuild-index", "--server", "http://y"], "give --data-dir"),
         (["dlq", "report", "--server", "http://y"], "requires the names"),
-        (["lag", "--server", "http://127.0.0.1:1"], "no broker answers"),
+        (["lag", "--server", "http://127.0.0.1:1"], "no broker responds"),
     ],
 )
-def test_wrong_flags_are_refused_before_spark_is_started(tmp_path: Path, flags: list[str], reported: str) -> None:
+def test_invalid_flags_are_refused_before_spark_starts(tmp_path: Path, flags: list[str], reported: str) -> None:
     found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", *flags])
     assert found.exit_code in (1, 2)
     assert reported in found.stderr
 
 
-def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     found = CliRunner().invoke(main, ["--data-dir", str(tmp_path), "pipeline", "compact", str(tmp_path / "archive")])
     assert found.exit_code == 1
@@ -81,7 +81,7 @@ def test_without_java_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pyte
     assert "needs Java 17" in found.stderr
 
 
-def test_without_pyspark_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyspark_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [each for each in sys.modules if each.partition(".")[0] == "pyspark"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyspark", None)
@@ -95,7 +95,7 @@ def _missing(name: str) -> str:
     raise metadata.PackageNotFoundError(name)
 
 
-def test_the_lag_page_is_written_without_spark(tmp_path: Path) -> None:
+def test_lag_page_is_written_without_spark(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders").append([b"a", b"b", b"c"])
         db.streams.offsets.commit("readers", {(db.streams.topics.get("orders").id, 0): 1})

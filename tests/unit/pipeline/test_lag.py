@@ -1,4 +1,4 @@
-"""Lag and pace of groups and queues, beside the process that has the store open."""
+"""Lag and rates of groups and queues, while another process has the store open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report pages are well formed, show what they are given, and escape every name that comes from a client."""
+"""Report pages are well formed and escape client names."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_well_formed_and_escapes_everything(name: str) -> None:
+def test_page_is_well_formed_and_escaped(name: str) -> None:
     made = PAGES[name]
     assert "<script" not in made
     assert "1,234" in made
-    assert "http" not in made, "a page loads nothing"
+    assert "http" not in made, "a page loads no external resource"
     root = ElementTree.fromstring(re.sub(r"<!doctype html>|<meta [^>]*>", "", made))  # noqa: S314 made here
     text = "".join(root.itertext())
     assert H in text
@@ -96,7 +96,7 @@ def test_pages_without_data_say_so() -> None:
     assert "no records" in profile_page(Profile([], [], [], [], [], [], 0.0))
 
 
-def test_a_backlog_shows_delayed_messages_besides_the_others() -> None:
+def test_backlog_shows_ready_and_delayed_messages() -> None:
     """The count of messages does not include delayed ones."""
     assert "ready or leased 50 messages" in PAGES["lag"]
     assert "delayed 7 messages" in PAGES["lag"]
@@ -114,11 +114,11 @@ def test_no_plot_without_data() -> None:
     ("largest", "top", "step"),
     [(0, 1, 1), (1, 1, 0.25), (7, 8, 2), (100, 100, 25), (101, 150, 50), (0.3, 0.3, 0.1), (4e9, 4e9, 1e9)],
 )
-def test_an_axis_has_round_numbers(largest: float, top: float, step: float) -> None:
+def test_axis_has_round_numbers(largest: float, top: float, step: float) -> None:
     assert scale(largest) == pytest.approx((top, step))
 
 
-def test_a_plot_of_many_bars_sums_neighbours_up() -> None:
+def test_plot_of_many_bars_sums_neighbours() -> None:
     plot = bars("x", [str(i) for i in range(5000)], {"n": [1.0] * 5000}, "records")
     assert plot is not None
     assert len(plot.bars) == 5000 // 13 + 1
@@ -128,5 +128,5 @@ def test_a_plot_of_many_bars_sums_neighbours_up() -> None:
 @pytest.mark.parametrize(
     ("value", "text"), [(7, "7"), (12345, "12,345"), (1.25, "1.25"), (3_400_000, "3.4 M"), (99.95, "100.0")]
 )
-def test_numbers_are_short(value: float, text: str) -> None:
+def test_numbers_are_formatted_briefly(value: float, text: str) -> None:
     assert number(value) == text

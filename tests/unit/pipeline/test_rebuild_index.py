@@ -1,4 +1,4 @@
-"""The index rebuilt in parts, by many tasks, against the one the engine wrote: key for key, whatever happened."""
+"""A rebuilt index equals the one that the engine wrote, key by key."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def shut(rig: SegmentRig) -> None:
 
 
 def rows_of(path: Path) -> dict[bytes, bytes]:
-    """The index on disk, but for how far the log was synced."""
+    """Return the index on disk, without the synced position."""
     with closing(open_store(path)) as store:
         return {key: value for key, value in store.scan(Family.STREAM_INDEX) if key[:1] not in b"PUX"}
 
 
 def fill(rig: SegmentRig, rng: random.Random, steps: int = 120) -> None:
-    """Appends of all sorts, deletes, trims, drops, compaction and cleaning."""
+    """Appends, deletes, trims, drops, compaction and cleaning."""
     plain: list[int] = []
     shards: list[int] = []
 
@@ -78,7 +78,7 @@ def fill(rig: SegmentRig, rng: random.Random, steps: int = 120) -> None:
         rig.put(shard, *(make_record(rng, rig.now_ms, expires) for _ in range(rng.randrange(1, 6))))
 
     def write_plain() -> None:
-        # Times go to and fro, so that segments do not agree on which of them are reached first.
+        # Timestamps vary, so that their order differs between segments.
         times_ms = [rig.now_ms + rng.randrange(-500, 500) for _ in range(rng.randrange(1, 5))]
         rig.put(rng.choice(plain), *(Record(bytes(rng.randrange(50)), timestamp_ms=time_ms) for time_ms in times_ms))
 
@@ -113,9 +113,7 @@ def fill(rig: SegmentRig, rng: random.Random, steps: int = 120) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_is_the_index_the_engine_wrote_key_for_key(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rebuilt_index_equals_the_engine_index(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     monkeypatch.setattr("basaltmq.pipeline.index.runs.BATCH_ROWS", rng.choice([3, 20, 500]))
@@ -133,13 +131,13 @@ def test_it_is_the_index_the_engine_wrote_key_for_key(
     assert done.rows >= len(after)
     assert list((tmp_path / STAGING).iterdir()) == []
     again = rig_of(tmp_path, segment_bytes=3000)
-    assert all(total == 0 for _, total in again.progress), "a start has nothing to do"
+    assert all(total == 0 for _, total in again.progress), "the next start has nothing to rebuild"
     again.put(again.shard(), b"on it goes")
     assert again.rebuilt() == again.rows()
     shut(again)
 
 
-def test_a_store_that_is_written_to_is_refused(tmp_path: Path) -> None:
+def test_store_open_for_writing_is_refused(tmp_path: Path) -> None:
     rig = rig_of(tmp_path)
     rig.put(rig.shard(), b"a")
     with pytest.raises(StoreLockedError):
@@ -148,7 +146,7 @@ def test_a_store_that_is_written_to_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", ["scan_segment", "make_table", "ingest", "deleted"])
-def test_interrupted_anywhere_the_index_is_the_old_one_or_is_built_at_the_next_start(
+def test_interrupted_rebuild_leaves_the_old_index_or_a_rebuild_at_start(
     tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = rig_of(tmp_path, segment_bytes=2000)
@@ -178,7 +176,7 @@ def test_interrupted_anywhere_the_index_is_the_old_one_or_is_built_at_the_next_s
     shut(again)
 
 
-def test_a_torn_tail_is_left_for_the_next_start_and_damage_is_reported(tmp_path: Path) -> None:
+def test_torn_tail_is_kept_and_damage_is_reported(tmp_path: Path) -> None:
     rig = rig_of(tmp_path, segment_bytes=2000)
     shard = rig.shard()
     for number in range(40):
@@ -205,7 +203,7 @@ def test_a_torn_tail_is_left_for_the_next_start_and_damage_is_reported(tmp_path:
     shut(again)
 
 
-def test_a_wrong_row_is_found_by_comparing(tmp_path: Path) -> None:
+def test_compare_finds_a_wrong_row(tmp_path: Path) -> None:
     rig = rig_of(tmp_path, segment_bytes=2000)
     fill(rig, random.Random(3), 40)
     shut(rig)

@@ -1,4 +1,4 @@
-"""What a machine lacks is told in one line before Spark is started."""
+"""Missing requirements are reported in one line before Spark starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spec("F2")
 
 
 def java(home: Path, reported: str) -> str:
-    """A Java that says this of itself; its home."""
+    """Create a fake Java with this version output. Return its home."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/sh\necho '{reported}' >&2\n")
@@ -40,7 +40,7 @@ def refusal() -> str:
     return str(caught.value)
 
 
-def test_a_missing_or_old_java_is_reported_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_old_java_is_reported_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     assert "needs Java 17 but Java is not installed: apt install" in refusal()
     monkeypatch.delenv("JAVA_HOME")
@@ -51,7 +51,7 @@ def test_a_missing_or_old_java_is_reported_with_the_remedy(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize(("package", "version"), [("pyarrow", "11.0.0"), ("pyspark", "3.5.1")])
-def test_a_missing_or_old_package_is_reported_with_the_remedy(
+def test_missing_or_old_package_is_reported_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, package: str, version: str
 ) -> None:
     real = metadata.version

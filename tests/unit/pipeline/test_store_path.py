@@ -1,4 +1,4 @@
-"""A path means a store, a virtual host's directory, or a broker's with the name of a virtual host."""
+"""Store paths: a store, a virtual host's directory, or a broker's directory with a virtual host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from basaltmq.pipeline.store_path import store_path
 pytestmark = pytest.mark.spec("F1")
 
 
-def test_every_form_of_path_leads_to_the_store(tmp_path: Path) -> None:
+def test_every_form_of_path_finds_the_store(tmp_path: Path) -> None:
     basaltmq.open(tmp_path / "own").close()
     assert store_path(tmp_path / "own") == tmp_path / "own"
     made = VHostDirectories(tmp_path / "node")

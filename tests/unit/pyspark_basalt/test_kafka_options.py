@@ -1,4 +1,4 @@
-"""Options of Kafka's connector do in batches and in streams what they do there."""
+"""Options of Spark's Kafka connector, in batches and streams."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def batch(store: Path, **options: str) -> Rows:
 
 
 def batches(reader: StreamReader, start: dict[str, object] | None = None) -> Iterator[tuple[dict[str, object], Rows]]:
-    """What a query does until there is nothing more: the ends of its batches and what is in them."""
-    # As Spark does it: offsets go through its log.
+    """Run a query to the end. Return the ends of its batches and their records."""
+    # Like Spark, which stores offsets in its log.
     at = json.loads(json.dumps(start or reader.initialOffset()))
     limit: ReadLimit = reader.getDefaultReadLimit()
     while (end := json.loads(json.dumps(reader.latestOffset(at, limit)))) != at:
@@ -91,9 +91,7 @@ EARLIEST = {"startingOffsets": "earliest"}
         ({"subscribe": "a", "minPartitions": "7", **EARLIEST}, of("a", 0) + of("a", 1)),
     ],
 )
-def test_what_is_read_and_from_where_is_the_same_in_batches_and_streams(
-    store: Path, options: dict[str, str], expected: Rows
-) -> None:
+def test_batches_and_streams_read_the_same_range(store: Path, options: dict[str, str], expected: Rows) -> None:
     assert batch(store, **options) == expected
     assert stream(store, **options) == expected
 
@@ -109,11 +107,11 @@ def test_what_is_read_and_from_where_is_the_same_in_batches_and_streams(
         ({"startingTimestamp": "2000", "endingTimestamp": "4000"}, of("a", 0, 2, 4) + of("a", 1, 2, 4)),
     ],
 )
-def test_a_batch_ends_at_the_ending_offset(store: Path, options: dict[str, str], expected: Rows) -> None:
+def test_batch_ends_at_the_ending_offset(store: Path, options: dict[str, str], expected: Rows) -> None:
     assert batch(store, subscribe="a", **options) == expected
 
 
-def test_pieces_are_at_least_as_many_as_asked_for(store: Path) -> None:
+def test_min_partitions_is_respected(store: Path) -> None:
     options = {"path": str(store), "subscribe": "a", "minPartitions": "7", **EARLIEST}
     assert len(BatchReader(parse(options)).partitions()) >= 7
     reader = StreamReader(parse(options, is_streaming=True))
@@ -121,7 +119,7 @@ def test_pieces_are_at_least_as_many_as_asked_for(store: Path) -> None:
     assert len(reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))) >= 7
 
 
-def test_a_trigger_takes_no_more_than_it_may_and_all_come(store: Path) -> None:
+def test_trigger_limit_is_respected_and_all_records_are_read(store: Path) -> None:
     options = {"path": str(store), "subscribe": "a", "maxOffsetsPerTrigger": "6", **EARLIEST}
     reader = StreamReader(parse(options, is_streaming=True))
     assert reader.getDefaultReadLimit() == ReadMaxRows(6)
@@ -130,7 +128,7 @@ def test_a_trigger_takes_no_more_than_it_may_and_all_come(store: Path) -> None:
     assert sorted(row for rows in found for row in rows) == of("a", 0) + of("a", 1)
 
 
-def test_headers_are_a_column_when_asked_for_in_batches_and_streams(store: Path) -> None:
+def test_include_headers_adds_a_column(store: Path) -> None:
     for with_headers in ("true", "false"):
         options = {"path": str(store), "assign": '{"a": [0]}', "includeHeaders": with_headers, **EARLIEST}
         found = BatchReader(parse(options))
@@ -144,12 +142,12 @@ def test_headers_are_a_column_when_asked_for_in_batches_and_streams(store: Path)
                     assert each.column("headers").to_pylist() == [[{"key": "h", "value": b"x"}]] * each.num_rows
 
 
-def test_a_topic_that_comes_and_fits_the_pattern_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_new_topic_of_a_pattern_is_read_from_its_beginning(tmp_path: Path) -> None:
     fill(tmp_path, "log-1", "other", partitions=1)
     options = {"path": str(tmp_path), "subscribePattern": "log-.*", "startingOffsets": "latest"}
     reader = StreamReader(parse(options, is_streaming=True))
     ((end, first),) = batches(reader)
-    assert first == [], "what was there is older than the query"
+    assert first == [], "existing records are older than the query"
     fill(tmp_path, "log-2", "another", partitions=1)
     ((end, second),) = batches(reader, end)
     assert second == of("log-2", 0)

@@ -1,4 +1,4 @@
-"""Lost records: topics created again, lower ends, lost beginnings, topics deleted under a query."""
+"""Lost records: recreated topics, lower ends, lost beginnings, deleted topics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def lenient(path: Path, **given: str) -> StreamReader:
 
 
 def batch(found: StreamReader, start: Json, end: Json) -> list[bytes]:
-    """What the batch from `start` to `end` reads."""
+    """Return the records of the batch from `start` to `end`."""
     rows = [row for part in found.partitions(start, end) for each in found.read(part) for row in each.to_pylist()]
     return [row["value"] for row in rows]
 
@@ -52,7 +52,7 @@ def first_batch(found: StreamReader) -> Json:
 
 @pytest.fixture
 def recreated(tmp_path: Path) -> tuple[Path, Json]:
-    """A store and where a query stands: it read 100 records, then the topic was created again with 180."""
+    """A store and the position of a query. It read 100 records; then the topic was recreated with 180."""
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("orders").append([b"old"] * 100)
     end = first_batch(reader(tmp_path / "data"))
@@ -62,7 +62,7 @@ def recreated(tmp_path: Path) -> tuple[Path, Json]:
     return tmp_path / "data", end
 
 
-def test_a_topic_that_was_created_again_is_an_error_that_names_both_ids(recreated: tuple[Path, Json]) -> None:
+def test_recreated_topic_is_an_error_with_both_ids(recreated: tuple[Path, Json]) -> None:
     path, end = recreated
     with StreamView.open(path) as view:
         actual = view.topic("orders").id
@@ -72,7 +72,7 @@ def test_a_topic_that_was_created_again_is_an_error_that_names_both_ids(recreate
 
 
 @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(7)])
-def test_a_topic_that_was_created_again_is_read_from_its_beginning_if_losses_are_accepted(
+def test_recreated_topic_is_read_from_its_beginning_if_losses_are_accepted(
     recreated: tuple[Path, Json], caplog: pytest.LogCaptureFixture, limit: Any
 ) -> None:
     path, end = recreated
@@ -87,7 +87,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning_if_losses_are
     assert "deleted and created again" in caplog.text
 
 
-def test_offsets_of_older_checkpoints_have_no_ids_and_load(tmp_path: Path) -> None:
+def test_checkpoints_without_topic_ids_load(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"a", b"b", b"c"])
     old: Json = {"orders": {"0": 1}}
@@ -99,9 +99,7 @@ def test_offsets_of_older_checkpoints_have_no_ids_and_load(tmp_path: Path) -> No
         found.latestOffset({"orders": {"0": 5}}, ALL)
 
 
-def test_a_lower_end_of_the_same_topic_is_an_error_or_the_query_goes_on_there(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lower_end_offset_is_an_error_or_the_new_position(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, copy = tmp_path / "data", tmp_path / "copy"
     with basaltmq.open(data) as db:
         db.topic("orders").append([b"x"] * 5)
@@ -111,7 +109,7 @@ def test_a_lower_end_of_the_same_topic_is_an_error_or_the_query_goes_on_there(
     end = first_batch(reader(data))
     with pytest.raises(DataLossError, match=r"orders\[0\] ends at offset 5, expected 9 or more"):
         reader(copy).latestOffset(end, ALL)
-    # Held back for nothing: else the topic could grow past the old position before the new one is stored.
+    # Not delayed: the topic could grow past the old position before the new one is stored.
     found = lenient(copy, minOffsetsPerTrigger="1000")
     with caplog.at_level(logging.WARNING, "basaltmq.spark"):
         after = found.latestOffset(end, ALL)
@@ -125,7 +123,7 @@ def test_a_lower_end_of_the_same_topic_is_an_error_or_the_query_goes_on_there(
     assert batch(found, after, last) == [b"after %d" % at for at in range(20)]
 
 
-def test_a_lost_beginning_of_a_new_partition_is_an_error_or_skipped(tmp_path: Path) -> None:
+def test_lost_beginning_of_a_new_partition_is_an_error_or_skipped(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"])
     end = first_batch(reader(tmp_path, subscribePattern="orders.*"))
@@ -138,12 +136,12 @@ def test_a_lost_beginning_of_a_new_partition_is_an_error_or_skipped(tmp_path: Pa
     found = lenient(tmp_path, subscribePattern="orders.*")
     after = found.latestOffset(end, ALL)
     assert batch(found, end, after) == [b"%d" % at for at in range(4, 10)]
-    # The beginning went between planning and reading.
+    # The beginning was deleted between planning and reading.
     with pytest.raises(DataLossError, match=r"orders-2\[0\] begins at offset 4, expected 0"):
         reader(tmp_path, subscribePattern="orders.*").partitions(end, after)
 
 
-def test_a_deleted_topic_of_a_pattern_stops_no_query(tmp_path: Path) -> None:
+def test_deleted_topic_of_a_pattern_does_not_stop_a_query(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         for name in ("orders", "orders-2"):
             db.topic(name).append([b"x"] * 3)
@@ -155,14 +153,14 @@ def test_a_deleted_topic_of_a_pattern_stops_no_query(tmp_path: Path) -> None:
     after = found.latestOffset(end, ALL)
     assert batch(found, end, after) == [b"y"]
     assert found.latestOffset(after, ALL) is after
-    # Created again: this is another topic, and the query remembers the first.
+    # Recreated: another topic id than the query has stored.
     with basaltmq.open(tmp_path) as db:
         db.topic("orders-2").append([b"z"] * 9)
     with pytest.raises(DataLossError, match=r"orders-2\[0\].*expected topic id"):
         found.latestOffset(after, ALL)
 
 
-def test_a_planned_range_of_a_deleted_topic_is_lost(tmp_path: Path) -> None:
+def test_planned_range_of_a_deleted_topic_is_lost(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         for name in ("orders", "orders-2"):
             db.topic(name).append([b"x"] * 3)
@@ -183,7 +181,7 @@ def test_a_planned_range_of_a_deleted_topic_is_lost(tmp_path: Path) -> None:
     assert list(accepting.read(gone)) == []
 
 
-def test_a_topic_created_again_between_plan_and_read_is_not_read_instead(recreated: tuple[Path, Json]) -> None:
+def test_topic_recreated_after_planning_is_not_read(recreated: tuple[Path, Json]) -> None:
     path, end = recreated
     options = parse({"path": str(path), "subscribe": "orders"})
     piece = Piece("orders", 0, 0, 100, None, end["@topics"]["orders"])
@@ -199,7 +197,7 @@ def test_a_topic_created_again_between_plan_and_read_is_not_read_instead(recreat
 
 
 class Deleting:
-    """A view under which a topic is deleted as soon as topics were listed."""
+    """A view whose topic is deleted right after the topics were listed."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._view = StreamView.open(path)
@@ -230,7 +228,7 @@ class Deleting:
 
 
 @pytest.mark.parametrize("is_streaming", [True, False])
-def test_a_topic_deleted_between_listing_and_its_offsets_is_left_out(
+def test_topic_deleted_during_planning_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_streaming: bool
 ) -> None:
     with basaltmq.open(tmp_path) as db:

@@ -1,4 +1,4 @@
-"""Options and offsets of the Spark source: what is accepted, what is refused and how it is told."""
+"""Options and offsets of the Spark source: parsing and errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_basalt.options import parse
 pytestmark = pytest.mark.spec("F1")
 
 
-def test_kafkas_names_mean_what_they_mean_there_in_any_case() -> None:
+def test_kafka_option_names_are_case_insensitive() -> None:
     options = parse(
         {
             "path": "/data",
@@ -33,7 +33,7 @@ def test_kafkas_names_mean_what_they_mean_there_in_any_case() -> None:
     assert (options.partitions_min, options.include_headers, options.fail_on_data_loss) == (8, True, False)
 
 
-def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
+def test_batch_starts_at_earliest_and_stream_at_latest() -> None:
     given = {"path": "/data", "subscribe": "orders"}
     assert parse(given).start.position == EARLIEST
     assert parse(given, is_streaming=True).start.position == LATEST
@@ -78,12 +78,12 @@ def test_a_batch_begins_at_the_earliest_and_a_stream_at_the_latest() -> None:
         ({"path": "/d", "subscribe": "a", "startingOffsetsByTimestampStrategy": "guess"}, "error or latest"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_and_named(given: dict[str, str], reported: str) -> None:
+def test_invalid_options_are_refused_by_name(given: dict[str, str], reported: str) -> None:
     with pytest.raises(InvalidArgumentError, match=reported):
         parse(given)
 
 
-def test_a_broker_is_named_with_who_asks_and_no_secret_is_shown() -> None:
+def test_server_options_are_parsed_and_the_password_is_hidden() -> None:
     given = {"server": "broker", "subscribe": "a", "user": "ann", "password": "s3same", "vhost": "v"}
     options = parse(given)
     login = options.location.login
@@ -96,19 +96,19 @@ def test_a_broker_is_named_with_who_asks_and_no_secret_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("text", "ms"), [("15m", 900_000), ("30 s", 30_000), ("500ms", 500), ("1h", 3_600_000)])
-def test_a_delay_has_a_unit(text: str, ms: int) -> None:
+def test_max_trigger_delay_requires_a_unit(text: str, ms: int) -> None:
     given = {"path": "/d", "subscribe": "a", "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
     assert parse(given, is_streaming=True).trigger_delay_ms_max == ms
     with pytest.raises(InvalidArgumentError, match="a time such as 15m"):
         parse(given | {"maxTriggerDelay": "15"}, is_streaming=True)
 
 
-def test_a_stream_has_no_end() -> None:
+def test_stream_refuses_ending_options() -> None:
     with pytest.raises(InvalidArgumentError, match="endingOffsets is only for batch queries"):
         parse({"path": "/d", "subscribe": "a", "endingOffsets": "latest"}, is_streaming=True)
 
 
-def test_the_first_batch_begins_where_it_began_when_it_is_repeated() -> None:
+def test_repeated_first_batch_keeps_its_start() -> None:
     first = offsets.initial({"orders": {0: 5}})
     end = json.loads(json.dumps(offsets.end_of(first, {"orders": {0: 9}})))
     asked_again = offsets.initial({"orders": {0: 9}})
@@ -116,7 +116,7 @@ def test_the_first_batch_begins_where_it_began_when_it_is_repeated() -> None:
     assert offsets.from_json(end) == {"orders": {0: 9}}
 
 
-def test_a_later_batch_begins_where_the_one_before_ended() -> None:
+def test_later_batch_starts_at_the_previous_end() -> None:
     first_end = offsets.end_of(offsets.initial({"orders": {0: 5}}), {"orders": {0: 9}})
     second_end = offsets.end_of(first_end, {"orders": {0: 12}})
     assert offsets.from_json(offsets.begin_of(first_end, second_end)) == {"orders": {0: 9}}

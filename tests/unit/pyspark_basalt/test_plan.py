@@ -1,4 +1,4 @@
-"""What a query reads, planned over a real store without Spark."""
+"""Query planning over a real store without Spark."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_topics_are_found_by_name_pattern_and_assignment(view: StreamView, store
     assert partitions_of(view, options(store, assign='{"orders": [1]}')) == [("orders", 1)]
 
 
-def test_a_missing_topic_or_partition_is_named_with_what_there_is(view: StreamView, store: Path) -> None:
+def test_error_names_a_missing_topic_and_the_existing_ones(view: StreamView, store: Path) -> None:
     with pytest.raises(TopicNotFoundError, match=r"no topic 'oders'.*there are clicks, orders"):
         partitions_of(view, options(store, subscribe="oders"))
     with pytest.raises(InvalidArgumentError, match="partitions 0 to 1, not 2"):
         partitions_of(view, options(store, assign='{"orders": [2]}'))
 
 
-def test_pieces_cover_the_range_once_whatever_their_number(view: StreamView, store: Path) -> None:
+def test_pieces_cover_the_range_once(view: StreamView, store: Path) -> None:
     for given in ({}, {"minPartitions": "7"}, {"maxRecordsPerPartition": "3"}, {"maxBytesPerPartition": "16"}):
         found = planned(view, options(store, subscribe="orders", **given))
         for partition, count in ((0, 10), (1, 11)):
@@ -72,7 +72,7 @@ def test_pieces_cover_the_range_once_whatever_their_number(view: StreamView, sto
         assert len(found) == 2 if not given else len(found) > 2
 
 
-def test_offsets_given_are_kept_and_those_outside_refused(view: StreamView, store: Path) -> None:
+def test_given_offsets_are_used_and_invalid_ones_refused(view: StreamView, store: Path) -> None:
     asked = options(
         store, assign='{"orders": [0]}', startingOffsets='{"orders": {"0": 3}}', endingOffsets='{"orders": {"0": 6}}'
     )
@@ -83,7 +83,7 @@ def test_offsets_given_are_kept_and_those_outside_refused(view: StreamView, stor
         planned(view, options(store, assign='{"orders": [0]}', startingOffsets='{"orders": {"1": 1}}'))
 
 
-def test_what_retention_removed_is_an_error_or_skipped_as_asked(store: Path) -> None:
+def test_records_removed_by_retention_are_an_error_or_skipped(store: Path) -> None:
     with basaltmq.open(store) as db:
         db.topic("orders").delete_before(0, 4)
     with StreamView.open(store) as view:
@@ -98,7 +98,7 @@ def test_what_retention_removed_is_an_error_or_skipped_as_asked(store: Path) -> 
         assert [v for b in batches for v in b.column("offset").to_pylist()] == list(range(4, 10))
 
 
-def test_rows_have_every_column_and_stop_at_the_end_of_the_piece(view: StreamView, store: Path) -> None:
+def test_rows_have_all_columns_and_end_with_the_piece(view: StreamView, store: Path) -> None:
     asked = options(store, subscribe="orders", includeHeaders="true", batchRows="2")
     batches = list(read_piece(view, Piece("orders", 1, 2, 7), asked))
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -107,7 +107,7 @@ def test_rows_have_every_column_and_stop_at_the_end_of_the_piece(view: StreamVie
     ]
 
 
-def test_a_trigger_takes_its_share_of_every_partition_and_always_moves() -> None:
+def test_trigger_limit_is_shared_by_partitions_in_proportion() -> None:
     start = {"a": {0: 0, 1: 100}}
     latest = {"a": {0: 9_000, 1: 110}}
     ends = limited(start, latest, 100)

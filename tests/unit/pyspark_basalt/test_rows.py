@@ -1,4 +1,4 @@
-"""Pieces of partitions become rows: each record once, within the piece, in batches of about the size asked for."""
+"""Rows of pieces: each record once, within the piece, in batches of about the requested size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FRAME = 30
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two partitions written in turns; records become large and small again."""
+    """Write two partitions alternately, with records of varying size."""
     path = tmp_path_factory.mktemp("rows") / "data"
     with basaltmq.open(path) as db:
         topic = db.topic("orders", partitions=2, durability="written")
@@ -48,7 +48,7 @@ def read(data: Path, begin: int, end: int, **options: str) -> list[pa.RecordBatc
 
 @pytest.mark.parametrize(("begin", "end"), [(0, RECORDS), (1, 2), (29, 31), (995, 2011), (2999, 3000)])
 @pytest.mark.parametrize("batch_rows", ["1", "100", "16384"])
-def test_a_piece_is_read_from_its_first_to_its_last_offset(data: Path, begin: int, end: int, batch_rows: str) -> None:
+def test_piece_is_read_from_its_first_to_its_last_offset(data: Path, begin: int, end: int, batch_rows: str) -> None:
     if batch_rows == "1":
         end = min(end, begin + 40)
     batches = read(data, begin, end, batchRows=batch_rows)
@@ -63,10 +63,10 @@ def test_a_piece_is_read_from_its_first_to_its_last_offset(data: Path, begin: in
     assert all(batch.validate(full=True) is None for batch in batches)
 
 
-def test_headers_come_when_they_are_asked_for(data: Path) -> None:
+def test_headers_are_optional(data: Path) -> None:
     table = pa.Table.from_batches(read(data, 10, 100, includeHeaders="true", batchRows="64"))
     assert table.column("headers").to_pylist() == [[{"key": "h", "value": b"%d" % at}] for at in range(10, 100)]
 
 
-def test_a_process_is_told_once_to_keep_its_memory() -> None:
+def test_malloc_is_configured_once_per_process() -> None:
     assert keep_freed() is keep_freed()

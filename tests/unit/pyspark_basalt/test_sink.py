@@ -1,4 +1,4 @@
-"""What tasks stage and the driver imports, without Spark: rows go where the embedded API would put them."""
+"""Staging by tasks and import by the driver, without Spark."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(path: Path, *batches: pa.RecordBatch, topic: str | None = "orders", ru
     return done
 
 
-def test_keys_go_where_the_embedded_api_puts_them_and_keep_their_order(tmp_path: Path) -> None:
+def test_keys_are_partitioned_like_the_embedded_api_in_order(tmp_path: Path) -> None:
     keys = [b"k%d" % (i % 7) for i in range(200)]
     values = [b"v%d" % i for i in range(200)]
     with basaltmq.open(tmp_path) as db:
@@ -49,7 +49,7 @@ def test_keys_go_where_the_embedded_api_puts_them_and_keep_their_order(tmp_path:
             assert found == expected
 
 
-def test_columns_say_topic_partition_headers_and_time(tmp_path: Path) -> None:
+def test_columns_set_topic_partition_headers_and_time(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("a", partitions=3)
         db.topic("b", partitions=2)
@@ -82,7 +82,7 @@ def test_columns_say_topic_partition_headers_and_time(tmp_path: Path) -> None:
         assert b"w" in [record.value for record in db.topic("a").read(partition_of_key(b"key", 3))]
 
 
-def test_chunks_keep_their_limits_and_lose_nothing() -> None:
+def test_chunks_respect_their_limits() -> None:
     cutter = ChunkSplitter(lambda _: 1, "t", 0, 0)
     many = rows(value=[b"%d" % i for i in range(CHUNK_RECORDS * 2 + 5)])
     large = rows(value=[b"x" * (CHUNK_BYTES // 3)] * 7 + [b"y" * (CHUNK_BYTES + 1)])
@@ -94,7 +94,7 @@ def test_chunks_keep_their_limits_and_lose_nothing() -> None:
             assert piece.num_rows == 1 or piece.nbytes <= CHUNK_BYTES * 1.1
 
 
-def test_records_without_a_key_go_to_the_partitions_in_turns(tmp_path: Path) -> None:
+def test_records_without_a_key_are_distributed_round_robin(tmp_path: Path) -> None:
     cutter = ChunkSplitter(lambda _: 3, "t", 0, turn=4)
     found = [partition for i in range(4) for _, partition, _ in cutter.chunks([rows(value=[b"%d" % i])])]
     assert found == [1, 2, 0, 1]
@@ -110,7 +110,7 @@ def test_records_without_a_key_go_to_the_partitions_in_turns(tmp_path: Path) -> 
         (rows(value=[b"x", b"y"], topic=["orders", None]), None, InvalidArgumentError),
     ],
 )
-def test_rows_that_cannot_be_written_leave_nothing(
+def test_invalid_rows_leave_no_staged_file(
     tmp_path: Path, batch: pa.RecordBatch, topic: str | None, error: type[Exception]
 ) -> None:
     with basaltmq.open(tmp_path) as db:
@@ -120,7 +120,7 @@ def test_rows_that_cannot_be_written_leave_nothing(
     assert not list((tmp_path / stage.STAGING).rglob("*.arrow"))
 
 
-def test_a_task_without_rows_stages_nothing(tmp_path: Path) -> None:
+def test_task_without_rows_stages_nothing(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders")
     assert write(tmp_path).part is None

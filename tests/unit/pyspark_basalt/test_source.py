@@ -1,4 +1,4 @@
-"""The stream reader as Spark drives it, without Spark."""
+"""The stream reader, called like Spark calls it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reader(path: Path, **given: str) -> StreamReader:
     return StreamReader(parse({"path": str(path), "subscribe": "orders", **given}, is_streaming=True))
 
 
-def test_the_first_batch_is_repeated_from_where_it_began_though_latest_moved_on(tmp_path: Path) -> None:
+def test_repeated_first_batch_starts_at_the_same_offset(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         orders.append([b"before"])
@@ -43,7 +43,7 @@ def test_the_first_batch_is_repeated_from_where_it_began_though_latest_moved_on(
         ]
 
 
-def test_a_limit_is_kept_and_new_partitions_begin_at_their_beginning(tmp_path: Path) -> None:
+def test_limit_is_kept_and_new_partitions_start_at_their_beginning(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"] * 10)
         db.topic("orders-2").append([b"y"] * 4)
@@ -60,7 +60,7 @@ def test_a_limit_is_kept_and_new_partitions_begin_at_their_beginning(tmp_path: P
         assert {(p.topic, p.begin) for p in pieces} == {("orders", 2), ("orders-2", 0)}
 
 
-def test_available_now_stops_at_what_was_there(tmp_path: Path) -> None:
+def test_available_now_stops_at_the_existing_records(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         orders.append([b"x"] * 5)
@@ -71,7 +71,7 @@ def test_available_now_stops_at_what_was_there(tmp_path: Path) -> None:
         assert found.reportLatestOffset() == {"orders": {"0": 10}}
 
 
-def test_lifecycle_events_are_read_one_by_one(tmp_path: Path) -> None:
+def test_lifecycle_events_are_one_row_each(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path, settings=Settings(events=EventSettings(gather_s=0))) as db:
         jobs = db.queue("jobs")
         for payload in (b"a", b"b"):
@@ -89,7 +89,7 @@ def test_lifecycle_events_are_read_one_by_one(tmp_path: Path) -> None:
     assert [field.split()[0] for field in EVENTS.split(", ")] == list(rows[0])
 
 
-def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Path) -> None:
+def test_stale_view_is_refreshed(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"old"] * 3)
         view = view_of(str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_view_that_is_older_than_the_topic_is_brought_up_to_date(tmp_path: Pat
             assert [row["value"] for row in rows] == [b"new"] * count
 
 
-def test_an_unreadable_segment_is_reported_in_one_line_or_skipped(tmp_path: Path) -> None:
+def test_unreadable_segment_is_reported_or_skipped(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         for at in range(4):

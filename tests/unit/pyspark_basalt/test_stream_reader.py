@@ -1,4 +1,4 @@
-"""What a streaming query holds back and tells: least offsets per trigger, groups, the place where it began."""
+"""Streaming queries: minimum offsets per trigger, group commits, start position."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = ReadAllAvailable()
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """A manual clock in seconds."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -33,14 +33,14 @@ def reader(path: Path, clock: Clock | None = None, **given: str) -> StreamReader
     return StreamReader(parse(options, is_streaming=True), clock or Clock())
 
 
-def test_too_little_is_held_back_until_it_is_enough_or_has_waited(tmp_path: Path) -> None:
+def test_min_offsets_delays_a_batch_until_enough_or_timeout(tmp_path: Path) -> None:
     clock = Clock()
     with basaltmq.open(tmp_path) as db:
         orders = db.topic("orders")
         orders.append([b"x"] * 3)
         found = reader(tmp_path, clock, minOffsetsPerTrigger="10", maxTriggerDelay="1m")
         first = found.latestOffset(found.initialOffset(), ALL)
-        # Empty, and pinned where the query began.
+        # Empty, with the start of the query.
         assert found.partitions(found.initialOffset(), first) == []
         assert first["orders"] == {"0": 0}
         assert found.latestOffset(first, ALL) is first
@@ -53,7 +53,7 @@ def test_too_little_is_held_back_until_it_is_enough_or_has_waited(tmp_path: Path
         assert found.latestOffset(waited, ALL)["orders"] == {"0": 13}
 
 
-def test_available_now_waits_for_nothing(tmp_path: Path) -> None:
+def test_available_now_ignores_min_offsets(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"] * 3)
         found = reader(tmp_path, minOffsetsPerTrigger="10")
@@ -63,15 +63,15 @@ def test_available_now_waits_for_nothing(tmp_path: Path) -> None:
         assert found.latestOffset(end, ALL) is end
 
 
-def test_each_finished_batch_is_committed_to_the_group(tmp_path: Path) -> None:
+def test_finished_batches_are_committed_to_the_group(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"] * 3)
     found = reader(tmp_path, commitGroup="reports")
     end = found.latestOffset(found.initialOffset(), ALL)
-    # Planned and not finished: nobody is told yet.
+    # Planned but not finished: not committed yet.
     with StreamView.open(tmp_path) as view:
         assert [(each.committed, each.lag) for each in view.lag("reports")] == [(0, 3)]
-    # Spark looks for more, from where the batch that is finished ended; there is none, and it never calls `commit`.
+    # Spark asks for more records after the finished batch. There are none, and it never calls `commit`.
     assert found.latestOffset(end, ALL) is end
     with StreamView.open(tmp_path) as view:
         assert [(each.topic, each.committed, each.lag) for each in view.lag("reports")] == [("orders", 3, 0)]
@@ -81,7 +81,7 @@ def test_each_finished_batch_is_committed_to_the_group(tmp_path: Path) -> None:
             reader(tmp_path, commitGroup="reports").latestOffset(end, ALL)
 
 
-def test_a_time_of_which_nothing_is_there_is_an_error_as_at_kafka_or_the_end_as_asked(tmp_path: Path) -> None:
+def test_start_time_after_the_last_record_is_an_error_or_the_end(tmp_path: Path) -> None:
     with basaltmq.open(tmp_path) as db:
         db.topic("orders").append([b"x"])
     far = {"path": str(tmp_path), "subscribe": "orders", "startingTimestamp": str(1 << 50)}

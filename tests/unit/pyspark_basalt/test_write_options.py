@@ -1,4 +1,4 @@
-"""Options and columns of a write are checked before anything runs."""
+"""Options and columns of a write are checked before the query runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TYPES: dict[str, DataType] = {
 
 
 def schema(text: str) -> StructType:
-    """Of names and types, without a Spark that would parse it."""
+    """Return a schema of names and types without parsing by Spark."""
     return StructType([StructField(name, TYPES[kind]) for name, kind in (each.split() for each in text.split(", "))])
 
 
@@ -53,12 +53,12 @@ def schema(text: str) -> StructType:
         ({"path": "/x", "topic": "a", "runId": "a/b", "batchId": "1"}, "value BINARY", "a run name has"),
     ],
 )
-def test_what_is_wrong_is_named(options: dict[str, str], columns: str, reported: str) -> None:
+def test_errors_name_the_invalid_option_or_column(options: dict[str, str], columns: str, reported: str) -> None:
     with pytest.raises(InvalidArgumentError, match=reported.replace("?", r"\?")):
         parse_write(options, schema(columns), is_streaming=False)
 
 
-def test_a_frame_that_was_read_can_be_written_as_it_is() -> None:
+def test_frame_from_a_read_can_be_written() -> None:
     read = (
         "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
         "headers HEADERS"
@@ -67,7 +67,7 @@ def test_a_frame_that_was_read_can_be_written_as_it_is() -> None:
     assert (options.location, options.topic) == (StoreLocation("/x", "/"), None)
 
 
-def test_a_batch_write_is_a_run_of_its_own_unless_named() -> None:
+def test_batch_write_is_a_new_run_unless_named() -> None:
     given = {"path": "/x", "topic": "a"}
     first, second = (parse_write(given, schema("value STRING"), is_streaming=False) for _ in range(2))
     assert first.run != second.run

@@ -1,4 +1,4 @@
-"""The application of the admin HTTP server: host checks, routing, authentication, handlers, error answers.
+"""The application of the admin HTTP server: host checks, routing, authentication, handlers, error responses.
 
 Only the method and the path of a request are logged, because bodies and headers contain passwords and messages.
 """
@@ -20,7 +20,7 @@ from basaltmq.admin.http.server import Admitted
 from basaltmq.errors import BasaltError
 
 LIVENESS: Final = ("healthz",)
-"""Answered under any host name, because load balancers use their own names. The answer reveals nothing."""
+"""Served under any host name, because load balancers use their own names. The response reveals nothing."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class AdminApplication:
         call = Call(request, names, user)
         sink = None if route.sink is None else _opened(route.sink, call)
 
-        async def answer(received: Request) -> Response:
+        async def respond(received: Request) -> Response:
             call.request = received
             if sink is None:
                 return await _run(route, call)
@@ -61,7 +61,7 @@ class AdminApplication:
                 await sink.discard()
                 raise
 
-        return Admitted(route.body_bytes_max, answer, sink)
+        return Admitted(route.body_bytes_max, respond, sink)
 
 
 def _opened(make: Callable[[Call], BodySink], call: Call) -> BodySink:

@@ -2,8 +2,8 @@
 
 `broker/auth/web_hosts.py` describes the attacks. Every request must address a name of the listener. A request that
 changes something and has an Origin must come from the host that it addresses, or from a name in `admin.allowed_hosts`.
-Programs send no Origin and need none. The API sends no CORS headers, so a page of another origin cannot read an answer.
-"""
+Programs send no Origin and need none. The API sends no CORS headers, so a page of another origin cannot read a
+response."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ REASONS: Final = {
     503: "unavailable",
     507: "no_space",
 }
-"""The field `error` of an answer by status, with RabbitMQ's names where it has one."""
+"""The field `error` of a response by status, with RabbitMQ's names where it has one."""
 
 
 class HttpError(Exception):
@@ -121,7 +121,7 @@ class BodySink(Protocol):
 
 
 class BodyStream(Protocol):
-    """An answer that is produced while the client reads it."""
+    """A response that is produced while the client reads it."""
 
     async def next(self) -> bytes | None:
         """Return the next piece, or None at the end."""
@@ -142,7 +142,7 @@ class Response(msgspec.Struct):
     not mistake a part for the whole."""
 
 
-ENCODED_AT_ONCE: Final = 500
+ENCODED_PER_TURN: Final = 500
 """List items encoded per loop turn: about 1 ms."""
 
 
@@ -151,7 +151,7 @@ def json_response(value: Any, status: Literal[200, 201] = 200) -> Response:
 
 
 async def long_json_response(value: Any) -> Response:
-    """Return an answer of any length, encoded in portions."""
+    """Return a response of any length, encoded in portions."""
     return Response(200, await _encoded(value))
 
 
@@ -163,11 +163,11 @@ async def _encoded(value: Any) -> bytes:
     if not _is_long(value):
         return msgspec.json.encode(value, enc_hook=str)
     parts = []
-    for at in range(0, len(value), ENCODED_AT_ONCE):
-        parts.append(msgspec.json.encode(value[at : at + ENCODED_AT_ONCE], enc_hook=str)[1:-1])
+    for at in range(0, len(value), ENCODED_PER_TURN):
+        parts.append(msgspec.json.encode(value[at : at + ENCODED_PER_TURN], enc_hook=str)[1:-1])
         await asyncio.sleep(0)
     return b"[" + b",".join(parts) + b"]"
 
 
 def _is_long(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > ENCODED_AT_ONCE
+    return isinstance(value, list) and len(value) > ENCODED_PER_TURN

@@ -15,7 +15,7 @@ from basaltmq import __version__
 from basaltmq.admin.http.routes import Access, Route
 
 PAGING: Final = {
-    "page": "Page number, from 1. The answer is then an object with `items` and counts instead of a list.",
+    "page": "Page number, from 1. The response is then an object with `items` and counts instead of a list.",
     "page_size": "Items per page, 1 to 500 (default 100).",
     "name": "Only items whose name contains this text.",
     "sort": "Field to sort by.",
@@ -116,7 +116,7 @@ def _responses(route: Route) -> dict[str, Any]:
         "description": "Error",
         "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
     }
-    return {"2XX": {"description": route.answers or route.summary}, "default": refused}
+    return {"2XX": {"description": route.returns or route.summary}, "default": refused}
 
 
 def page(routes: Sequence[Route], server: str) -> str:
@@ -143,7 +143,7 @@ def _entry(route: Route) -> str:
     rows = "".join(
         f"<tr><td><code>{escape(name)}</code><td>{escape(meaning)}" for name, meaning in _query(route).items()
     )
-    details = f"<p class=what>{escape(route.answers)}" if route.answers else ""
+    details = f"<p class=what>{escape(route.returns)}" if route.returns else ""
     if rows:
         details += f"<table>{rows}</table>"
     if route.takes is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Call
-from basaltmq.broker.turns import Turns, in_turns
+from basaltmq.broker.scheduling.turns import Turns, in_turns
 
 PAGE_ITEMS: Final = 100
 PAGE_ITEMS_MAX: Final = 500
@@ -24,7 +24,7 @@ Key = TypeVar("Key")
 async def listing(
     call: Call, names: Iterable[tuple[str, Key]], make: Callable[[Key], dict[str, Any] | None], *, sort: str = "name"
 ) -> Any:
-    """Answer a list request. `names` has (name, key) of all items, and `make` builds an item from its key.
+    """Return the items of a list request. `names` has (name, key) of all items, and `make` builds an item from its key.
 
     Sorted by name, only the items of the page are built. Sorted by another field, all items are built, but only the
     values of the field are kept. `make` returns None for an item that no longer exists.
@@ -46,8 +46,8 @@ async def listing(
     pages = max(1, -(-len(chosen) // size))
     if page > pages:
         raise HttpError(400, f"there is no page {page}; the last is {pages}", code="page_out_of_range")
-    here = slice((page - 1) * size, page * size)
-    items = await _made(chosen[here], make)
+    selected = slice((page - 1) * size, page * size)
+    items = await _made(chosen[selected], make)
     return {
         "filtered_count": len(chosen),
         "item_count": len(items),
@@ -89,18 +89,18 @@ async def _sorted(
     return [each for _, each in found]
 
 
-def only_columns(call: Call, answer: Any) -> Any:
-    """Return an answer with only the requested fields, of an object or of every item of a list or page."""
+def only_columns(call: Call, response: Any) -> Any:
+    """Return a response with only the requested fields, of an object or of every item of a list or page."""
     asked = [column for column in call.query.get("columns", "").split(",") if column]
     if not asked:
-        return answer
-    if isinstance(answer, list):
-        return [_only(item, asked) if isinstance(item, dict) else item for item in answer]
-    if not isinstance(answer, dict):
-        return answer
-    if "page" in call.query and "items" in answer:
-        return {**answer, "items": only_columns(call, answer["items"])}
-    return _only(answer, asked)
+        return response
+    if isinstance(response, list):
+        return [_only(item, asked) if isinstance(item, dict) else item for item in response]
+    if not isinstance(response, dict):
+        return response
+    if "page" in call.query and "items" in response:
+        return {**response, "items": only_columns(call, response["items"])}
+    return _only(response, asked)
 
 
 def _only(item: dict[str, Any], columns: list[str]) -> dict[str, Any]:

@@ -120,8 +120,8 @@ class Route:
     content_types: tuple[str, ...] = (JSON,)
     """Accepted content types of a body."""
     body_bytes_max: int = BODY_BYTES_MAX
-    answers: str = ""
-    """Description of the answer, where the summary is not enough."""
+    returns: str = ""
+    """Description of the response, where the summary is not enough."""
     decode: Callable[[bytes], Any] = field(init=False, repr=False, compare=False)
     """Decodes a body of the type `takes`. Numbers and booleans may be strings."""
 

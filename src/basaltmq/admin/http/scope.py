@@ -14,7 +14,7 @@ from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.supervision import VHostState
 from basaltmq.broker.vhost import VHost
-from basaltmq.errors import PublishersHeldError, StorageError, VHostNotFoundError, is_disk_full
+from basaltmq.errors import PublishersBlockedError, StorageError, VHostNotFoundError, is_disk_full
 
 SERIALIZED_FACTOR = 4
 """Upper estimate of the JSON overhead of a message: base64 adds a third, an escaped control character takes 6 bytes."""
@@ -117,7 +117,7 @@ class Scope:
     def check_topic(self, call: Call, vhost: VHost, exchange: str, action: str, routing_key: str) -> None:
         self.node.permissions.check_topic(call.who, vhost.name, exchange, action, routing_key)
 
-    def check_not_held(self, vhost: VHost) -> None:
+    def check_not_blocked(self, vhost: VHost) -> None:
         reason = self.node.alarms.reason(vhost.name)
         if reason is not None:
-            raise PublishersHeldError(f"publishers are blocked: {reason}")
+            raise PublishersBlockedError(f"publishers are blocked: {reason}")

@@ -1,12 +1,12 @@
 """HTTP/1.1 server on asyncio. h11 implements the protocol; this module does I/O and enforces limits.
 
-    accept ─> head (bounded size and time) ─> admit ─┬─> body (bounded by what admit allows) ─> answer ─> next request
+    accept ─> head (bounded size and time) ─> admit ─┬─> body (bounded by what admit allows) ─> response ─> next request
                                                       └─> refuse: send the error; close if a body follows
 
-A body is read only after its head was admitted, so unauthenticated clients cannot fill memory. Large bodies go to
-a sink piece by piece, and large answers are streams whose next piece is produced when the client has read the previous
+A body is read only after its head was admitted, so unauthenticated clients cannot fill memory. Large bodies go to a
+sink piece by piece, and large responses are streams whose next piece is produced when the client has read the previous
 one. Neither is ever completely in memory. Every phase has a timeout and every input has a size limit. Clients beyond
-the connection limit get 503. On `close`, idle connections end at once, and busy ones after their answer or the grace
+the connection limit get 503. On `close`, idle connections end at once, and busy ones after their response or the grace
 period.
 
 Routing is up to the application.
@@ -40,7 +40,7 @@ BODY_TIMEOUT_S: Final = 60.0
 """Time without progress of a body, in seconds."""
 
 WRITE_TIMEOUT_S: Final = 60.0
-"""Time for a client to read a piece of the answer, in seconds."""
+"""Time for a client to read a piece of the response, in seconds."""
 
 READ_BYTES: Final = 64 * 1024
 
@@ -60,7 +60,7 @@ class Admitted(NamedTuple):
     """A request that passed the checks of its head."""
 
     body_bytes_max: int
-    answer: Callable[[Request], Awaitable[Response]]
+    respond: Callable[[Request], Awaitable[Response]]
     sink: BodySink | None = None
     """Receives the body. `Request.body` is then empty."""
 
@@ -183,7 +183,7 @@ class _Connection:
                 request.split()
                 admitted = await application.admit(request)
                 request.body = await self._body(admitted, request.headers)
-                response = await admitted.answer(request)
+                response = await admitted.respond(request)
             except HttpError as error:
                 response = error.response()
             if response.stream is None:
@@ -203,13 +203,13 @@ class _Connection:
         return False
 
     async def refuse(self, error: HttpError) -> None:
-        """Send an error as the last answer, if an answer can still be sent."""
+        """Send an error as the last response, if a response can still be sent."""
         if self._http.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
             await self._send(error.response(), is_head=False, last=True)
             await self._linger()
 
     async def _linger(self) -> None:
-        """Read what the client still sends, because closing with unread bytes would discard the answer."""
+        """Read what the client still sends, because closing with unread bytes would discard the response."""
         with contextlib.suppress(OSError, TimeoutError, NotImplementedError):
             if self._writer.can_write_eof():
                 self._writer.write_eof()
@@ -286,8 +286,8 @@ class _Connection:
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             raise
         except Exception as error:
-            # The status is already sent. A missing end of the body tells the client that the answer is incomplete.
-            _log.warning("admin API answer aborted: %s", error)
+            # The status is already sent. A missing end of the body tells the client that the response is incomplete.
+            _log.warning("admin API response aborted: %s", error)
             raise ConnectionAbortedError(str(error)) from error
         finally:
             await stream.close()

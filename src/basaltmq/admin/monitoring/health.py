@@ -54,14 +54,14 @@ class Health:
             Route("GET", checks + "/virtual-hosts", self.vhosts, "Checks that all virtual hosts are running."),
             Route("GET", checks + "/store-damage", self.damage,
                   "Checks that no damage was found in stores and logs.",
-                  answers="damaged: unreadable ranges by virtual host. frames: unreadable batches, with topic, "
+                  returns="damaged: unreadable ranges by virtual host. frames: unreadable batches, with topic, "
                           "partition and offsets. log: losses the last start found. down: stores that do not open."),
             Route("GET", checks + "/port-listener/{port}", self.port, "Checks that the broker listens on a port."),
             Route("GET", checks + "/protocol-listener/{protocol}", self.protocol,
                   "Checks that the broker listens for a protocol."),
             Route("GET", checks + "/certificate-expiration/{within}/{unit}", self.certificates,
                   "Checks that the certificate does not expire within this time.",
-                  answers="unit is days, weeks, months or years."),
+                  returns="unit is days, weeks, months or years."),
             Route("GET", checks + "/node-is-quorum-critical", self.alone, "Always passes: a broker is one node."),
             Route("GET", "/api/aliveness-test/{vhost}", self.aliveness, "Checks that a virtual host is running.",
                   Access.MANAGEMENT),

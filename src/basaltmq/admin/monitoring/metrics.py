@@ -22,8 +22,8 @@ from basaltmq.admin.http.routes import Access, Call, Route, allowed
 from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.monitoring.exposition import CONTENT_TYPE, Metric, expose
 from basaltmq.admin.monitoring.totals import Totals, TotalsCache
-from basaltmq.broker.memory_limit import resident_bytes
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.resources.memory_limit import resident_bytes
+from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.broker.vhost import VHost
 from basaltmq.store.rocks import RocksStore
 
@@ -135,7 +135,7 @@ class Metrics:
         late = "The longest delay of the event loop since the last scrape."
         yield Metric("basalt_loop_lag_seconds", "gauge", late, [({}, lag)])
         alarms = scope.alarms()
-        yield Metric("basalt_publishers_held", "gauge", "1 while publishers are blocked.", [({}, int(bool(alarms)))])
+        yield Metric("basalt_publishers_blocked", "gauge", "1 while publishers are blocked.", [({}, int(bool(alarms)))])
         counts: dict[str, int] = {}
         for connection in list(scope.connections):
             protocol = str(connection.info().get("protocol", "unknown"))

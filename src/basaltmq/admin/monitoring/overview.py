@@ -14,21 +14,19 @@ from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.monitoring.rates import Rates
 from basaltmq.admin.monitoring.totals import Totals, TotalsCache
 from basaltmq.broker.config.settings import Config
-from basaltmq.broker.memory_limit import memory_bytes, resident_bytes
+from basaltmq.broker.resources.memory_limit import memory_bytes, resident_bytes
+from basaltmq.broker.routing.exchange import ExchangeType
 
 RABBITMQ_VERSION: Final = "3.13.7"
 """The RabbitMQ version whose management API Basalt follows. Its tools choose their requests by this version."""
 
 ABSENT: Final = {
-    "/api/parameters": "Parameters of plugins: always empty.",
     "/api/global-parameters": "Global parameters: always empty.",
-    "/api/vhost-limits": "Limits of virtual hosts: always empty.",
-    "/api/user-limits": "Limits of users: always empty.",
     "/api/extensions": "Extensions of the management console: always empty.",
 }
 """Lists that RabbitMQ's tools request and that are always empty."""
 
-EXCHANGE_TYPES: Final = ("direct", "fanout", "topic", "headers")
+EXCHANGE_TYPES: Final = tuple(ExchangeType)
 
 
 class Overview:

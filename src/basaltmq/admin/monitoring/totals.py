@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from basaltmq.broker.consumers.queue import BrokerQueue
-from basaltmq.broker.turns import Turns
+from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.broker.vhost import VHost
 
 FRESH_S: Final = 2.0

@@ -1,9 +1,10 @@
 """Export and import of definitions: all configured objects of a broker, without messages.
 
 An import follows the order of dependencies: virtual hosts, users, permissions, exchanges, queues, bindings, policies,
-rules of MQTT. Queues of MQTT sessions and rules are not exported, because they follow from these.
-Entries that exist with the same settings stay as they are. Entries that exist with other settings also stay as they
-are, and the answer lists them. An invalid entry does not prevent the others: the answer lists it too.
+MQTT rules. Queues of MQTT sessions and rules are not exported, because the broker creates them.
+
+An import does not change existing objects. The response lists objects that exist with other settings, and invalid
+entries. They do not prevent the import of other entries.
 """
 
 from __future__ import annotations
@@ -31,14 +32,16 @@ from basaltmq.admin.objects.definitions_file import (
 )
 from basaltmq.admin.objects.exchanges import shown_exchange
 from basaltmq.admin.objects.json_tables import shown_table, table_of
+from basaltmq.admin.objects.limits import COMPONENT, exported
 from basaltmq.admin.objects.mqtt import MqttState
 from basaltmq.admin.objects.policies import shown_policy
 from basaltmq.admin.objects.principals import Principals
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.routing.policy import Policy
 from basaltmq.broker.routing.topology import PREDECLARED
-from basaltmq.broker.turns import Turns, in_turns
+from basaltmq.broker.scheduling.turns import Turns, in_turns
 from basaltmq.broker.vhost import VHost
+from basaltmq.catalog.kinds import Kind
 from basaltmq.errors import BasaltError
 
 SKIPPED_MAX: Final = 1_000
@@ -63,16 +66,16 @@ class DefinitionTransfer:
 
     def routes(self) -> list[Route]:
         size = self._scope.body_bytes_max
-        answers = "The number of imported entries by kind, and one line for each skipped entry."
+        returns = "The number of imported entries by kind, and one line for each skipped entry."
         one = "/api/definitions/{vhost}"
         return [
             Route("GET", "/api/definitions", self.export, "Export the definitions of the broker.",
                   Access.ADMINISTRATOR),
-            Route("POST", "/api/definitions", self.take, "Import definitions, also those of RabbitMQ.",
-                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
+            Route("POST", "/api/definitions", self.import_all, "Import definitions, also those of RabbitMQ.",
+                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, returns=returns),
             Route("GET", one, self.export_vhost, "Export the definitions of a virtual host.", Access.ADMINISTRATOR),
-            Route("POST", one, self.take_vhost, "Import definitions into a virtual host.",
-                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, answers=answers),
+            Route("POST", one, self.import_into_vhost, "Import definitions into a virtual host.",
+                  Access.ADMINISTRATOR, takes=Definitions, body_bytes_max=size, returns=returns),
         ]  # fmt: skip
 
     async def export(self, call: Call) -> Any:
@@ -99,45 +102,46 @@ class DefinitionTransfer:
 
     async def _exported(self, vhost: VHost) -> dict[str, list[dict[str, Any]]]:
         found, mqtt = await _exported(vhost), self._mqtt()
+        found["parameters"] += exported(vhost.name, self._scope.node.limits.of(Kind.VHOST, vhost.name))
         if mqtt is not None:
             wanted = ("name", "vhost", "filter", "topic", "key")
             found["mqtt_rules"] = [{name: each[name] for name in wanted} for each in mqtt.rules(vhost.name)]
         return found
 
-    async def take(self, call: Call) -> Any:
-        return await self.take_all(call.body)
+    async def import_all(self, call: Call) -> Any:
+        return await self.import_definitions(call.body)
 
-    async def take_all(self, definitions: Definitions) -> dict[str, Any]:
+    async def import_definitions(self, definitions: Definitions) -> dict[str, Any]:
         """Import definitions. Return the counts of imported entries and the skipped ones."""
         importing = _Import()
-        await importing.all("vhosts", definitions.vhosts, lambda each: f"vhost {each.name!r}", self._take_vhost)
+        await importing.add_all("vhosts", definitions.vhosts, lambda each: f"vhost {each.name!r}", self._import_vhost)
         principals = self._principals
-        await importing.all("users", definitions.users, lambda each: f"user {each.name!r}", principals.take_user)
-        await importing.all(
+        await importing.add_all("users", definitions.users, lambda each: f"user {each.name!r}", principals.import_user)
+        await importing.add_all(
             "permissions",
             definitions.permissions,
             lambda each: f"permission of {each.user!r} in {each.vhost!r}",
-            principals.take_permission,
+            principals.import_permission,
         )
-        await importing.all(
+        await importing.add_all(
             "topic_permissions",
             definitions.topic_permissions,
             lambda each: f"topic permission of {each.user!r} in {each.vhost!r}",
-            principals.take_topic_permission,
+            principals.import_topic_permission,
         )
-        return await self._take_topology(importing, definitions, None)
+        return await self._import_topology(importing, definitions, None)
 
-    async def _take_vhost(self, entry: VhostEntry) -> None:
+    async def _import_vhost(self, entry: VhostEntry) -> None:
         await self._scope.ensure_vhost(entry.name, entry.text())
 
-    async def take_vhost(self, call: Call) -> Any:
+    async def import_into_vhost(self, call: Call) -> Any:
         definitions: Definitions = call.body
         for kind in ("users", "vhosts", "permissions", "topic_permissions"):
             if getattr(definitions, kind):
                 raise HttpError(400, f"{kind} belong to the whole broker; import this file without a vhost")
-        return await self._take_topology(_Import(), definitions, self._scope.vhost(call).name)
+        return await self._import_topology(_Import(), definitions, self._scope.vhost(call).name)
 
-    async def _take_topology(self, importing: _Import, definitions: Definitions, only: str | None) -> dict[str, Any]:
+    async def _import_topology(self, importing: _Import, definitions: Definitions, only: str | None) -> dict[str, Any]:
         def at(entry: Any) -> VHost:
             return self._scope.named(vhost_of(entry, only))
 
@@ -175,21 +179,32 @@ class DefinitionTransfer:
         def set_operator_policy(entry: Any) -> None:
             at(entry).policies.set(_policy(entry), operators=True)
 
+        async def set_limits(entry: Any) -> None:
+            if not isinstance(entry.value, dict) or not all(type(each) is int for each in entry.value.values()):
+                raise HttpError(400, f"the value must be an object of whole numbers, not {entry.value!r:.80}")
+            for limit, value in entry.value.items():
+                await self._scope.node.limits.set(Kind.VHOST, at(entry).name, limit, value)
+
         async def set_rule(entry: Any) -> None:
             mqtt = self._mqtt()
             if mqtt is None:
                 raise HttpError(404, "there is no MQTT listener; set mqtt.enabled = true")
             await mqtt.set_rule(at(entry).name, entry.name, entry.filter, entry.topic, entry.key)
 
-        await importing.all(
+        await importing.add_all(
             "exchanges", definitions.exchanges, lambda each: f"exchange {each.name!r}", declare_exchange
         )
-        await importing.all("queues", definitions.queues, lambda each: f"queue {each.name!r}", declare_queue)
+        await importing.add_all("queues", definitions.queues, lambda each: f"queue {each.name!r}", declare_queue)
         bindings = [each for each in definitions.bindings if each.source]
-        await importing.all("bindings", bindings, lambda each: f"binding {each.source!r} to {each.destination!r}", bind)
-        await importing.all("policies", definitions.policies, lambda each: f"policy {each.name!r}", set_policy)
+        await importing.add_all(
+            "bindings", bindings, lambda each: f"binding {each.source!r} to {each.destination!r}", bind
+        )
+        await importing.add_all("policies", definitions.policies, lambda each: f"policy {each.name!r}", set_policy)
         limits: list[PolicyEntry] = []
         for parameter in definitions.parameters:
+            if parameter.component == COMPONENT:
+                await importing.add_all("vhost_limits", [parameter], lambda _: "limits of a vhost", set_limits)
+                continue
             if parameter.component != OPERATOR_POLICY or not isinstance(parameter.value, dict):
                 importing.skip(f"parameter {parameter.name!r} of {parameter.component}: Basalt has no such component")
                 continue
@@ -198,22 +213,22 @@ class DefinitionTransfer:
                 limits.append(policy_entry(given))
             except msgspec.ValidationError as error:
                 importing.skip(f"operator policy {parameter.name!r}: {error}")
-        await importing.all(
+        await importing.add_all(
             "operator_policies", limits, lambda each: f"operator policy {each.name!r}", set_operator_policy
         )
-        await importing.all("mqtt_rules", definitions.mqtt_rules, lambda each: f"MQTT rule {each.name!r}", set_rule)
-        return {"imported": importing.taken, "skipped": importing.skipped}
+        await importing.add_all("mqtt_rules", definitions.mqtt_rules, lambda each: f"MQTT rule {each.name!r}", set_rule)
+        return {"imported": importing.imported, "skipped": importing.skipped}
 
 
 class _Import:
     """The counts and skipped entries of a running import."""
 
     def __init__(self) -> None:
-        self.taken: dict[str, int] = {}
+        self.imported: dict[str, int] = {}
         self.skipped: list[str] = []
         self._turns = Turns()
 
-    async def all(
+    async def add_all(
         self, kind: str, entries: Iterable[Entry], named: Callable[[Entry], str], take: Callable[[Entry], Any]
     ) -> None:
         for entry in entries:
@@ -224,7 +239,7 @@ class _Import:
             except (BasaltError, HttpError) as error:
                 self.skip(f"{named(entry)}: {error}")
             else:
-                self.taken[kind] = self.taken.get(kind, 0) + 1
+                self.imported[kind] = self.imported.get(kind, 0) + 1
             await self._turns.yield_if_due()
 
     def skip(self, line: str) -> None:

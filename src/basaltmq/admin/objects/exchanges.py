@@ -17,7 +17,7 @@ from basaltmq.admin.objects.bindings import shown_binding
 from basaltmq.admin.objects.json_tables import payload_of, properties_of, shown_table, table_of
 from basaltmq.broker.message import properties
 from basaltmq.broker.routing.exchange import EXCHANGE, Destination, Exchange
-from basaltmq.broker.turns import in_turns
+from basaltmq.broker.scheduling.turns import in_turns
 from basaltmq.broker.vhost import VHost
 
 DEFAULT: Final = "amq.default"
@@ -83,27 +83,27 @@ class Exchanges:
     def routes(self) -> list[Route]:
         one = "/api/exchanges/{vhost}/{name}"
         return [
-            Route("GET", "/api/exchanges", self.everywhere, "Exchanges of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/exchanges/{vhost}", self.here, "Exchanges of a virtual host.", paged=True),
+            Route("GET", "/api/exchanges", self.list_all, "Exchanges of all visible virtual hosts.", paged=True),
+            Route("GET", "/api/exchanges/{vhost}", self.list_in_vhost, "Exchanges of a virtual host.", paged=True),
             Route("GET", one, self.one, "An exchange. amq.default is the default exchange."),
             Route("PUT", one, self.declare, "Declare an exchange.", takes=ExchangeSpec,
-                  answers="201 if it was created, 204 if it existed with the same settings."),
+                  returns="201 if it was created, 204 if it existed with the same settings."),
             Route("DELETE", one, self.delete, "Delete an exchange with its bindings.",
                   query={"if-unused": "true: only if nothing is bound to it."}),
-            Route("GET", one + "/bindings/source", self.from_it, "Bindings whose source is an exchange."),
-            Route("GET", one + "/bindings/destination", self.to_it, "Bindings whose destination is an exchange."),
-            Route("POST", one + "/publish", self.publish, "Publish a message. The answer follows when it is durable.",
+            Route("GET", one + "/bindings/source", self.bindings_from, "Bindings whose source is an exchange."),
+            Route("GET", one + "/bindings/destination", self.bindings_to, "Bindings whose destination is an exchange."),
+            Route("POST", one + "/publish", self.publish, "Publish a message. The response follows when it is durable.",
                   takes=PublishSpec, body_bytes_max=self._scope.publish_bytes_max,
-                  answers="{\"routed\": false} if no queue received it."),
+                  returns="{\"routed\": false} if no queue received it."),
         ]  # fmt: skip
 
-    async def everywhere(self, call: Call) -> Any:
+    async def list_all(self, call: Call) -> Any:
         found = [
             (name, (vhost, name)) for vhost in self._scope.running(call) for name in list(vhost.topology.exchanges)
         ]
         return await listing(call, found, _shown)
 
-    async def here(self, call: Call) -> Any:
+    async def list_in_vhost(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         return await listing(call, [(name, (vhost, name)) for name in list(vhost.topology.exchanges)], _shown)
 
@@ -137,12 +137,12 @@ class Exchanges:
             await in_turns(vhost.unbinding(EXCHANGE, name), int)
         vhost.delete_exchange(name, if_unused=call.flag("if-unused"))
 
-    async def from_it(self, call: Call) -> Any:
+    async def bindings_from(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         exchange = vhost.topology.get(_name(call))
         return await in_turns(list(exchange.bindings.values()), partial(shown_binding, vhost.name))
 
-    async def to_it(self, call: Call) -> Any:
+    async def bindings_to(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         name = vhost.topology.get(_name(call)).name
         found = vhost.topology.bindings_to(Destination(EXCHANGE, name))
@@ -152,7 +152,7 @@ class Exchanges:
         vhost, name, spec = self._scope.vhost(call), _name(call), call.body
         self._scope.check(call, vhost, "write", name)
         self._scope.check_topic(call, vhost, name, "write", spec.routing_key)
-        self._scope.check_not_held(vhost)
+        self._scope.check_not_blocked(vhost)
         raw = properties_of(spec.properties)
         body = payload_of(spec.payload, spec.payload_encoding)
         if len(body) > self._scope.message_bytes_max:

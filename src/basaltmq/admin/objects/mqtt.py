@@ -13,7 +13,7 @@ from basaltmq.admin.http.scope import Scope
 from basaltmq.admin.objects.connections import REASON_CHARS_MAX
 
 COUNT_MAX: Final = 1000
-"""Items per answer. Use `after` to read more."""
+"""Items per response. Use `after` to read more."""
 
 _PAGE: Final = {
     "after": "Start after this client id or topic.",
@@ -86,7 +86,7 @@ class Mqtt:
                          "reason": "Reason for the client."}),
             Route("GET", retained, self.retained, "Retained MQTT messages, without payloads.", seen,
                   query={"filter": "Topic filter (default #).", **_PAGE},
-                  answers="items, and next: the value of `after` for the next page, or an empty text."),
+                  returns="items, and next: the value of `after` for the next page, or an empty text."),
             Route("DELETE", retained + "/{topic}", self.delete_retained, "Delete a retained MQTT message.", only),
             Route("GET", "/api/mqtt/rules/{vhost}", self.rules, "Rules that copy MQTT messages to streams.", seen),
             Route("GET", rule, self.rule, "A rule.", seen),

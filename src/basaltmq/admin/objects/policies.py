@@ -52,18 +52,20 @@ class Policies:
             return lambda call: handle(call, operators)
 
         return [
-            Route("GET", f"/api/{path}", bound(self.everywhere), f"{whose} of all visible virtual hosts.", paged=True),
-            Route("GET", f"/api/{path}/{{vhost}}", bound(self.here), f"{whose} of a virtual host.", paged=True),
+            Route("GET", f"/api/{path}", bound(self.list_all), f"{whose} of all visible virtual hosts.", paged=True),
+            Route(
+                "GET", f"/api/{path}/{{vhost}}", bound(self.list_in_vhost), f"{whose} of a virtual host.", paged=True
+            ),
             Route("GET", one, bound(self.one), "A policy."),
             Route("PUT", one, bound(self.set), "Create or change a policy.", change, takes=PolicySpec),
             Route("DELETE", one, bound(self.delete), "Delete a policy.", change),
         ]
 
-    async def everywhere(self, call: Call, operators: bool) -> Any:
+    async def list_all(self, call: Call, operators: bool) -> Any:
         found = [each for vhost in self._scope.running(call) for each in _all(vhost, operators)]
         return await listing(call, found, lambda shown: shown)
 
-    async def here(self, call: Call, operators: bool) -> Any:
+    async def list_in_vhost(self, call: Call, operators: bool) -> Any:
         return await listing(call, _all(self._scope.vhost(call), operators), lambda shown: shown)
 
     def one(self, call: Call, operators: bool) -> Any:

@@ -63,8 +63,14 @@ class TopicPermissionSpec(msgspec.Struct):
     read: str
 
 
-def shown_user(user: User) -> dict[str, Any]:
-    return {"name": user.name, "tags": list(user.tags), "has_password": user.has_password}
+def shown_user(user: User, stored: str) -> dict[str, Any]:
+    """Return a user for JSON, with the password hash as in definitions."""
+    kind, _, rest = stored.partition("$")
+    if kind in ALGORITHMS:
+        hashed = {"password_hash": rest, "hashing_algorithm": ALGORITHMS[kind]}
+    else:
+        hashed = {"password_hash": stored if user.has_password else "", "hashing_algorithm": SCRYPT}
+    return {"name": user.name, **hashed, "tags": list(user.tags)}
 
 
 def stored_hash(password_hash: str, algorithm: str | None) -> str:
@@ -89,8 +95,10 @@ class Principals:
             Route("GET", "/api/users", self.users, "List users.", only, paged=True),
             Route("GET", user, self.one, "A user.", only),
             Route("PUT", user, self.put, "Create or change a user.", only, takes=UserSpec,
-                  answers="201 if the user was created, 204 if it was changed."),
+                  returns="201 if the user was created, 204 if it was changed."),
             Route("PUT", user + "/tags", self.put_tags, "Replace the tags of a user.", only, takes=TagsSpec),
+            Route("GET", user + "/access-key", self.access_key, "Access key of a user, for RocketMQ clients.",
+                  only, returns="access_key and secret. A new password changes the secret."),
             Route("PUT", user + "/scram/{mechanism}", self.put_scram,
                   "Allow login with SCRAM-SHA-256 or SCRAM-SHA-512, over Kafka and MQTT 5.0.", only, takes=ScramSpec),
             Route("DELETE", user + "/scram/{mechanism}", self.delete_scram, "Remove a SCRAM credential.", only),
@@ -113,10 +121,13 @@ class Principals:
         ]  # fmt: skip
 
     async def users(self, call: Call) -> Any:
-        return await listing(call, [(user.name, user) for user in self._users.list()], shown_user)
+        return await listing(call, [(user.name, user) for user in self._users.list()], self._shown)
 
     def one(self, call: Call) -> Any:
-        return shown_user(self._users.get(call.names["user"]))
+        return self._shown(self._users.get(call.names["user"]))
+
+    def _shown(self, user: User) -> dict[str, Any]:
+        return shown_user(user, self._users.hash_of(user.name))
 
     async def put(self, call: Call) -> Response:
         name, spec = call.names["user"], call.body
@@ -134,6 +145,11 @@ class Principals:
 
     async def put_tags(self, call: Call) -> None:
         await self._users.set_tags(call.names["user"], call.body.tags)
+
+    def access_key(self, call: Call) -> Any:
+        name = call.names["user"]
+        self._users.get(name)
+        return {"access_key": name, "secret": self._users.access_secret(name)}
 
     async def put_scram(self, call: Call) -> None:
         await self._users.set_scram_password(call.names["user"], call.names["mechanism"], call.body.password)
@@ -207,17 +223,7 @@ class Principals:
 
     def exported_users(self) -> list[dict[str, Any]]:
         """Return all users for definitions, including their password hashes."""
-        found = []
-        for user in self._users.list():
-            kind, _, rest = self._users.hash_of(user.name).partition("$")
-            if kind in ALGORITHMS:
-                hashed = {"password_hash": rest, "hashing_algorithm": ALGORITHMS[kind]}
-            elif user.has_password:
-                hashed = {"password_hash": self._users.hash_of(user.name), "hashing_algorithm": SCRYPT}
-            else:
-                hashed = {"password_hash": "", "hashing_algorithm": SCRYPT}
-            found.append({"name": user.name, **hashed, "tags": list(user.tags)})
-        return found
+        return [self._shown(user) for user in self._users.list()]
 
     def exported_permissions(self) -> list[dict[str, Any]]:
         return [msgspec.to_builtins(each) for each in self._permissions.list()]
@@ -225,7 +231,7 @@ class Principals:
     def exported_topic_permissions(self) -> list[dict[str, Any]]:
         return [msgspec.to_builtins(each) for each in self._permissions.list_topics()]
 
-    async def take_user(self, entry: UserEntry) -> None:
+    async def import_user(self, entry: UserEntry) -> None:
         stored = stored_hash(entry.password_hash or "", entry.hashing_algorithm)
         if not self._has(entry.name):
             await self._users.create(entry.name, tags=entry.tag_list(), password_hash=stored)
@@ -233,12 +239,12 @@ class Principals:
         await self._users.set_password(entry.name, None, password_hash=stored)
         await self._users.set_tags(entry.name, entry.tag_list())
 
-    async def take_permission(self, entry: PermissionEntry) -> None:
+    async def import_permission(self, entry: PermissionEntry) -> None:
         self._scope.require_vhost(entry.vhost)
         await self._permissions.set(
             entry.user, entry.vhost, configure=entry.configure, write=entry.write, read=entry.read
         )
 
-    async def take_topic_permission(self, entry: TopicPermissionEntry) -> None:
+    async def import_topic_permission(self, entry: TopicPermissionEntry) -> None:
         self._scope.require_vhost(entry.vhost)
         await self._permissions.set_topic(entry.user, entry.vhost, entry.exchange, write=entry.write, read=entry.read)

@@ -12,7 +12,7 @@ from basaltmq.admin.http.scope import Scope
 from basaltmq.broker.guard import Guard
 
 COUNT_MAX: Final = 1000
-"""Records per answer. Use `after` to read more."""
+"""Records per response. Use `after` to read more."""
 
 
 class QuarantinedRows:
@@ -29,7 +29,7 @@ class QuarantinedRows:
                   query={"queue": "Only rows of this queue.", "after": "Start after this id.",
                          "count": f"Number of rows, 1 to {COUNT_MAX} (default {COUNT_MAX})."}),
             Route("GET", rows + "/{id}", self.one, "A row in quarantine with its bytes.", only,
-                  answers="key and value are in base64."),
+                  returns="key and value are in base64."),
             Route("DELETE", rows + "/{id}", self.delete, "Permanently delete a row in quarantine.", only),
             Route("POST", "/api/queues/{vhost}/{name}/restart", self.restart,
                   "Reload a queue from disk, and serve it again if it has failed. Transient messages are lost."),

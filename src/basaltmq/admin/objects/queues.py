@@ -1,7 +1,4 @@
-"""Routes for queues: read, declare, delete, purge, get and move messages.
-
-`get` with ack_requeue_true changes nothing. RabbitMQ's marks the messages as redelivered.
-"""
+"""Routes for queues: read, declare, delete, purge, get and move messages."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ from basaltmq.broker.guard import Guard
 from basaltmq.broker.message import properties
 from basaltmq.broker.message.operations import ACK, REJECT, REQUEUE, Settlement
 from basaltmq.broker.routing.exchange import QUEUE, Destination
-from basaltmq.broker.turns import Turns, in_turns
+from basaltmq.broker.scheduling.turns import Turns, in_turns
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import InvalidArgumentError, QueueNotFoundError
 
@@ -32,14 +29,23 @@ GET_MAX: Final = 1_000
 """Messages per get request."""
 
 GET_BYTES_MAX: Final = 16 << 20
-"""Payload bytes per answer, which is built in memory. The answer ends early at this limit."""
+"""Payload bytes per response, which is built in memory. The response ends early at this limit."""
 
-BROWSE_AT_ONCE: Final = 50
+BROWSED_PER_TURN: Final = 50
 """Messages read per loop turn, fewer if they are large."""
 
-MOVE_AT_ONCE: Final = 500
-MOVE_BYTES: Final = 16 << 20
+MOVED_PER_TURN: Final = 500
+MOVED_BYTES_PER_TURN: Final = 16 << 20
 """Messages and bytes per moved batch, so that other tasks run in between."""
+
+
+OUTCOMES: Final = {
+    "ack_requeue_true": REQUEUE,
+    "reject_requeue_true": REQUEUE,
+    "ack_requeue_false": ACK,
+    "reject_requeue_false": REJECT,
+}
+"""What happens to the messages of a get request, by its ackmode."""
 
 
 class QueueSpec(msgspec.Struct):
@@ -55,7 +61,7 @@ class GetSpec(msgspec.Struct):
     """Body of a get request: which messages, and what happens to them."""
 
     count: Annotated[int, msgspec.Meta(ge=1, le=GET_MAX)] = 1
-    ackmode: Literal["ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"] = (
+    ackmode: Literal["peek", "ack_requeue_true", "reject_requeue_true", "ack_requeue_false", "reject_requeue_false"] = (
         "ack_requeue_true"
     )
     encoding: Literal["auto", "base64"] = "auto"
@@ -122,21 +128,21 @@ class Queues:
     def routes(self) -> list[Route]:
         one = "/api/queues/{vhost}/{name}"
         return [
-            Route("GET", "/api/queues", self.everywhere, "Queues of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/queues/{vhost}", self.here, "Queues of a virtual host.", paged=True),
+            Route("GET", "/api/queues", self.list_all, "Queues of all visible virtual hosts.", paged=True),
+            Route("GET", "/api/queues/{vhost}", self.list_in_vhost, "Queues of a virtual host.", paged=True),
             Route("GET", one, self.one, "A queue with its counts, settings and consumers."),
             Route("PUT", one, self.declare, "Declare a queue.", takes=QueueSpec, optional_body=True,
-                  answers="201 if it was created, 204 if it existed with the same settings."),
+                  returns="201 if it was created, 204 if it existed with the same settings."),
             Route("DELETE", one, self.delete, "Delete a queue with its messages.",
                   query={"if-empty": "true: only if it is empty.", "if-unused": "true: only without consumers."}),
             Route("GET", one + "/bindings", self.bindings, "Bindings whose destination is a queue."),
             Route("DELETE", one + "/contents", self.purge, "Delete all ready messages."),
             Route("POST", one + "/get", self.get, "Read messages, or remove them.", takes=GetSpec,
-                  answers="A list of messages. ack_requeue_true leaves them unchanged; reject_requeue_true "
-                          "returns them marked as redelivered; ack_requeue_false deletes them; reject_requeue_false "
+                  returns="A list of messages. peek leaves them unchanged; ack_requeue_true and reject_requeue_true "
+                          "return them, marked as redelivered; ack_requeue_false deletes them; reject_requeue_false "
                           "dead-letters them."),
             Route("POST", one + "/move", self.move, "Move ready messages to another queue of the virtual host.",
-                  takes=MoveSpec, answers="The number of moved messages. A crash neither loses nor duplicates one."),
+                  takes=MoveSpec, returns="The number of moved messages. A crash neither loses nor duplicates one."),
         ]  # fmt: skip
 
     def _shown(self, pair: tuple[VHost, str]) -> dict[str, Any] | None:
@@ -144,13 +150,13 @@ class Queues:
         queue = vhost.queues.by_name.get(name)
         return None if queue is None else shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
 
-    async def everywhere(self, call: Call) -> Any:
+    async def list_all(self, call: Call) -> Any:
         names = []
         for vhost in self._scope.running(call):
             names += await _named(vhost)
         return await listing(call, names, self._shown)
 
-    async def here(self, call: Call) -> Any:
+    async def list_in_vhost(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         return await listing(call, await _named(vhost), self._shown)
 
@@ -207,11 +213,9 @@ class Queues:
         queue = vhost.queues.get(name)
         if queue.is_stream:
             raise InvalidArgumentError(f"queue {name!r} is a stream; consume it with an offset instead")
-        if spec.ackmode == "ack_requeue_true":
+        if spec.ackmode == "peek":
             return await self._browse(vhost, queue, spec)
-        outcome = {"reject_requeue_true": REQUEUE, "ack_requeue_false": ACK, "reject_requeue_false": REJECT}[
-            spec.ackmode
-        ]
+        outcome = OUTCOMES[spec.ackmode]
         shown: list[dict[str, Any]] = []
         settlements: list[Settlement] = []
         size_bytes = 0
@@ -239,7 +243,7 @@ class Queues:
         shown: list[dict[str, Any]] = []
         size_bytes = 0
         after = b""
-        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, BROWSE_AT_ONCE)
+        at_once = _fitting(counts.get("ready_bytes", 0) // max(1, left), GET_BYTES_MAX, BROWSED_PER_TURN)
         while len(shown) < spec.count and size_bytes < GET_BYTES_MAX:
             with Guard(vhost):
                 page, after = vhost.plane.browse_page(queue.name, min(at_once, spec.count - len(shown)), after=after)
@@ -249,7 +253,7 @@ class Queues:
                 left -= 1
                 shown.append(_message(message.properties, message.payload, spec, False, max(0, left)))
                 size_bytes += len(message.payload)
-            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, BROWSE_AT_ONCE)
+            at_once = _fitting(size_bytes // len(shown), GET_BYTES_MAX - size_bytes, BROWSED_PER_TURN)
             await asyncio.sleep(0)
         return shown
 
@@ -264,7 +268,7 @@ class Queues:
         moved = 0
         counts = vhost.counts(vhost.queues.get(name))
         average_bytes = counts.get("ready_bytes", 0) // max(1, counts.get("ready", 0))
-        at_once = _fitting(average_bytes, MOVE_BYTES, MOVE_AT_ONCE)
+        at_once = _fitting(average_bytes, MOVED_BYTES_PER_TURN, MOVED_PER_TURN)
         while spec.count is None or moved < spec.count:
             wanted = at_once if spec.count is None else min(at_once, spec.count - moved)
             with Guard(vhost):
@@ -295,7 +299,7 @@ def _queue(vhost: VHost, name: str) -> BrokerQueue:
 
 
 def _message(envelope: bytes, payload: bytes, spec: GetSpec, redelivered: bool, left: int) -> dict[str, Any]:
-    exchange, routing_key, raw = properties.open_envelope(envelope) if envelope else ("", "", properties.NONE)
+    exchange, routing_key, raw = properties.decode_envelope(envelope) if envelope else ("", "", properties.NONE)
     text, encoding = shown_payload(payload, spec.encoding, spec.truncate)
     return {
         "payload_bytes": len(payload),

@@ -62,13 +62,13 @@ class StoreTools:
             Route("POST", store + "/flush", self.flush, "Flush the memtables to disk.", only, takes=FamilySpec,
                   optional_body=True),
             Route("POST", store + "/compact", self.compact, "Compact the store.", only,
-                  takes=FamilySpec, optional_body=True, answers="bytes_before and bytes_after."),
+                  takes=FamilySpec, optional_body=True, returns="bytes_before and bytes_after."),
             Route("PUT", store + "/options", self.options, "Change mutable options until the next restart.", only,
                   takes=OptionsSpec),
             Route("POST", store + "/checkpoint", self.checkpoint, "Create an online backup.", only,
-                  takes=CheckpointSpec, answers="target: the path of the backup, below admin.backup_dir."),
+                  takes=CheckpointSpec, returns="target: the path of the backup, below admin.backup_dir."),
             Route("POST", store + "/verify", self.verify, "Read and check all data.", only,
-                  answers="faults: one line for each damaged file and each damaged or quarantined row of a queue."),
+                  returns="faults: one line for each damaged file and each damaged or quarantined row of a queue."),
         ]  # fmt: skip
 
     async def diagnostics(self, call: Call) -> Any:

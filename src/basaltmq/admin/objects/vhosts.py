@@ -34,7 +34,7 @@ class Vhosts:
             Route("GET", "/api/vhosts", self.everything, "Visible virtual hosts.", paged=True),
             Route("GET", one, self.one, "A virtual host with its message counts."),
             Route("PUT", one, self.create, "Create a virtual host.", only, takes=VhostSpec, optional_body=True,
-                  answers="201 if it was created, 204 if it existed."),
+                  returns="201 if it was created, 204 if it existed."),
             Route("DELETE", one, self.delete, "Delete a virtual host with all its contents.", only),
             Route("POST", one + "/restart", self.restart, "Restart a virtual host and disconnect its clients.", only),
             Route("POST", one + "/start/{node}", self.start, "Start a virtual host that is down.", only),

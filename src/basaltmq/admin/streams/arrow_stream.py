@@ -1,13 +1,12 @@
-"""Answers that are Arrow IPC streams, produced slice by slice as the client reads.
+"""Responses that are Arrow IPC streams, produced slice by slice as the client reads.
 
     read in a thread ─> a slice of a few MiB ─> the socket accepts it ─> the next read
 
 The event loop only forwards slices. Memory is bounded by the number of concurrent readers, CPU time by the number of
 concurrent store reads. A reader that stops reading holds one slice until the server disconnects it.
 
-The first slice is read before the status is sent, so that immediate errors get an error answer. A later error cuts the
-answer. The client then requests the rest and gets the error.
-"""
+The first slice is read before the status is sent, so that immediate errors get an error response. A later error cuts
+the response. The client then requests the rest and gets the error."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class ArrowStreams:
         self.reads = asyncio.Semaphore(READS_MAX)
         self.open = 0
 
-    async def answer(
+    async def respond(
         self, vhost: VHost, schema: pa.Schema, batches: Iterator[pa.RecordBatch], close: Callable[[], None]
     ) -> Response:
         """Stream batches, each read in a thread. `close` runs in a thread when the stream ends."""
@@ -59,7 +58,7 @@ class ArrowStreams:
 
 
 class _Stream:
-    """One streamed answer."""
+    """One streamed response."""
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ commits its first batch, because another user could skip or repeat batches. Admi
 from __future__ import annotations
 
 import asyncio
-import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +27,7 @@ from basaltmq.admin.streams.arrow_stream import require_arrow
 from basaltmq.broker.auth.permissions import WRITE
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.vhost import VHost
+from basaltmq.clock import now_ms
 from basaltmq.errors import AccessRefusedError, BasaltError, NotFoundError
 from basaltmq.store.directory import make_directory, os_error, sync_directory, sync_file
 from basaltmq.store.rocks import RocksStore
@@ -130,15 +130,15 @@ class StreamImports:
         batch = run + "/{batch}"
         return [
             Route("GET", run, self.one, "Progress of an import run.",
-                  answers="last_batch: the last imported batch, -1 if none; pending: a batch cut off by a crash."),
+                  returns="last_batch: the last imported batch, -1 if none; pending: a batch cut off by a crash."),
             Route("PUT", batch + "/{file}", self.put, "Stage a part: an Arrow IPC file.", sink=self.incoming,
                   body_bytes_max=PART_BYTES_MAX, content_types=PART_TYPES,
-                  answers="file, size_bytes and crc, for the commit. The file is named part-NNNNN-HEX32.arrow. Its "
+                  returns="file, size_bytes and crc, for the commit. The file is named part-NNNNN-HEX32.arrow. Its "
                           "schema has key, value, headers, timestamp, and metadata basalt.chunks, JSON: [[topic, "
                           "partition, records], ...], one item per record batch."),
             Route("POST", batch, self.commit, "Import the staged parts, exactly once per run and batch.",
                   takes=BatchSpec, body_bytes_max=COMMIT_BYTES_MAX,
-                  answers="records; was_done if the batch was already imported. Batches of a run must ascend."),
+                  returns="records; was_done if the batch was already imported. Batches of a run must ascend."),
             Route("DELETE", batch, self.discard, "Delete staged parts, unless they are being imported."),
             Route("DELETE", run, self.forget, "Forget a finished run, whose batches will not be sent again."),
         ]  # fmt: skip
@@ -194,7 +194,7 @@ class StreamImports:
             gone = [part.file for part in parts if not part.chunks]
             if gone and not is_known:
                 raise NotFoundError(f"part {gone[0]} of batch {batch} of run {run!r} is not staged; upload it again")
-            return Imports(_store_path(vhost), vhost.store, vhost.streams.plane, _now_ms).run(
+            return Imports(_store_path(vhost), vhost.store, vhost.streams.plane, now_ms).run(
                 run, batch, parts, owner=call.who.name
             )
 
@@ -254,7 +254,7 @@ class StreamImports:
         """Return the virtual host. Raise while its publishers are blocked."""
         vhost = self._scope.vhost(call)
         self._scope.node.permissions.check_vhost(call.who, vhost.name)
-        self._scope.check_not_held(vhost)
+        self._scope.check_not_blocked(vhost)
         return vhost
 
     def _folder(self, call: Call, vhost: VHost) -> Path:
@@ -298,10 +298,6 @@ def _staged_topics(folder: Path) -> set[str]:
                 with suppress(BasaltError):
                     topics |= {chunk.topic for chunk in open_upload(path).chunks}
     return topics
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _parts(folder: Path, put: list[PutPart]) -> list[Part]:

@@ -44,7 +44,7 @@ class RedriveSpec(msgspec.Struct):
     """Headers to set. Messages that already have all of them are skipped."""
     rate_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     begin_ns: int = 0
-    """With a rate: the ready time of the first message, as the first answer reported it."""
+    """With a rate: the ready time of the first message, as the first response reported it."""
     before: Annotated[int, msgspec.Meta(ge=0)] = 0
     """With a rate: the number of messages moved by earlier requests."""
 
@@ -60,19 +60,19 @@ class QueueMessages:
         one = "/api/queues/{vhost}/{name}"
         return [
             Route("GET", one + "/times", self.times, "Enqueue times of the oldest and the newest message of a queue.",
-                  answers="oldest_ns and newest_ns, both 0 if the queue is empty."),
+                  returns="oldest_ns and newest_ns, both 0 if the queue is empty."),
             Route("GET", one + "/messages", self.messages, "Messages of a queue as an Arrow IPC stream, unchanged.",
                   query={
                       "from_ns": "Enqueued at or after this time.",
                       "to_ns": "Enqueued before this time.",
                       "after": "Continue after a message: its cursor, in hexadecimal.",
                   },
-                  answers="application/vnd.apache.arrow.stream: key (fairness key), value, offset (enqueued ns), "
-                          "timestamp, headers, messageId, attempts, priority, cursor. The answer is a snapshot. It "
+                  returns="application/vnd.apache.arrow.stream: key (fairness key), value, offset (enqueued ns), "
+                          "timestamp, headers, messageId, attempts, priority, cursor. The response is a snapshot. It "
                           "includes leased and delayed messages, but no transient messages in memory."),
             Route("POST", one + "/redrive", self.redrive, "Move dead letters back to the queues they came from.",
                   takes=RedriveSpec, body_bytes_max=REDRIVE_BYTES_MAX,
-                  answers="moved, and begin_ns. Leased, delayed and missing messages are skipped. Repeating a request "
+                  returns="moved, and begin_ns. Leased, delayed and missing messages are skipped. Repeating a request "
                           "moves no message twice."),
         ]  # fmt: skip
 
@@ -98,7 +98,7 @@ class QueueMessages:
             raise HttpError(400, "after must be a cursor in hexadecimal") from None
         from_ns, to_ns = call.number("from_ns", 0), call.number("to_ns", ALL_NS, high=ALL_NS)
         seen = vhost.store.snapshot(*FAMILIES)
-        return await self._arrow.answer(
+        return await self._arrow.respond(
             vhost, SCHEMA, _batches(seen, call.names["name"], from_ns, to_ns, after), seen.close
         )
 

@@ -1,8 +1,8 @@
 """Routes for records as JSON, deletion of topics, and reset of groups.
 
-Records have the format of `basalt topic read` and `append` (`streams/imports/record_lines.py`). The size of an answer
-is bounded; use the Arrow streams for large reads. An append has the durability of its topic before it is answered.
-"""
+Records have the format of `basalt topic read` and `append` (`streams/imports/record_lines.py`). The size of a response
+is bounded; use the Arrow streams for large reads. An append is durable, as its topic requires, before the response is
+sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from basaltmq.streams.imports.record_lines import Line, encode_record, to_record
 
 PAGE_RECORDS: Final = 1_000
 PAGE_BYTES: Final = 4 << 20
-"""Limits of one answer. People read far less at once, and the broker's memory is for its queues."""
+"""Limits of one response. People read far less at once, and the broker's memory is for its queues."""
 
 
 class AppendSpec(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class TopicRecords:
         return [
             Route("POST", topic, self.append, "Append records.",
                   takes=AppendSpec, body_bytes_max=self._scope.publish_bytes_max,
-                  answers="partition, offset and last_offset of each appended part."),
+                  returns="partition, offset and last_offset of each appended part."),
             Route("DELETE", topic, self.delete, "Delete a topic with its records and offsets."),
             Route("GET", topic + "/{partition}/lines", self.lines, "Records by offset, as JSON.",
                   query={
@@ -68,15 +68,15 @@ class TopicRecords:
                       "key": "Only records with this key.",
                       "tag": "Only records with this tag.",
                   },
-                  answers="records, and next_offset to continue from."),
+                  returns="records, and next_offset to continue from."),
             Route("POST", "/api/groups/{vhost}/{group}/reset", self.reset, "Move the offsets of a group in a topic.",
-                  takes=ResetSpec, answers="The new offset of each moved partition."),
+                  takes=ResetSpec, returns="The new offset of each moved partition."),
         ]  # fmt: skip
 
     async def append(self, call: Call) -> Any:
         vhost, spec = self._scope.vhost(call), call.body
         name, plane = named(self._scope, call, vhost, WRITE), vhost.streams.plane
-        self._scope.check_not_held(vhost)
+        self._scope.check_not_blocked(vhost)
         if not spec.records:
             raise HttpError(400, "the request has no records to append")
 

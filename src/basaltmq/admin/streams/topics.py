@@ -34,7 +34,7 @@ SLICE_BYTES: Final = 2 << 20
 """Limits of one store read: large enough to spread its cost, small enough for many concurrent readers."""
 
 PAGE: Final = 500
-"""Maximum topics or groups per answer."""
+"""Maximum topics or groups per response."""
 
 COLUMNS: Final = ("offset", "timestamp", "key", "value")
 OFFSET_MAX: Final = (1 << 63) - 1
@@ -74,16 +74,16 @@ class Topics:
         topic = "/api/topics/{vhost}/{topic}"
         partition = topic + "/{partition}"
         group = "/api/groups/{vhost}/{group}"
-        after = {"after": f"Only names after this one. An answer has at most {PAGE} names."}
+        after = {"after": f"Only names after this one. A response has at most {PAGE} names."}
         return [
             Route("GET", "/api/topics/{vhost}", self.topics, "Topics that you may read, by name.", query=after,
-                  answers="topics, and next_after if there are more."),
+                  returns="topics, and next_after if there are more."),
             Route("GET", topic, self.one, "A topic: settings, and offsets and sizes of its partitions."),
             Route("PUT", topic, self.create, "Create a topic.", takes=TopicConfig, optional_body=True,
-                  answers="201 if it was created, 204 if it existed with these settings."),
+                  returns="201 if it was created, 204 if it existed with these settings."),
             Route("POST", "/api/topics/{vhost}", self.create_many, f"Create up to {TOPICS_PER_BATCH} topics together.",
                   takes=TopicsSpec,
-                  answers="topics: for each its name and created, or the error for which it was refused. The others "
+                  returns="topics: for each its name and created, or the error for which it was refused. The others "
                           "are created."),
             Route("GET", partition + "/offset", self.offset_at, "The first offset at or after a time.",
                   query={"timestamp_ms": "Milliseconds since 1970."}),
@@ -93,12 +93,12 @@ class Topics:
                       "end": "End offset, exclusive (default: the end of the partition).",
                       "headers": "true: include the column headers.",
                   },
-                  answers="application/vnd.apache.arrow.stream: offset, timestamp, key, value. An answer without the "
+                  returns="application/vnd.apache.arrow.stream: offset, timestamp, key, value. A response without the "
                           "end of the stream is incomplete: request again after the last offset."),
             Route("GET", "/api/groups/{vhost}", self.groups, "Groups with committed offsets.", query=after,
-                  answers="groups, and next_after if there are more."),
+                  returns="groups, and next_after if there are more."),
             Route("GET", group, self.lag, "Committed offset and lag of a group in each partition."),
-            Route("POST", group, self.commit, "Commit offsets of a group. They are durable before the answer.",
+            Route("POST", group, self.commit, "Commit offsets of a group. They are durable before the response.",
                   takes=CommitSpec),
         ]  # fmt: skip
 
@@ -166,7 +166,7 @@ class Topics:
             raise HttpError(400, "the query parameter offset is missing")
         columns = [*COLUMNS, "headers"] if call.flag("headers") else [*COLUMNS]
         batches = _records(plane.drivers, name, number, begin, end, columns)
-        return await self._arrow.answer(vhost, _schema(columns), batches, lambda: None)
+        return await self._arrow.respond(vhost, _schema(columns), batches, lambda: None)
 
     async def groups(self, call: Call) -> Any:
         vhost, plane = self._plane(call)
@@ -264,7 +264,7 @@ def _partition(drivers: Drivers, topic: Topic, number: int) -> dict[str, Any]:
 def _schema(columns: list[str]) -> pa.Schema:
     import pyarrow as pa
 
-    from basaltmq.log.batches.arrow import SCHEMA
+    from basaltmq.log.arrow import SCHEMA
 
     return pa.schema([SCHEMA.field(name) for name in columns])
 

@@ -24,18 +24,18 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from basaltmq.broker.auth.tls import expires_at_s
-from basaltmq.broker.config.settings import MIB, ByteCount, Config
-from basaltmq.broker.memory_limit import memory_bytes
+from basaltmq.broker.config.settings import Config
+from basaltmq.broker.config.sizes import MIB, ByteCount
+from basaltmq.broker.resources.memory_limit import memory_bytes
 from basaltmq.broker.vhost_directory import VHostDirectories
+from basaltmq.cli.server.sockets import files_needed
 from basaltmq.errors import BasaltError
 from basaltmq.store.directory import LOCK
 
 DAY_S: Final = 86_400
 EXPIRY_WARN_DAYS: Final = 21
-"""Leaves time to act, and is below the 30 days at which automatic renewals begin."""
+"""Below the 30 days at which automatic renewals begin."""
 
-FILES_BESIDES: Final = 1_024
-"""File handles for SST files, segments and logs, besides those of connections."""
 
 FSYNCS: Final = 10
 FSYNC_SLOW_MS: Final = 20.0
@@ -48,8 +48,14 @@ CLOCK_NOT_SYNCED: Final = 5
 LISTEN: Final = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 
-NETWORK_SYSTEMS: Final = {"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"}
-MEMORY_SYSTEMS: Final = {"tmpfs", "ramfs"}
+UNSUITABLE_SYSTEMS: Final = {
+    **dict.fromkeys(
+        ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs"),
+        "use a local disk: file locks and fsync may not work there",
+    ),
+    **dict.fromkeys(("tmpfs", "ramfs"), "use a disk: data there does not survive a restart"),
+}
+"""File system -> advice."""
 
 REQUIRED: Final = ("rocksdict", "msgspec", "google-crc32c", "click", "sortedcontainers", "h11")
 OPTIONAL: Final = {
@@ -147,7 +153,7 @@ def _listens(process: str, port: int) -> bool:
 
 def files(config: Config) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = config.limits.connections_max + config.admin.connections_max + FILES_BESIDES
+    needed = files_needed(config)
     allowed = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     if allowed < needed:
         yield Finding(
@@ -177,31 +183,15 @@ def disk(config: Config) -> Iterator[Finding]:
     usage = shutil.disk_usage(place)
     free_min = config.disk.free_min.of(usage.total)
     detail = f"{_size(usage.free)} of {_size(usage.total)} free at {place}"
-    if usage.free < free_min:
-        yield Finding(
-            "disk",
-            State.FAIL,
-            detail,
-            f"free disk space: publishers are blocked below {_size(free_min)} (disk.free_min)",
-        )
-    elif usage.free < 4 * free_min:
-        yield Finding(
-            "disk",
-            State.WARN,
-            detail,
-            f"free disk space: publishers are blocked below {_size(free_min)} (disk.free_min)",
-        )
+    if usage.free < 4 * free_min:
+        state = State.FAIL if usage.free < free_min else State.WARN
+        advice = f"free disk space: publishers are blocked below {_size(free_min)} (disk.free_min)"
+        yield Finding("disk", state, detail, advice)
     else:
         yield Finding("disk", State.OK, detail)
     system = _file_system(place)
-    if system in NETWORK_SYSTEMS:
-        yield Finding(
-            "disk", State.WARN, f"{place} is on {system}", "use a local disk: file locks and fsync may not work there"
-        )
-    elif system in MEMORY_SYSTEMS:
-        yield Finding(
-            "disk", State.WARN, f"{place} is on {system}", "use a disk: data there does not survive a restart"
-        )
+    if system in UNSUITABLE_SYSTEMS:
+        yield Finding("disk", State.WARN, f"{place} is on {system}", UNSUITABLE_SYSTEMS[system])
 
 
 def fsync_latency(config: Config) -> Iterator[Finding]:

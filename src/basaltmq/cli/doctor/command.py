@@ -10,11 +10,8 @@ from basaltmq.broker.config.sources import Loaded
 from basaltmq.cli.doctor.checks import CHECKS, Finding, State
 from basaltmq.cli.doctor.data import data
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import show
+from basaltmq.cli.output import FINDINGS, show
 from basaltmq.cli.server.settings import with_settings
-
-FINDINGS = 2
-"""Exit code when a check failed."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import progress_line, show
+from basaltmq.cli.output import FINDINGS, progress_line
 from basaltmq.cli.pipeline import flags as flag
-from basaltmq.cli.pipeline.flags import on_spark, print_json, result_of
+from basaltmq.cli.pipeline.flags import on_spark, result_of
 from basaltmq.errors import InvalidArgumentError
-
-FINDINGS = 2
 
 
 @click.group()
@@ -43,12 +40,7 @@ def report(location: dict[str, str], queues: tuple[str, ...], page: Path | None,
         result = dlq_report(spark, location, named)
         if page is not None:
             page.write_text(dlq_page(result))
-    if as_json:
-        print_json(result)
-    else:
-        show([msgspec.to_builtins(each) for each in result.queues], as_json=False)
-        click.echo()
-        show([msgspec.to_builtins(each) for each in result.causes], as_json=False, empty="no dead letters")
+    flag.report(result, as_json, (result.queues, "no results"), (result.causes, "no dead letters"))
     if any(each.messages for each in result.queues):
         raise SystemExit(FINDINGS)
 

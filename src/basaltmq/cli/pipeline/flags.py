@@ -5,10 +5,11 @@ Exit codes: 0 success, 1 the job failed, 2 inconsistencies found, 3 records are 
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +19,8 @@ import click
 import msgspec
 
 from basaltmq import errors
-from basaltmq.cli.output import CommandError, progress_line, show
+from basaltmq.cli.options import Decorator, combine
+from basaltmq.cli.output import CommandError, Row, progress_line, show, show_object
 from basaltmq.errors import BasaltError, DataLossError, InvalidArgumentError, RemoteError
 from basaltmq.pipeline.findings import Finding, exit_code
 from basaltmq.pipeline.session import check_environment, quiet_session
@@ -37,19 +39,6 @@ POLL_INTERVAL_S: Final = 0.5
 """Poll interval of Spark's progress."""
 
 _BASALT_ERROR: Final = re.compile(r"basaltmq\.errors\.(\w+): (.+)")
-
-Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-
-def flags(*options: Flag) -> Flag:
-    """Combine several options into one decorator, in this order."""
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 dry_run = click.option("--dry-run", is_flag=True, help="Report what would be done, without doing it.")
@@ -79,11 +68,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, text: str | None) -> 
     return names
 
 
-def topics(*, required: bool, help: str = "Topics, separated by commas.") -> Flag:  # noqa: A002 click's word
+def topics(*, required: bool, help: str = "Topics, separated by commas.") -> Decorator:  # noqa: A002 click's word
     return click.option("--topics", required=required, callback=_names, help=help)
 
 
-_place_flags = (
+_location_options = combine(
     click.option(
         "--data-dir",
         type=click.Path(path_type=Path, file_okay=False),
@@ -107,7 +96,9 @@ _place_flags = (
 def with_location(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add --data-dir and --server. The command gets the options of the Spark source as `location`."""
 
+    @_location_options
     @click.pass_obj
+    @functools.wraps(command)
     def run(
         obj: Path,
         /,
@@ -120,10 +111,7 @@ def with_location(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         return command(location=location_of(obj, data_dir, server, user, ca, vhost), **arguments)
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
-    run.__click_params__ = list(getattr(command, "__click_params__", []))  # type: ignore[attr-defined]
-    return flags(*_place_flags)(run)
+    return run
 
 
 def location_of(
@@ -258,8 +246,15 @@ def result_of(result: Any, as_json: bool) -> None:
     show([msgspec.to_builtins(result)], as_json=as_json)
 
 
-def print_json(result: Any) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode())
+def report(result: Any, as_json: bool, *tables: tuple[Sequence[msgspec.Struct | Row], str]) -> None:
+    """Print a result as JSON, or as tables. A table has rows, and a text that is shown if it is empty."""
+    if as_json:
+        show_object(result)
+        return
+    for number, (rows, empty) in enumerate(tables):
+        if number:
+            click.echo()
+        show([msgspec.to_builtins(each) for each in rows], as_json=False, empty=empty)
 
 
 def end_with(findings: list[Finding]) -> None:

@@ -6,9 +6,9 @@ import click
 import msgspec
 
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import progress_line, show
+from basaltmq.cli.output import progress_line
 from basaltmq.cli.pipeline import flags as flag
-from basaltmq.cli.pipeline.flags import end_with, on_spark, print_json
+from basaltmq.cli.pipeline.flags import end_with, on_spark
 from basaltmq.pipeline.source import require_path
 
 
@@ -32,12 +32,7 @@ def rebuild_index(location: dict[str, str], compare: bool, dry_run: bool, as_jso
 
         job = RebuildJob(path=path, vhost=location["vhost"], compare=compare, dry_run=dry_run)
         result = run(SparkTasks(spark), job, lambda phase: progress_line(phase, "tasks"))
-    if as_json:
-        print_json(result)
-    else:
-        row = msgspec.to_builtins(result)
-        del row["findings"]
-        show([row], as_json=False)
-        click.echo()
-        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="no findings")
+    row = msgspec.to_builtins(result)
+    del row["findings"]
+    flag.report(result, as_json, ([row], ""), (result.findings, "no findings"))
     end_with(result.findings)

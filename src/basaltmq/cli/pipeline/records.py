@@ -5,15 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
-from basaltmq.cli.options import as_json
-from basaltmq.cli.output import show
+from basaltmq.cli.options import as_json, combine
 from basaltmq.cli.pipeline import flags as flag
-from basaltmq.cli.pipeline.flags import on_spark, print_json, result_of
+from basaltmq.cli.pipeline.flags import on_spark, result_of
 from basaltmq.errors import InvalidArgumentError
 
-_target = flag.flags(
+_target = combine(
     click.option(
         "--target-topic", metavar="TOPIC", help="Write the result to this topic of the same store, exactly once."
     ),
@@ -137,9 +135,5 @@ def profile(
         result = run(spark, ProfileJob(source=source, sample=sample))
         if page is not None:
             page.write_text(profile_page(result))
-    if as_json:
-        print_json(result)
-        return
-    show([topic_row(each) for each in result.topics], as_json=False, empty="no records")
-    click.echo()
-    show([msgspec.to_builtins(each) for each in result.fields], as_json=False, empty="no value is a JSON object")
+    topics_found = [topic_row(each) for each in result.topics]
+    flag.report(result, as_json, (topics_found, "no records"), (result.fields, "no value is a JSON object"))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import msgspec
 
 from basaltmq.cli.options import as_json
-from basaltmq.cli.output import show
 from basaltmq.cli.pipeline import flags as flag
-from basaltmq.cli.pipeline.flags import end_with, on_spark, print_json
+from basaltmq.cli.pipeline.flags import end_with, on_spark
 from basaltmq.pipeline.lag import lag as lag_job
 from basaltmq.pipeline.source import require_path
 
@@ -49,12 +47,7 @@ def audit(
         result = run(spark, job)
         if page is not None:
             page.write_text(audit_page(result))
-    if as_json:
-        print_json(result)
-    else:
-        show([msgspec.to_builtins(each) for each in result.partitions], as_json=False, empty="no topics")
-        click.echo()
-        show([msgspec.to_builtins(each) for each in result.findings], as_json=False, empty="no findings")
+    flag.report(result, as_json, (result.partitions, "no topics"), (result.findings, "no findings"))
     end_with(result.findings)
 
 
@@ -78,12 +71,7 @@ def lag(
         from basaltmq.pipeline.reports.pages import lag_page
 
         page.write_text(lag_page(result))
-    if as_json:
-        print_json(result)
-        return
-    show([msgspec.to_builtins(each) for each in result.groups], as_json=False, empty="no group has committed an offset")
-    click.echo()
-    show([msgspec.to_builtins(each) for each in result.queues], as_json=False, empty="no queues")
+    flag.report(result, as_json, (result.groups, "no group has committed an offset"), (result.queues, "no queues"))
 
 
 @click.command()
@@ -102,7 +90,4 @@ def latency(location: dict[str, str], begin: str | None, end: str | None, page: 
         result = run(spark, location, options)
         if page is not None:
             page.write_text(latency_page(result))
-    if as_json:
-        print_json(result)
-        return
-    show([latency_row(each) for each in result.queues], as_json=False, empty="no events")
+    flag.report(result, as_json, ([latency_row(each) for each in result.queues], "no events"))

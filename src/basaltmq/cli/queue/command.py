@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from uuid import UUID
@@ -22,9 +21,10 @@ import msgspec
 import basaltmq
 from basaltmq.cli.line_batches import line_batches
 from basaltmq.cli.local_or_remote import local_or_remote_group
-from basaltmq.cli.options import as_json, yes_option
+from basaltmq.cli.options import Decorator, as_json, combine, confirm, yes_option
 from basaltmq.cli.output import show
 from basaltmq.cli.quarantine import quarantine_group
+from basaltmq.cli.queue.branches import add_to_directory
 from basaltmq.cli.queue.message_lines import decode_draft, encode_message, message_row
 from basaltmq.cli.queue.remote import server_queue
 from basaltmq.durability import Durability
@@ -33,8 +33,6 @@ from basaltmq.queues.config import Overflow, QueueConfig, new_config
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.message import Message
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.queues.transactions.xa import parse_xid
-from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.open import open_view
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.store.sync.group_commit import GroupCommit
@@ -135,65 +133,6 @@ def _queue_row(plane: QueuePlane, config: QueueConfig) -> dict[str, object]:
         "quarantined": counts["quarantined"],
         "dead_letter_queue": config.dead_letter_queue,
     }
-
-
-@queue.command()
-@as_json
-@click.pass_obj
-def transactions(data_dir: Path, as_json: bool) -> None:
-    """List prepared transaction branches without an outcome. Works while another process has the store open."""
-    with _view(data_dir) as plane:
-        rows = [
-            {
-                "xid": str(doubt.xid),
-                "state": doubt.state,
-                "since": datetime.fromtimestamp(doubt.since_ms / 1000, UTC).isoformat(timespec="seconds"),
-                "held": doubt.held,
-                "to_enqueue": doubt.enqueues,
-                "queues": doubt.queues if as_json else ", ".join(doubt.queues),
-            }
-            for doubt in plane.xa.in_doubt()
-        ]
-    show(rows, as_json=as_json, empty="no prepared branches")
-
-
-def _add_decision(name: str, summary: str, done: str, decide: Callable[[QueuePlane, Xid], None], warning: str) -> None:
-    """Add a command that lets an operator decide a branch."""
-
-    @queue.command(name, help=summary)
-    @click.argument("xid")
-    @yes_option
-    @click.pass_obj
-    def run(data_dir: Path, xid: str, yes: bool) -> None:
-        chosen = parse_xid(xid)
-        with basaltmq.open(data_dir, create=False) as db:
-            if not yes:
-                click.confirm(f"{warning} Continue with branch {chosen}?", abort=True)
-            decide(db.queue_plane, chosen)
-        click.echo(f"branch {chosen} {done}")
-
-
-_add_decision(
-    "commit",
-    "Commit a prepared branch whose coordinator does not respond. The decision is recorded.",
-    "committed; the coordinator will see this decision, or delete it with: basalt queue forget",
-    lambda plane, xid: plane.xa.decide(xid, commit=True),
-    "The coordinator and other resources may decide otherwise.",
-)
-_add_decision(
-    "rollback",
-    "Roll back a prepared branch whose coordinator does not respond. The decision is recorded.",
-    "rolled back; the coordinator will see this decision, or delete it with: basalt queue forget",
-    lambda plane, xid: plane.xa.decide(xid, commit=False),
-    "The coordinator and other resources may decide otherwise.",
-)
-_add_decision(
-    "forget",
-    "Delete the recorded decision of a branch after its coordinator has seen it.",
-    "forgotten",
-    lambda plane, xid: plane.xa.forget(xid),
-    "The coordinator will no longer see the decision.",
-)
 
 
 @queue.command()
@@ -299,37 +238,34 @@ def _print(messages: list[tuple[Message, int | None]], as_json: bool, empty: str
         show([message_row(message, now_ns) for message, _ in messages], as_json=False, empty=empty)
 
 
-def _settle_command(done: str, settle: Callable[..., int]) -> Callable[..., None]:
-    """Return the function of a command that settles messages of a lease."""
+def _add_settle_command(command: str, summary: str, settle: Callable[..., int], *options: Decorator) -> None:
+    """Add a command that settles messages of a lease."""
+    done = "released" if command == "release" else command + "ed"
 
-    def run(data_dir: Path, name: str, token: int, ids: tuple[UUID, ...], **options: Any) -> None:
+    @queue.command(command, help=summary)
+    @click.argument("name")
+    @click.argument("token", type=int)
+    @click.argument("ids", nargs=-1, type=click.UUID)
+    @combine(*options)
+    @click.pass_obj
+    def run(data_dir: Path, /, name: str, token: int, ids: tuple[UUID, ...], **given: Any) -> None:
         with basaltmq.open(data_dir, create=False) as db:
             chosen = [each.bytes for each in ids] or None
-            count = settle(db.queue_plane, name, token, chosen, **options)
+            count = settle(db.queue_plane, name, token, chosen, **given)
         click.echo(f"{_messages(count)} of queue {name} {done}")
 
-    return run
 
-
-def _lease_arguments(command: Callable[..., None]) -> Callable[..., None]:
-    ids = click.argument("ids", nargs=-1, type=click.UUID)
-    return click.argument("name")(click.argument("token", type=int)(ids(click.pass_obj(command))))
-
-
-queue.command("ack", help="Acknowledge messages of a lease: all, or those in IDS.")(
-    _lease_arguments(_settle_command("acked", QueuePlane.ack))
+_add_settle_command("ack", "Acknowledge messages of a lease: all, or those in IDS.", QueuePlane.ack)
+_add_settle_command(
+    "release", "Return messages of a lease to their position. The attempt is not counted.", QueuePlane.release
 )
-queue.command("release", help="Return messages of a lease to their position. The attempt is not counted.")(
-    _lease_arguments(_settle_command("released", QueuePlane.release))
-)
-queue.command("nack", help="Report messages of a lease as failed. They are redelivered or dead-lettered.")(
-    click.option("--error", default="", help="Error text, stored with the message.")(
-        click.option("--delay-ms", type=click.IntRange(min=0), default=0, help="Delay before the redelivery, in ms.")(
-            click.option("--reject", is_flag=True, help="Dead-letter the messages instead of redelivering them.")(
-                _lease_arguments(_settle_command("nacked", QueuePlane.nack))
-            )
-        )
-    )
+_add_settle_command(
+    "nack",
+    "Report messages of a lease as failed. They are redelivered or dead-lettered.",
+    QueuePlane.nack,
+    click.option("--error", default="", help="Error text, stored with the message."),
+    click.option("--delay-ms", type=click.IntRange(min=0), default=0, help="Delay before the redelivery, in ms."),
+    click.option("--reject", is_flag=True, help="Dead-letter the messages instead of redelivering them."),
 )
 
 
@@ -341,8 +277,7 @@ def purge(data_dir: Path, name: str, yes: bool) -> None:
     """Delete all ready messages. Leased and delayed messages stay."""
     with basaltmq.open(data_dir, create=False) as db:
         found = db.queue(name, create=False)
-        if not yes:
-            click.confirm(f"Delete {_messages(found.stats()['ready'])} of queue {name}?", abort=True)
+        confirm(yes, f"Delete {_messages(found.stats()['ready'])} of queue {name}?")
         click.echo(f"{_messages(found.purge())} of queue {name} deleted")
 
 
@@ -392,6 +327,7 @@ def _header(given: str) -> tuple[str, str]:
 
 
 queue.add_command(quarantine_group(_view), "quarantine")
+add_to_directory(queue, _view)
 
 
 @queue.command()
@@ -413,7 +349,6 @@ def delete(data_dir: Path, name: str, yes: bool) -> None:
     """Delete a queue with all its messages. This cannot be undone."""
     with basaltmq.open(data_dir, create=False) as db:
         db.queue(name, create=False)
-        if not yes:
-            click.confirm(f"Delete queue {name} and all its messages?", abort=True)
+        confirm(yes, f"Delete queue {name} and all its messages?")
         db.delete_queue(name)
     click.echo(f"queue {name} deleted")

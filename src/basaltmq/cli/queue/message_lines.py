@@ -13,6 +13,7 @@ from uuid import UUID
 
 import msgspec
 
+from basaltmq.clock import NS_PER_MS
 from basaltmq.decoding import json_decoder
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.draft import FAIRNESS_KEY_DEFAULT, Draft
@@ -20,8 +21,6 @@ from basaltmq.queues.message import Message
 
 PREVIEW_CHARS: Final = 60
 """Characters of a payload in a table. The JSON output has all of it."""
-
-_MS: Final = 1_000_000
 
 
 class Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +87,7 @@ def encode_message(message: Message, token: int | None = None) -> bytes:
     line: dict[str, Any] = {"queue": message.queue, "id": str(UUID(bytes=message.id))}
     if token is not None:
         line["token"] = token
-    line |= {"enqueued_ms": message.enqueued_ns // _MS, "attempts": message.attempts}
+    line |= {"enqueued_ms": message.enqueued_ns // NS_PER_MS, "attempts": message.attempts}
     if message.fairness_key != FAIRNESS_KEY_DEFAULT:
         line["fairness_key"] = message.fairness_key
     if message.priority:
@@ -98,7 +97,7 @@ def encode_message(message: Message, token: int | None = None) -> bytes:
     if message.throttle_keys:
         line["throttle_keys"] = message.throttle_keys
     if message.expires_ns:
-        line["expires_ms"] = message.expires_ns // _MS
+        line["expires_ms"] = message.expires_ns // NS_PER_MS
     if message.headers:
         line["headers"] = message.headers
     try:
@@ -111,7 +110,7 @@ def encode_message(message: Message, token: int | None = None) -> bytes:
 def message_row(message: Message, now_ns: int) -> dict[str, object]:
     return {
         "id": str(UUID(bytes=message.id)),
-        "age s": max(0, now_ns - message.enqueued_ns) // (1000 * _MS),
+        "age s": max(0, now_ns - message.enqueued_ns) // (1000 * NS_PER_MS),
         "attempts": message.attempts,
         "fairness key": message.fairness_key,
         "bytes": len(message.payload),

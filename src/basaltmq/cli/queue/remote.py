@@ -9,9 +9,10 @@ import msgspec
 
 from basaltmq.cli.broker_options import with_api
 from basaltmq.cli.exchange import json_object
-from basaltmq.cli.options import as_json, vhost_option, yes_option
-from basaltmq.cli.output import show
+from basaltmq.cli.options import as_json, confirm, vhost_option, yes_option
+from basaltmq.cli.output import Column, Row, show, show_objects, titled
 from basaltmq.cli.quarantine import server_quarantine
+from basaltmq.cli.queue.branches import add_to_server
 from basaltmq.cli.queue.message_lines import preview
 from basaltmq.http_client import HttpClient, path
 
@@ -29,27 +30,18 @@ def server_queue() -> None:
 def list_queues(api: HttpClient, vhost: str, everywhere: bool, as_json: bool) -> None:
     """List queues with message counts."""
     found = list(api.pages(path("queues") if everywhere else path("queues", vhost)))
-    rows = [
-        {
-            **({"vhost": each["vhost"]} if everywhere else {}),
-            "queue": each["name"],
-            "type": each["type"],
-            "ready": each["messages_ready"],
-            "unacked": each["messages_unacknowledged"],
-            "bytes": each.get("message_bytes"),
-            "consumers": each["consumers"],
-            "durable": each["durable"],
-            "policy": each.get("policy"),
-            "state": each.get("state"),
-            "quarantined": each.get("quarantined", 0),
-        }
-        for each in found
-    ]
-    show(
-        found if as_json else rows,
-        as_json=as_json,
-        empty="no queues; create one with: basalt queue create NAME --server URL",
-    )
+    columns: dict[str, Column] = {
+        **(titled("vhost") if everywhere else {}),
+        "queue": "name",
+        "type": "type",
+        "ready": "messages_ready",
+        "unacked": "messages_unacknowledged",
+        "bytes": "message_bytes",
+        **titled("consumers", "durable", "policy", "state"),
+        "quarantined": lambda each: each.get("quarantined", 0),
+    }
+    empty = "no queues; create one with: basalt queue create NAME --server URL"
+    show_objects(found, columns, as_json=as_json, empty=empty)
 
 
 @server_queue.command()
@@ -111,23 +103,24 @@ def create(api: HttpClient, name: str, transient: bool, auto_delete: bool, argum
 @with_api
 def peek(api: HttpClient, name: str, count: int, vhost: str, as_json: bool) -> None:
     """Show ready messages without changing them."""
-    body = {"count": count, "ackmode": "ack_requeue_true", "encoding": "auto"}
+    body = {"count": count, "ackmode": "peek", "encoding": "auto"}
     found = api.post(path("queues", vhost, name, "get"), body)
     if as_json:
         for each in found:
             click.echo(msgspec.json.encode(each))
         return
-    rows = [
-        {
-            "exchange": each["exchange"] or "(default)",
-            "key": each["routing_key"],
-            "redelivered": each["redelivered"],
-            "bytes": each["payload_bytes"],
-            "payload": preview(each["payload"].encode()) if each["payload_encoding"] == "string" else "(base64)",
-        }
-        for each in found
-    ]
-    show(rows, as_json=False, empty=f"no ready messages in queue {name}")
+    columns: dict[str, Column] = {
+        "exchange": lambda each: each["exchange"] or "(default)",
+        "key": "routing_key",
+        "redelivered": "redelivered",
+        "bytes": "payload_bytes",
+        "payload": _payload,
+    }
+    show_objects(found, columns, as_json=False, empty=f"no ready messages in queue {name}")
+
+
+def _payload(message: Row) -> str:
+    return preview(message["payload"].encode()) if message["payload_encoding"] == "string" else "(base64)"
 
 
 @server_queue.command()
@@ -138,8 +131,7 @@ def peek(api: HttpClient, name: str, count: int, vhost: str, as_json: bool) -> N
 def purge(api: HttpClient, name: str, yes: bool, vhost: str) -> None:
     """Delete all ready messages. Messages that consumers hold stay."""
     ready = api.get(path("queues", vhost, name))["messages_ready"]
-    if not yes:
-        click.confirm(f"Delete {ready:,} messages of queue {name}?", abort=True)
+    confirm(yes, f"Delete {ready:,} messages of queue {name}?")
     api.delete(path("queues", vhost, name, "contents"))
     click.echo(f"queue {name} purged")
 
@@ -157,6 +149,7 @@ def move(api: HttpClient, name: str, target: str, count: int | None, vhost: str)
 
 
 server_queue.add_command(server_quarantine)
+add_to_server(server_queue)
 
 
 @server_queue.command()
@@ -178,8 +171,7 @@ def restart(api: HttpClient, name: str, vhost: str) -> None:
 @with_api
 def delete(api: HttpClient, name: str, if_unused: bool, if_empty: bool, yes: bool, vhost: str) -> None:
     """Delete a queue with all its messages. This cannot be undone."""
-    if not yes:
-        click.confirm(f"Delete queue {name} and all its messages?", abort=True)
+    confirm(yes, f"Delete queue {name} and all its messages?")
     api.delete(
         path("queues", vhost, name),
         **{"if-unused": "true" if if_unused else None, "if-empty": "true" if if_empty else None},

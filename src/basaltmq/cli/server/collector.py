@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 SLOW_S: Final = 0.01
-"""The time limit of one event-loop turn (broker/loop_shares.py). About 30,000 objects."""
+"""The time limit of one event-loop turn (broker/scheduling/loop_shares.py). About 30,000 objects."""
 
 FULL: Final = 2
 

@@ -38,6 +38,7 @@ from basaltmq.cli.server.listeners import (
     KafkaListener,
     Listener,
     MqttListener,
+    RocketmqListener,
 )
 from basaltmq.cli.server.logs import Logs
 from basaltmq.cli.server.sockets import bind_all, raise_file_limit
@@ -137,6 +138,8 @@ class Serving:
             self._listeners.append(KafkaListener(node, config, sockets["kafka"], self._tls))
         if mqtt is not None:
             self._listeners.append(mqtt)
+        if "rocketmq" in sockets:
+            self._listeners.append(RocketmqListener(node, config, sockets["rocketmq"]))
         if "admin" in sockets:
             self._listeners.append(AdminListener(api, config, sockets["admin"], self._tls))
         for listener in self._listeners:
@@ -237,7 +240,7 @@ class Serving:
 
 
 async def _load(api: AdminApi, path: Path) -> None:
-    done = await api.definitions.take_all(read_definitions(path))
+    done = await api.definitions.import_definitions(read_definitions(path))
     for line in done["skipped"]:
         _log.warning("%s: skipped: %s", path, line)
     _log.info("%s imported", path, extra=done["imported"])

@@ -10,7 +10,10 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Protocol
+
+from msgspec import structs
 
 from basaltmq.admin.api import AdminApi
 from basaltmq.admin.http.server import HttpServer
@@ -18,14 +21,13 @@ from basaltmq.broker.auth.web_hosts import WebHosts
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
-from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp091.server import Server as AmqpServer
 from basaltmq.protocols.amqp091.tuning import Limits
 from basaltmq.protocols.amqp10.server import Limits as Amqp10Limits
 from basaltmq.protocols.amqp10.server import Server as Amqp10Server
-from basaltmq.protocols.amqp_door import AmqpDoor
-from basaltmq.protocols.kafka.context import Settings
+from basaltmq.protocols.amqp_version import AmqpVersionDetector
+from basaltmq.protocols.kafka.context import Settings as KafkaSettings
 from basaltmq.protocols.kafka.server import Server as KafkaServer
 from basaltmq.protocols.mqtt.server import Server as MqttServer
 from basaltmq.protocols.mqtt.settings import Settings as MqttSettings
@@ -33,7 +35,7 @@ from basaltmq.protocols.mqtt.settings import Settings as MqttSettings
 FOLLOW_S: Final = 0.5
 """Interval at which the gRPC listener checks whether its virtual host was restarted."""
 
-AT_ONCE_S: Final = 0.1
+CLOSE_S_MIN: Final = 0.1
 """Minimum time to send close frames when there is no grace period."""
 
 MQTT_SECTIONS: Final = ("mqtt", "mqtts", "mqtt_ws")
@@ -69,27 +71,25 @@ class AmqpListener:
             connections_max=config.limits.connections_max,
             shares=node.shares,
         )
-        others, amqp10 = self._server.protocol, self._amqp10.protocol
-        self._waiting: set[AmqpDoor] = set()
-        handshake_s = config.limits.handshake_timeout_ms / 1000
-        self._server.protocol = lambda: AmqpDoor(others, amqp10, handshake_s, self._waiting)
+        self._waiting: set[AmqpVersionDetector] = set()
+        self._handshake_s = config.limits.handshake_timeout_ms / 1000
         self._sockets = {section: sockets[section] for section in ("amqp", "amqps") if section in sockets}
         self._tls = tls
 
     async def start(self) -> None:
         for section, sock in self._sockets.items():
-            await self._server.listen_on(sock, tls=self._tls if section == "amqps" else None)
+            tls = self._tls if section == "amqps" else None
+            await self._server.listen_on(sock, tls=tls, protocol=self._version_detector)
+
+    def _version_detector(self) -> AmqpVersionDetector:
+        return AmqpVersionDetector(self._server.protocol, self._amqp10.protocol, self._handshake_s, self._waiting)
 
     async def close(self, grace_s: float) -> None:
-        for door in list(self._waiting):
-            door.abort()
-        try:
-            async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
+        for detector in list(self._waiting):
+            detector.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(grace_s, CLOSE_S_MIN)):
                 await asyncio.gather(self._server.close(), self._amqp10.close())
-        except TimeoutError:
-            for connection in list(self._server.connections):
-                connection.abort()
-            self._amqp10.abort()
 
 
 class AdminListener:
@@ -196,27 +196,18 @@ class KafkaListener:
     """The Kafka protocol for the streams of one virtual host."""
 
     def __init__(self, node: Node, config: Config, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
-        settings = config.kafka
         self._server = KafkaServer(
             node,
-            Settings(
-                vhost=settings.vhost,
-                advertised_host=settings.advertised_host,
-                advertised_port=settings.advertised_port,
-                auto_create=settings.auto_create,
-                partitions=settings.partitions,
-                durability=Durability(settings.durability),
-                access=settings.access,
+            KafkaSettings(
+                **structs.asdict(config.kafka),
                 cluster_id=config.name,
-                skip_damaged=settings.skip_damaged,
-                request_bytes_max=settings.request_bytes_max,
                 connections_max=config.limits.connections_max,
                 handshake_s=config.limits.handshake_timeout_ms / 1000,
             ),
             shares=node.shares,
         )
         self._sock = sock
-        self._tls = tls if settings.tls else None
+        self._tls = tls if config.kafka.tls else None
 
     async def start(self) -> None:
         await self._server.listen_on(self._sock, tls=self._tls)
@@ -225,30 +216,45 @@ class KafkaListener:
         await self._server.close("the broker is shutting down")
 
 
+class RocketmqListener:
+    """The RocketMQ protocol for the streams of one virtual host."""
+
+    def __init__(self, node: Node, config: Config, sock: socket.socket) -> None:
+        # The gRPC dependencies are needed only if gRPC is enabled.
+        from basaltmq.protocols.rocketmq.server import Server
+        from basaltmq.protocols.rocketmq.settings import Settings as RocketmqSettings
+
+        self._server = Server(
+            node,
+            RocketmqSettings(
+                **structs.asdict(config.rocketmq),
+                connections_max=config.limits.connections_max,
+                handshake_s=config.limits.handshake_timeout_ms / 1000,
+            ),
+            shares=node.shares,
+        )
+        self._sock = sock
+        self._tls = config.tls
+
+    async def start(self) -> None:
+        self._server.listen_on(self._sock, self._tls)
+
+    async def close(self, grace_s: float) -> None:
+        await self._server.close(grace_s)
+
+
 class MqttListener:
     """MQTT, plain, with TLS, and over WebSocket."""
 
     def __init__(
         self, node: Node, config: Config, sockets: dict[str, socket.socket], tls: ssl.SSLContext | None
     ) -> None:
-        settings, limits = config.mqtt, config.limits
         self.server = MqttServer(
             node,
             MqttSettings(
-                vhost=settings.vhost,
-                exchange=settings.exchange,
-                access=settings.access,
-                packet_bytes_max=settings.packet_bytes_max,
-                receive_maximum=settings.receive_maximum,
-                in_flight_max=settings.in_flight_max,
-                topic_aliases_max=settings.topic_aliases_max,
-                keep_alive_s_max=settings.keep_alive_s_max,
-                session_expiry_s_max=settings.session_expiry_s_max,
-                offline_messages_max=settings.offline_messages_max,
-                subscriptions_max=settings.subscriptions_max,
-                packets_per_s_max=settings.packets_per_s_max,
-                connections_max=limits.connections_max,
-                handshake_s=limits.handshake_timeout_ms / 1000,
+                **structs.asdict(config.mqtt),
+                connections_max=config.limits.connections_max,
+                handshake_s=config.limits.handshake_timeout_ms / 1000,
             ),
             shares=node.shares,
         )
@@ -258,7 +264,7 @@ class MqttListener:
         self._web_hosts = WebHosts(config.mqtt_ws.host or config.host, lambda: node.config.mqtt_ws.allowed_hosts)
 
     async def start(self) -> None:
-        self.server.start()
+        self.server.open_hosts()
         for section, sock in self._sockets.items():
             if section == "mqtt_ws":
                 await self.server.listen_web(sock, self._web_hosts, tls=self._web_tls)
@@ -266,8 +272,6 @@ class MqttListener:
                 await self.server.listen_on(sock, tls=self._tls if section == "mqtts" else None)
 
     async def close(self, grace_s: float) -> None:
-        try:
-            async with asyncio.timeout(max(grace_s, AT_ONCE_S)):
-                await self.server.close("the broker is shutting down")
-        except TimeoutError:
-            self.server.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(grace_s, CLOSE_S_MIN)):
+                await self.server.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ def flag_leaves() -> list[Leaf]:
 def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags to a command. It gets `settings`, a function that reads all sources."""
 
+    @functools.wraps(command)
     def run(**arguments: Any) -> Any:
         file: Path | None = arguments.pop("config")
         flags: dict[str, str] = {}
@@ -49,8 +51,6 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
         return command(settings=settings, **arguments)
 
-    run.__name__ = command.__name__
-    run.__doc__ = command.__doc__
     options = [_option(leaf) for leaf in flag_leaves()]
     run.__click_params__ = [  # type: ignore[attr-defined]
         *getattr(command, "__click_params__", []),

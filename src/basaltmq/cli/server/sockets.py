@@ -11,8 +11,8 @@ from typing import Final
 from basaltmq.broker.config.settings import Config
 from basaltmq.errors import AddressUnavailableError
 
-FILES_BESIDES: Final = 1_024
-"""File handles for SST files, segments and logs, besides those of connections."""
+FILES_OF_STORES: Final = 1_024
+"""File handles for SST files, segments and logs."""
 
 
 def bind_all(config: Config) -> dict[str, socket.socket]:
@@ -52,7 +52,7 @@ def _bind(section: str, host: str, port: int) -> socket.socket:
 
 
 def _advice(section: str, host: str, port: int, error: OSError) -> str:
-    flag = f"--{section}-port"
+    flag = f"--{section.replace('_', '-')}-port"
     if error.errno == errno.EADDRINUSE:
         return (
             f"{section}: port {port} on {host} is in use; stop the process that uses it, or choose "
@@ -65,10 +65,14 @@ def _advice(section: str, host: str, port: int, error: OSError) -> str:
     return f"{section}: port {port} on {host} cannot be used: {error.strerror}"
 
 
+def files_needed(config: Config) -> int:
+    return config.limits.connections_max + config.admin.connections_max + FILES_OF_STORES
+
+
 def raise_file_limit(config: Config) -> int:
     """Raise the limit of open files to what the settings need, within the hard limit. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = config.limits.connections_max + config.admin.connections_max + FILES_BESIDES
+    needed = files_needed(config)
     wanted = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):

@@ -24,14 +24,15 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
     hosts = {section: _reachable(host) for section, host, _ in config.endpoints()}
     lines = [f"Basalt {version} is up; data directory {config.data_dir.absolute()}", ""]
     names = {
-        "amqp": "AMQP 0-9-1",
-        "amqps": "AMQP 0-9-1 (TLS)",
+        "amqp": "AMQP",
+        "amqps": "AMQP (TLS)",
         "admin": "admin API",
         "fila": "gRPC",
         "kafka": "Kafka",
         "mqtt": "MQTT",
         "mqtts": "MQTT (TLS)",
         "mqtt_ws": "MQTT (WebSocket)",
+        "rocketmq": "RocketMQ",
     }
     for section, port in ports.items():
         address = f"{hosts[section]}:{port}"

@@ -7,7 +7,6 @@ prints.
 
 from __future__ import annotations
 
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,12 +16,12 @@ import msgspec
 
 import basaltmq
 from basaltmq.cli.local_or_remote import local_or_remote_group
-from basaltmq.cli.options import as_json, yes_option
+from basaltmq.cli.options import as_json, confirm, yes_option
 from basaltmq.cli.output import progress_line, show
 from basaltmq.cli.topic import input as topic_input
 from basaltmq.cli.topic.input import APPEND_RECORDS, batches, reset_to
 from basaltmq.cli.topic.remote import server_topic
-from basaltmq.errors import BasaltError, OffsetOutOfRangeError
+from basaltmq.errors import BasaltError
 from basaltmq.streams.imports.record_lines import encode_record
 from basaltmq.streams.metadata_json import export_metadata, import_metadata
 from basaltmq.streams.migration import Progress
@@ -169,42 +168,34 @@ def read(
         found = view.topic(name)
         chosen = range(found.config.partitions) if partition is None else [partition]
         at = {each: _begin(view, name, each, start, since_ms) for each in chosen}
-        left = sys.maxsize if limit is None else limit
-        followed = False
-        try:
-            while left > 0:
-                printed = 0
-                for each in chosen:
-                    try:
-                        batch = view.read(
-                            name,
-                            each,
-                            at[each],
-                            max_records=min(left, APPEND_RECORDS),
-                            key=None if key is None else key.encode(),
-                            tag=None if tag is None else tag.encode(),
-                        )
-                    except OffsetOutOfRangeError as error:
-                        if not followed:
-                            raise
-                        topic_input.report_lost(at[each], error.earliest, each)
-                        at[each] = error.earliest
-                        printed = 1
-                        continue
-                    for record in batch.records():
-                        click.echo((record.value or b"") if raw else encode_record(name, each, record))
-                    left -= len(batch)
-                    printed += batch.next_offset - at[each]
-                    at[each] = batch.next_offset
-                    if left <= 0:
-                        break
-                if not printed:
-                    if not follow:
-                        return
-                    view.wait(FOLLOW_WAIT_S)
-                    followed = True
-        except KeyboardInterrupt:
-            return
+        topic_input.print_records(_ViewSource(view, name, key, tag, raw), at, limit, follow=follow)
+
+
+class _ViewSource:
+    """Reads a topic of a data directory."""
+
+    def __init__(self, view: StreamView, name: str, key: str | None, tag: str | None, raw: bool) -> None:
+        self._view = view
+        self._name = name
+        self._key = None if key is None else key.encode()
+        self._tag = None if tag is None else tag.encode()
+        self._raw = raw
+
+    def read(self, partition: int, offset: int, limit: int) -> tuple[list[bytes], int]:
+        batch = self._view.read(
+            self._name, partition, offset, max_records=min(limit, APPEND_RECORDS), key=self._key, tag=self._tag
+        )
+        lines = [
+            (record.value or b"") if self._raw else encode_record(self._name, partition, record)
+            for record in batch.records()
+        ]
+        return lines, batch.next_offset
+
+    def first_offset(self, partition: int) -> int:
+        return self._view.info(self._name, partition).start_offset
+
+    def wait(self) -> None:
+        self._view.wait(FOLLOW_WAIT_S)
 
 
 def _begin(view: StreamView, name: str, partition: int, start: str, since_ms: int | None) -> int:
@@ -222,8 +213,7 @@ def delete(data_dir: Path, name: str, yes: bool) -> None:
     """Delete a topic with all its records and offsets. This cannot be undone."""
     with basaltmq.open(data_dir, create=False) as db:
         db.topic(name, create=False)
-        if not yes:
-            click.confirm(f"Delete topic {name} and all its records?", abort=True)
+        confirm(yes, f"Delete topic {name} and all its records?")
         db.delete_topic(name)
     click.echo(f"topic {name} deleted")
 

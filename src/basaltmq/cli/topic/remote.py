@@ -5,7 +5,6 @@ Records are transferred as JSON in pages of limited size.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -15,11 +14,11 @@ import click
 import msgspec
 
 from basaltmq.cli.broker_options import with_api
-from basaltmq.cli.options import as_json, vhost_option, yes_option
+from basaltmq.cli.options import as_json, confirm, vhost_option, yes_option
 from basaltmq.cli.output import show
 from basaltmq.cli.topic import input as topic_input
-from basaltmq.cli.topic.input import batches, reset_to
-from basaltmq.errors import BasaltError, OffsetOutOfRangeError, RemoteError
+from basaltmq.cli.topic.input import APPEND_RECORDS, batches, reset_to
+from basaltmq.errors import BasaltError, RemoteError
 from basaltmq.http_client import HttpClient, path
 from basaltmq.streams.imports.record_lines import raw_value, to_line
 from basaltmq.streams.topics import PARTITIONS_PER_BATCH, TOPICS_PER_BATCH
@@ -175,36 +174,30 @@ def read(
         for each in found
         if partition is None or each["partition"] == partition
     }
-    left = sys.maxsize if limit is None else limit
-    followed = False
-    try:
-        while left > 0:
-            moved = False
-            for each in at:
-                where = path("topics", vhost, name, str(each), "lines")
-                try:
-                    page = api.get(where, offset=at[each], limit=min(left, 1_000), key=key, tag=tag)
-                except RemoteError as error:
-                    if not followed or error.code != OffsetOutOfRangeError.code:
-                        raise
-                    earliest = api.get(path("topics", vhost, name))["partitions"][each]["start_offset"]
-                    topic_input.report_lost(at[each], earliest, each)
-                    at[each], moved = earliest, True
-                    continue
-                for record in page["records"]:
-                    click.echo(raw_value(record) if raw else msgspec.json.encode(record))
-                left -= len(page["records"])
-                moved |= page["next_offset"] > at[each]
-                at[each] = page["next_offset"]
-                if left <= 0:
-                    return
-            if not moved:
-                if not follow:
-                    return
-                time.sleep(FOLLOW_S)
-                followed = True
-    except KeyboardInterrupt:
-        return
+    topic_input.print_records(_BrokerSource(api, (vhost, name), key, tag, raw), at, limit, follow=follow)
+
+
+class _BrokerSource:
+    """Reads a topic of a broker."""
+
+    def __init__(self, api: HttpClient, topic: tuple[str, str], key: str | None, tag: str | None, raw: bool) -> None:
+        self._api = api
+        self._topic = topic
+        self._key = key
+        self._tag = tag
+        self._raw = raw
+
+    def read(self, partition: int, offset: int, limit: int) -> tuple[list[bytes], int]:
+        where = path("topics", *self._topic, partition, "lines")
+        page = self._api.get(where, offset=offset, limit=min(limit, APPEND_RECORDS), key=self._key, tag=self._tag)
+        lines = [raw_value(record) if self._raw else msgspec.json.encode(record) for record in page["records"]]
+        return lines, page["next_offset"]
+
+    def first_offset(self, partition: int) -> int:
+        return int(self._api.get(path("topics", *self._topic))["partitions"][partition]["start_offset"])
+
+    def wait(self) -> None:
+        time.sleep(FOLLOW_S)
 
 
 def _begin(api: HttpClient, where: str, partition: dict[str, Any], start: str, since_ms: int | None) -> int:
@@ -221,8 +214,7 @@ def _begin(api: HttpClient, where: str, partition: dict[str, Any], start: str, s
 def delete(api: HttpClient, name: str, yes: bool, vhost: str) -> None:
     """Delete a topic with all its records and offsets. This cannot be undone."""
     api.get(path("topics", vhost, name))
-    if not yes:
-        click.confirm(f"Delete topic {name} and all its records?", abort=True)
+    confirm(yes, f"Delete topic {name} and all its records?")
     api.delete(path("topics", vhost, name))
     click.echo(f"topic {name} deleted")
 

@@ -84,7 +84,7 @@ def path_of(root: str, batch: int) -> str:
 
 def write_manifest(files: Files, root: str, manifest: Manifest) -> None:
     """Commit a batch."""
-    files.write(path_of(root, manifest.batch), msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+    files.write_json(path_of(root, manifest.batch), manifest)
 
 
 def read_manifests(files: Files, root: str) -> list[Manifest]:

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as sql
 
 from basaltmq.decoding import json_decoder
-from basaltmq.errors import CorruptionError, InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError
 from basaltmq.pipeline.archive.data_files import read_archived
 from basaltmq.pipeline.archive.manifest import Manifest, read_manifests
 from basaltmq.pipeline.files import Files
@@ -130,11 +130,9 @@ def replay(
 
 def _plan(spark: SparkSession, files: Files, job: ReplayJob) -> Plan:
     path = f"{job.checkpoint.rstrip('/')}/plan.json"
-    if files.exists(path):
-        try:
-            return _decode_plan(files.read(path))
-        except msgspec.DecodeError as error:
-            raise CorruptionError(f"the plan {path} cannot be read: {error}; start with another checkpoint") from None
+    known = files.read_plan(path, _decode_plan)
+    if known is not None:
+        return known
     ranges = _archived_ranges(spark, job) if job.archive is not None else _log_ranges(job)
     if not ranges:
         raise InvalidArgumentError(f"no records to replay in {', '.join(job.topics)}")
@@ -144,7 +142,7 @@ def _plan(spark: SparkSession, files: Files, job: ReplayJob) -> Plan:
         most = max(1, min(most, int(job.rate_per_s * RATED_STEP_S)))
     plan = Plan(f"replay-{uuid4().hex}", ranges, math.ceil(total / most))
     if not job.dry_run:
-        files.write(path, msgspec.json.format(msgspec.json.encode(plan), indent=1))
+        files.write_json(path, plan)
     return plan
 
 

@@ -197,7 +197,7 @@ def _removed(path: Path, before: Mapping[tuple[str, int], ShardInfo]) -> dict[tu
     """Return an upper bound of the records that deletes, retention and compaction removed since they were counted.
 
     It is the previous count plus the new offsets minus the present count. The bound is exact if every new offset became
-    a record. It is 0 if nothing is removed and nobody writes. Records of aborted transactions, which no reader sees,
+    a record. It is 0 if nothing is removed or written. Records of aborted transactions, which no reader sees,
     count as removed.
     """
     removed: dict[tuple[str, int], int] = {}

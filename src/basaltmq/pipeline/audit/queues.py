@@ -13,9 +13,9 @@ from typing import Final
 
 from basaltmq.errors import CorruptionError
 from basaltmq.pipeline.findings import Finding, Severity
+from basaltmq.queues.entries.backing import APART, SHARED
+from basaltmq.queues.entries.rows import NO_BODY, unwrap
 from basaltmq.queues.lifecycle.reclaim import floors
-from basaltmq.queues.ready.backing import APART, SHARED
-from basaltmq.queues.ready.rows import NO_BODY, unwrap
 from basaltmq.queues.stats import QueueStats
 from basaltmq.queues.transactions.branch_rows import decode_draft
 from basaltmq.store.api import Store
@@ -65,7 +65,7 @@ class _Rows:
             self._collect_draft(raw)
 
     def _collect_draft(self, raw: bytes) -> None:
-        """Collect the body of a prepared branch. It is stored like that of a message, with a reference of its own."""
+        """Collect the body of a prepared branch. It is stored with a reference, like the body of a message."""
         try:
             queue, _, body_id, _ = decode_draft(raw)
         except CorruptionError:

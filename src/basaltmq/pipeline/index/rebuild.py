@@ -1,6 +1,6 @@
 """Rebuild job: builds the index of a store's log in parallel tasks, and then replaces the old index.
 
-    take the store's lock, so that nobody appends
+    take the store's lock, so that no process appends
       -> a task per segment: sorted rows of its frames                                    (`index/scan.py`)
       -> a task per group of shards that deletes, cleaning or compaction have touched     (`index/scan.py`)
       -> a task per key range: an SST file                                                (`index/tables.py`)
@@ -34,7 +34,7 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.log.lane_view import LaneView
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.pipeline.index.runs import RANGE_ROWS, Run, bounds_of
-from basaltmq.pipeline.index.scan import EntangledShards, Scanned, SegmentAt, ShardRows, scan_segment, scan_shards
+from basaltmq.pipeline.index.scan import RewrittenShards, Scanned, SegmentAt, ShardRows, scan_segment, scan_shards
 from basaltmq.pipeline.index.tables import APART, WHOLE, Table, make_table, write_table
 from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.tasks import Tasks
@@ -77,7 +77,7 @@ class Rebuilt(msgspec.Struct, frozen=True):
     log_bytes: int
     rows: int
     tables: int
-    shards_entangled: int
+    shards_rewritten: int
     """Shards that deletes, cleaning or compaction have touched."""
     seconds: float
     findings: list[Finding]
@@ -124,10 +124,10 @@ class _Run:
     def rebuild(self, store: RocksStore, began_s: float) -> Rebuilt:
         self._shards = ShardRows.write(store, self.folder)
         scanned = self._scan()
-        entangled = sorted({shard for each in scanned for shard in each.entangled})
-        whole = self._entangled(entangled)
+        rewritten = sorted({shard for each in scanned for shard in each.rewritten})
+        whole = self._rewritten(rewritten)
         runs = [run for each in scanned for run in each.runs] + [run for each in whole for run in each.runs]
-        tables = self._tables(runs, entangled)
+        tables = self._tables(runs, rewritten)
         garbage: Counter[bytes] = Counter()
         for sizes in [table.garbage for table in tables] + [part.garbage for part in whole]:
             for at, size_bytes in sizes.items():
@@ -140,7 +140,7 @@ class _Run:
             findings += _differences(store, rows, tables)
         else:
             self._publish(store, rows, tables)
-        return self.result(began_s, tables, rows, findings, len(entangled))
+        return self.result(began_s, tables, rows, findings, len(rewritten))
 
     def result(
         self,
@@ -148,7 +148,7 @@ class _Run:
         tables: Sequence[Table],
         rows: dict[bytes, bytes] | Counter[bytes],
         findings: list[Finding],
-        entangled: int = 0,
+        rewritten: int = 0,
     ) -> Rebuilt:
         return Rebuilt(
             str(self._path),
@@ -156,7 +156,7 @@ class _Run:
             sum(at.end - at.start for at in self._segments),
             sum(table.rows for table in tables) + len(rows),
             sum(table.path is not None for table in tables),
-            entangled,
+            rewritten,
             time.monotonic() - began_s,
             findings,
         )
@@ -169,14 +169,14 @@ class _Run:
         )
         return sorted(found, key=lambda each: (each.at.lane, each.at.start))
 
-    def _entangled(self, shards: list[int]) -> list[EntangledShards]:
+    def _rewritten(self, shards: list[int]) -> list[RewrittenShards]:
         width = self._tasks.width
         groups = [group for number in range(width) if (group := shards[number::width])]
         lanes = [str(lane) for lane in self._lanes]
         call = partial(_scan_group, self._shards, lanes, str(self.folder))
         return self._tasks.run(call, groups, self._on_phase("shards read")) if groups else []
 
-    def _tables(self, runs: list[Run], entangled: list[int]) -> list[Table]:
+    def _tables(self, runs: list[Run], rewritten: list[int]) -> list[Table]:
         rows = sum(run.rows for run in runs)
         ranges = max(rows // RANGE_ROWS, RANGES_PER_TASK * self._tasks.width)
         items = [
@@ -184,7 +184,7 @@ class _Run:
             for number, (begin, end) in enumerate(bounds_of(runs, ranges, WHOLE, APART))
         ]
         compared_with = str(self._path) if self._job.compare else None
-        call = partial(_table_one, self._shards, runs, frozenset(entangled), compared_with)
+        call = partial(_table_one, self._shards, runs, frozenset(rewritten), compared_with)
         return self._tasks.run(call, items, self._on_phase("tables written"))
 
     def _publish(self, store: RocksStore, rows: dict[bytes, bytes], tables: Sequence[Table]) -> None:
@@ -212,19 +212,19 @@ def _scan_one(shards: list[Run], folder: str, at: SegmentAt) -> Scanned:
     return scan_segment(ShardRows(shards), at, folder)
 
 
-def _scan_group(shards: list[Run], lanes: list[str], folder: str, group: list[int]) -> EntangledShards:
+def _scan_group(shards: list[Run], lanes: list[str], folder: str, group: list[int]) -> RewrittenShards:
     return scan_shards(ShardRows(shards), lanes, group, folder)
 
 
 def _table_one(
     shards: list[Run],
     runs: list[Run],
-    entangled: frozenset[int],
+    rewritten: frozenset[int],
     compare_with: str | None,
     item: tuple[bytes, bytes, str],
 ) -> Table:
     begin, end, target = item
-    return make_table(ShardRows(shards), runs, begin, end, entangled, target, compare_with=compare_with)
+    return make_table(ShardRows(shards), runs, begin, end, rewritten, target, compare_with=compare_with)
 
 
 def _log_rows(scanned: Sequence[Scanned], garbage: Counter[bytes]) -> dict[bytes, bytes]:

@@ -161,11 +161,4 @@ def merged(runs: Iterable[Run], begin: bytes, end: bytes) -> list[tuple[bytes, b
 
 def _position(keys: pa.Array, key: bytes) -> int:
     """Return how many of the sorted keys are below `key`."""
-    low, high = 0, len(keys)
-    while low < high:
-        middle = (low + high) // 2
-        if keys[middle].as_py() < key:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(range(len(keys)), key, key=lambda at: keys[at].as_py())

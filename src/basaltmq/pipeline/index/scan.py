@@ -1,15 +1,15 @@
-"""Reads segments of the log into index rows: each segment on its own, and entangled shards from all of their frames.
+"""Reads segments of the log into index rows: each segment separately, and rewritten shards from all of their frames.
 
 Most shards are only appended to. Then the index rows of a frame depend only on that frame, and the row of the shard is
 a sum. `scan_segment` produces such rows from one segment, with the code of an engine start (`Replay`), on shards that
 are empty before. `index/tables.py` combines the parts of a shard.
 
-A frame that affects others makes its shard *entangled*: it deletes records, or it is a copy made by cleaning or
-compaction. `scan_shards` applies all frames of such shards in order to an index in a temporary store. The rows of
+Some frames affect others: they delete records, or are copies made by cleaning or compaction. Their shard is called
+rewritten. `scan_shards` applies all frames of such shards in order to an index in a temporary store. The rows of
 `scan_segment` for these shards are ignored. Rows of a shard never depend on another shard, so both together equal one
 pass over the whole log, key by key (P6).
 
-Frames of deleted shards are garbage. Garbage of known shards is counted by shard, because the counts of entangled
+Frames of deleted shards are garbage. Garbage of known shards is counted by shard, because the counts of rewritten
 shards come from `scan_shards`.
 """
 
@@ -27,7 +27,6 @@ from typing import Final
 import msgspec
 
 from basaltmq.errors import CorruptionError, ShardNotFoundError
-from basaltmq.log.batches.run import Cut
 from basaltmq.log.frame import (
     COLUMNAR,
     DELETES,
@@ -42,6 +41,7 @@ from basaltmq.log.frame import (
 from basaltmq.log.lane import Lane
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import Damage, Found, Loss, scan
+from basaltmq.log.run import Cut
 from basaltmq.pipeline.index.runs import Run, RunWriter, SortedRows
 from basaltmq.store.api import Reader
 from basaltmq.store.batch import Batch
@@ -88,7 +88,7 @@ class Scanned(msgspec.Struct, frozen=True):
     """Row of the segment, without garbage of known shards. None without frames."""
     intact_end: int
     """End of its last intact frame."""
-    entangled: list[int]
+    rewritten: list[int]
     damages: list[str]
     losses: list[str]
     """Offsets between two frames of the segment that no frame has."""
@@ -205,7 +205,7 @@ class _SegmentReplay(Replay):
 
     def __init__(self, on: _EmptyShards, lane: int, log: Lane, start: int) -> None:
         super().__init__(on, lane, log, start, 0, 0, None)
-        self.entangled: set[int] = set()
+        self.rewritten: set[int] = set()
         self.garbage: Counter[int] = Counter()
 
     def apply(self, found: Found) -> None:
@@ -217,7 +217,7 @@ class _SegmentReplay(Replay):
             super().apply(found)
             return
         if state is not None and affects_others:
-            self.entangled.add(header.shard)
+            self.rewritten.add(header.shard)
         elif state is not None:
             self.garbage[header.shard] += header.size_bytes
         with self._index.lock:
@@ -267,7 +267,7 @@ def scan_segment(shards: ShardRows, at: SegmentAt, folder: str) -> Scanned:
         writer.finish(),
         sink.sums.get(stream_keys.log_segment_key(at.lane, at.start)),
         intact_end,
-        sorted(replay.entangled),
+        sorted(replay.rewritten),
         list(map(str, damages)),
         list(map(str, lost)),
         bool(damages) and damages[-1].position >= intact_end,
@@ -283,8 +283,8 @@ def _make_durable(log: Lane, at: SegmentAt) -> None:
         os.close(fd)
 
 
-class EntangledShards(msgspec.Struct, frozen=True):
-    """Result of a scan of entangled shards."""
+class RewrittenShards(msgspec.Struct, frozen=True):
+    """Result of a scan of rewritten shards."""
 
     runs: list[Run]
     garbage: dict[str, int]
@@ -317,7 +317,7 @@ class _WholeShards:
         return SegmentShard(self._rows.meta(shard), self.index.shard_row(shard))
 
 
-def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], folder: str) -> EntangledShards:
+def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], folder: str) -> RewrittenShards:
     """Apply every frame of some shards in order, and write the runs to `folder`."""
     own = frozenset(shards)
     writer = RunWriter(Path(folder), is_final=True)
@@ -342,7 +342,7 @@ def scan_shards(rows: ShardRows, lanes: list[str], shards: Collection[int], fold
             elif key[:1] not in b"CPUX":
                 writer.add(key, value)
                 writer.write_if_full()
-    return EntangledShards(writer.finish(), garbage, losses)
+    return RewrittenShards(writer.finish(), garbage, losses)
 
 
 def _frames_of(log: LaneView, replay: Replay, own: Collection[int]) -> Iterator[Found]:

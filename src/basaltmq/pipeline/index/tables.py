@@ -6,12 +6,13 @@ Rows that segments produced separately are combined by shard:
     'T' shard   rows by time ascend within a segment. Of all of them, those stay that ascend together: a row goes if an
                 earlier frame has reached its time
 
-Both need all rows of a shard, so their ranges are split only between shards (`WHOLE`). Rows of entangled shards are
+Both need all rows of a shard, so their ranges are split only between shards (`WHOLE`). Rows of rewritten shards are
 ignored, except those of final runs (`index/scan.py`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing
@@ -60,7 +61,7 @@ def make_table(
     runs: Sequence[Run],
     begin: bytes,
     end: bytes,
-    entangled: Collection[int],
+    rewritten: Collection[int],
     target: str,
     *,
     compare_with: str | None = None,
@@ -68,8 +69,8 @@ def make_table(
     """Build the SST file of a range at `target`. With `compare_with`, compare with that store's index instead."""
     rows: list[tuple[bytes, bytes]] = []
     partial = merged([run for run in runs if not run.is_final], begin, end)
-    if entangled:
-        ignored = {shard.to_bytes(8, "big") for shard in entangled}
+    if rewritten:
+        ignored = {shard.to_bytes(8, "big") for shard in rewritten}
         partial = [row for row in partial if _shard(row[0]) not in ignored]
     summing = _Summing(shards)
     for kind, some in _by_kind(partial):
@@ -111,16 +112,9 @@ def _by_kind(rows: Rows) -> Iterator[tuple[bytes, Rows]]:
     begin = 0
     while begin < len(rows):
         kind = rows[begin][0][:1]
-        end = begin
-        low, high = begin, len(rows)
-        while low < high:
-            end = (low + high) // 2
-            if rows[end][0][:1] == kind:
-                low = end + 1
-            else:
-                high = end
-        yield kind, rows[begin:low]
-        begin = low
+        end = bisect_right(rows, kind, begin, key=lambda row: row[0][:1])
+        yield kind, rows[begin:end]
+        begin = end
 
 
 def _ascending(rows: Rows) -> list[tuple[bytes, bytes]]:

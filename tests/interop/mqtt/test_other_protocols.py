@@ -85,7 +85,7 @@ def test_an_amqp_publisher_reaches_devices(broker: Broker, channel: Any) -> None
 
 
 @pytest.mark.spec("G1")
-def test_a_stream_records_what_devices_send(broker: Broker, channel: Any) -> None:
+def test_a_stream_stores_messages_of_devices(broker: Broker, channel: Any) -> None:
     channel.queue_declare("device-log", durable=True, arguments={"x-queue-type": "stream"})
     channel.queue_bind("device-log", "amq.topic", "log.#")
     with Device(broker.port("mqtt")) as device:
