@@ -102,3 +102,47 @@ def test_a_stream_stores_messages_of_devices(broker: Broker, channel: Any) -> No
             break
     channel.cancel()
     assert seen == [(f"log.{number}", b"%d" % number) for number in range(5)]
+
+
+@pytest.mark.spec("G1")
+def test_a_topic_of_65535_bytes_reaches_devices_and_its_cut_routing_key_amqp_queues(
+    broker: Broker, channel: Any
+) -> None:
+    longest = "long/" + "ü" * 32_765
+    other = longest[:-1] + "ö"
+    assert len(longest.encode()) == 65_535
+    port = broker.port("mqtt")
+    channel.queue_declare("long-topics", durable=True)
+    channel.queue_bind("long-topics", "amq.topic", "long.#")
+    with Device(port, "long-away", clean=False, expiry_s=600) as away:
+        away.subscribe("long/#", 2)
+    with Device(port, "long-exact") as exact, Device(port, "long-3", version=V311) as old:
+        exact.subscribe(longest, 1)
+        old.subscribe("+/+", 1)
+        exact.publish(longest, b"one", 1, retain=True)
+        exact.publish(other, b"two", 2)
+        exact.publish(longest, b"three", 0)
+        assert [(each.topic, each.payload) for each in exact.wait(2)] == [(longest, b"one"), (longest, b"three")]
+        wanted = [(longest, b"one"), (other, b"two"), (longest, b"three")]
+        assert [(each.topic, each.payload) for each in old.wait(3)] == wanted
+    with Device(port, "long-late") as late:
+        late.subscribe("long/#", 1)
+        assert [(each.topic, each.payload, each.retain) for each in late.wait(1)] == [(longest, b"one", True)]
+    with Device(port, "long-away", clean=False, expiry_s=600) as away:
+        # QoS 2 waits for its packet identifier, so it may come after QoS 0.
+        assert sorted((each.topic, each.payload) for each in away.wait(3)) == sorted(wanted)
+    keys = set()
+    for payload, topic in ((b"one", longest), (b"two", other), (b"three", longest)):
+        method, properties, body = get(channel, "long-topics")
+        assert body == payload
+        assert method.routing_key.startswith("long.üü")
+        assert len(method.routing_key.encode()) <= 255
+        assert properties.headers["x-mqtt-topic"] == topic.encode()
+        keys.add(method.routing_key)
+    assert len(keys) == 2
+    # An AMQP publisher cannot choose another topic with the header.
+    forged = pika.BasicProperties(headers={"x-mqtt-topic": b"elsewhere"})
+    with Device(port, "long-forged") as device:
+        device.subscribe("long/#", 1, retainHandling=2)
+        channel.basic_publish("amq.topic", "long.amqp", b"mine", forged)
+        assert device.wait(1)[0].topic == "long/amqp"

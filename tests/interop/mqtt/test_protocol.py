@@ -231,3 +231,17 @@ def test_a_packet_above_the_limit_closes_the_connection_before_it_is_read(raw: R
     raw.connect("huge")
     raw.send(b"\x30\xff\xff\xff\x7f")
     assert ended(raw).reason_code == 0x95
+
+
+@pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-3.2.2-10", "MQTT-3.2.2-12")
+def test_the_server_announces_no_lower_maximum_qos_and_accepts_each_one(broker: Broker) -> None:
+    port = broker.port("mqtt")
+    for qos in (0, 1, 2):
+        with Raw(port) as raw:
+            found = raw.connect(f"any-qos-{qos}", will=p.Will("any-qos", b"", qos, False))
+            assert found.reason_code == 0
+            assert found.properties.maximum_qos is None
+            raw.send(p.Subscribe(1, (p.Subscription("any-qos", qos),)))
+            assert raw.expect(p.SUBACK).body[-1] == qos
+            raw.send(p.Disconnect())

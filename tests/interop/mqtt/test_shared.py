@@ -67,3 +67,22 @@ def test_retained_messages_are_not_sent_to_shared_subscriptions(broker: Broker) 
         device.publish("sharedkept", b"kept", retain=True)
         assert device.subscribe("$share/g/sharedkept", 2) == 1, "shared subscriptions have at most QoS 1"
         assert device.settle() == []
+
+
+@pytest.mark.spec("G1")
+@pytest.mark.mqtt("MQTT-4.8.2-4", "MQTT-4.8.2-5")
+def test_a_shared_subscription_has_qos_1_so_no_qos_2_delivery_is_ever_cut_off(broker: Broker) -> None:
+    """The standard binds a QoS 2 delivery to the member that it began with. A lower granted QoS leaves no such case."""
+    port = broker.port("mqtt")
+    stuck = Device(port, "share-2a", acks=False, clean=False, expiry_s=600)
+    with several(stuck), Device(port) as publisher:
+        assert stuck.subscribe("$share/two/share/two", 2) == 1
+        for number in range(5):
+            publisher.publish("share/two", b"%d" % number, 2)
+        assert {each.qos for each in stuck.wait(5)} == {1}
+        stuck.drop()
+        with Device(port, "share-2b") as helper:
+            assert helper.subscribe("$share/two/share/two", 2) == 1
+            assert sorted(int(each.payload) for each in helper.wait(5)) == list(range(5))
+    with Device(port, "share-2a", clean=True):
+        pass

@@ -22,6 +22,7 @@ A message in a queue stores them in an envelope, in the order of a delivery:
 
 from __future__ import annotations
 
+import hashlib
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -288,9 +289,24 @@ EMPTY_ENVELOPE: Final = b"\0\0\0\0"
 """The meaning of an empty envelope: a message from a protocol without exchanges and properties."""
 
 
+SHORT_BYTES_MAX: Final = 0xFF
+"""Longest short string of AMQP."""
+
+
 def encode_envelope(exchange: str, routing_key: str, properties: bytes) -> bytes:
     """Return the envelope of a message: exchange, routing key and properties."""
     return encode_shortstr(exchange, "exchange name") + encode_shortstr(routing_key, "routing key") + properties
+
+
+def short_key(routing_key: str) -> str:
+    """Return a routing key as consumers see it. One of more than 255 bytes (from MQTT) is cut and ends in its hash."""
+    if len(routing_key) <= SHORT_BYTES_MAX >> 2:
+        return routing_key
+    raw = routing_key.encode(errors="surrogateescape")
+    if len(raw) <= SHORT_BYTES_MAX:
+        return routing_key
+    ending = "~" + hashlib.blake2b(raw, digest_size=16).hexdigest()
+    return raw[: SHORT_BYTES_MAX - len(ending)].decode(errors="ignore") + ending
 
 
 def decode_envelope(envelope: bytes) -> tuple[str, str, bytes]:

@@ -36,6 +36,9 @@ _DELIVERY: Final = b"x-opt-delivery-"
 ROUTES_MAX: Final = 16_384
 """Cached routes; a few MiB with usual names. Past it the cache is emptied."""
 
+CACHED_KEY_CHARS_MAX: Final = 255
+"""Routes of longer keys are not cached. MQTT topics have up to 65,535 bytes, and a full cache would take a gigabyte."""
+
 PEEKED_MAX: Final = 1024
 """Cached properties. Publishers that put an id or a time into each message never hit the cache."""
 
@@ -178,7 +181,9 @@ class MessageRouter:
 
     def _learn_route(self, exchange: str, key: str) -> Route:
         self.learned += 1
-        route = self._routes[exchange, key] = self.route(exchange, key)
+        route = self.route(exchange, key)
+        if len(key) <= CACHED_KEY_CHARS_MAX:
+            self._routes[exchange, key] = route
         return route
 
     def _peek(self, raw: bytes) -> Peek:
@@ -189,7 +194,7 @@ class MessageRouter:
 
     def route(self, exchange: str, key: str) -> Route:
         found = self._topology.exchanges.get(exchange)
-        prefix = properties.encode_envelope(exchange, key, b"")
+        prefix = properties.encode_envelope(exchange, properties.short_key(key), b"")
         if found is None:
             return Route((), prefix)
         began_s = time.thread_time()

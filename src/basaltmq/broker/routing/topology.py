@@ -65,7 +65,7 @@ PREDECLARED: Final = (
 )
 
 NAME_BYTES_MAX: Final = 255
-"""Maximum length of names and routing keys: an AMQP short string."""
+"""Maximum length of names: an AMQP short string. Routing keys of MQTT filters may be longer."""
 
 REMOVED_PER_BATCH: Final = 500
 """Bindings removed in one batch, which takes a few milliseconds."""
@@ -217,7 +217,7 @@ class Topology:
         self._require_destination(destination)
         if source == "":
             raise AccessRefusedError("operation not permitted on the default exchange")
-        check_name("routing key", routing_key)
+        check_name("routing key", routing_key, key_parts.STRING_BYTES_MAX)
         arguments = dict(arguments or {})
         check_binding(exchange, routing_key, arguments)
         binding = Binding(
@@ -368,13 +368,13 @@ class Topology:
         return Reached(list(found), by_properties, is_delayed)
 
 
-def check_name(what: str, name: str) -> None:
+def check_name(what: str, name: str, bytes_max: int = NAME_BYTES_MAX) -> None:
     try:
         size = len(name.encode())
     except (AttributeError, UnicodeEncodeError):
         raise InvalidArgumentError(f"invalid {what} {name!r:.80}: it must be Unicode text") from None
-    if size > NAME_BYTES_MAX:
-        raise InvalidArgumentError(f"invalid {what}: {size} bytes exceed the limit of {NAME_BYTES_MAX}")
+    if size > bytes_max:
+        raise InvalidArgumentError(f"invalid {what}: {size} bytes exceed the limit of {bytes_max}")
 
 
 def hash_arguments(arguments: Arguments) -> int:

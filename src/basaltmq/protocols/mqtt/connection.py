@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,8 +103,10 @@ class Connection(SocketConnection):
         self._is_behind = False
         self._is_handling_input = True
         try:
-            with self._ending_on_error():
-                self._is_behind = self._take()
+            # No context manager: it costs 1 us, 3 % of a message that arrives alone.
+            self._is_behind = self._take()
+        except Exception as error:
+            self._failed(error)
         finally:
             self._is_handling_input = False
             shares.end(has_more=self._is_behind)
@@ -116,23 +117,22 @@ class Connection(SocketConnection):
                 wait(self._handle_input)
             elif "step" not in self._pause_reasons:
                 self.server.loop.call_soon(self._handle_input)
-        else:
+        elif self._pause_reasons:
             self.resume_reading("turn")
         if self.outbound is not None and self.is_running:
             self.outbound.flush()
-        self._flush()
+        if self._out:
+            self._flush()
 
-    @contextmanager
-    def _ending_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except MqttError as error:
+    def _failed(self, error: Exception) -> None:
+        """End the connection after an error of its input."""
+        if isinstance(error, MqttError):
             self._violated(error)
-        except BasaltError as error:
+        elif isinstance(error, BasaltError):
             _log.warning("%s: %s", self.name, error)
             self.end(rc.IMPLEMENTATION_SPECIFIC_ERROR, str(error))
-        except Exception:
-            _log.exception("%s: internal error", self.name)
+        else:
+            _log.error("%s: internal error", self.name, exc_info=error)
             self.end(rc.UNSPECIFIED_ERROR, "internal error; see the broker log")
 
     def _take(self) -> bool:
@@ -210,10 +210,12 @@ class Connection(SocketConnection):
 
     def _subscribe(self, packet: p.Subscribe) -> None:
         """Handle SUBSCRIBE. The first one of a session creates its queue."""
-        with self._ending_on_error():
+        try:
             if self.is_running and not self._is_closing:
                 assert self.subscriber is not None
                 self.subscriber.subscribe(packet)
+        except Exception as error:
+            self._failed(error)
         self._step_done()
 
     def _step_done(self) -> None:

@@ -27,6 +27,7 @@ from basaltmq.protocols.mqtt.sessions.session import CLIENT_ID_BYTES_MAX
 from basaltmq.protocols.mqtt.subscribing import Subscriber
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
+from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.protocols.mqtt.wire.properties import Properties
 
 if TYPE_CHECKING:
@@ -255,13 +256,13 @@ def _will(packet: p.Connect, access: ClientAccess, user: str) -> WillRow | None:
     will = packet.will
     if will is None:
         return None
-    key = message.routing_key(will.topic)
-    if key is None or will.topic.startswith(SYS_PREFIX):
-        raise Refused(rc.TOPIC_NAME_INVALID, "the topic of the will is too long or read-only")
+    key = topics.routing_key(will.topic)
+    if will.topic.startswith(SYS_PREFIX):
+        raise Refused(rc.TOPIC_NAME_INVALID, "the topic of the will is read-only")
     try:
         access.check_publish(will.topic, key)
     except AccessRefusedError as error:
         raise Refused(rc.NOT_AUTHORIZED, f"the will is refused: {error}") from None
-    properties = message.to_properties(will)
+    properties = message.to_properties(will, will.topic, key)
     delay_s = will.properties.will_delay_s or 0
     return WillRow(will.topic, will.payload, properties, will.qos, will.retain, delay_s, user)

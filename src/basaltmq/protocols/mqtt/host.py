@@ -22,13 +22,14 @@ from basaltmq.broker.message.operations import Row, RowChange
 from basaltmq.broker.routing.exchange import QUEUE
 from basaltmq.broker.vhost import VHost
 from basaltmq.errors import AccessRefusedError, BasaltError, StoreStalledError
-from basaltmq.protocols.mqtt.sessions import message, rows
+from basaltmq.protocols.mqtt.sessions import rows
 from basaltmq.protocols.mqtt.sessions.message import Decoded
 from basaltmq.protocols.mqtt.sessions.retained import Retained
 from basaltmq.protocols.mqtt.sessions.rows import EXPIRES, WILL_DUE, ConnectionRow, SessionRow, WillRow
 from basaltmq.protocols.mqtt.sessions.rules import Rules
 from basaltmq.protocols.mqtt.sessions.session import QUEUE_PREFIX, Session
 from basaltmq.protocols.mqtt.sessions.shared_subscriptions import SharedSubscriptions
+from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
 from basaltmq.store.keys.parts import prefix_range
@@ -234,8 +235,8 @@ class MqttHost:
 
     def _publish_will(self, will: WillRow) -> list[Row]:
         """Publish a will. Return the row of its retained message."""
-        key = message.routing_key(will.topic)
-        if key is None or self.exchange not in self.vhost.topology.exchanges:
+        key = topics.routing_key(will.topic)
+        if self.exchange not in self.vhost.topology.exchanges:
             return []
         self.vhost.publish_many([(_Unconfirmed(), self.exchange, key, will.properties, will.payload, False, 0)])
         return [self.retained.row(will.topic, will.properties, will.payload)] if will.retain else []

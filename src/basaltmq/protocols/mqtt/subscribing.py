@@ -27,6 +27,11 @@ IF_NEW: Final = 1
 """Retain handling: send retained messages always, or for a new subscription; 2 is never."""
 
 
+LONG_FILTER_CHARS: Final = 255
+FILTER_CHARS_MAX: Final = 1 << 20
+"""All filters of a session, before another long one is refused. Each is stored in several rows and objects."""
+
+
 class _Refusal(Exception):
     """A subscription is refused."""
 
@@ -119,6 +124,8 @@ class Subscriber:
             raise _Refusal(
                 rc.QUOTA_EXCEEDED, f"the limit of {self._settings.subscriptions_max} subscriptions is reached"
             )
+        if is_new and len(wanted.filter) > LONG_FILTER_CHARS and self._filter_chars() > FILTER_CHARS_MAX:
+            raise _Refusal(rc.QUOTA_EXCEEDED, f"the filters of the session exceed {FILTER_CHARS_MAX:,} characters")
         key = topics.binding_key(topic_filter)
         qos = wanted.qos if share is None else min(wanted.qos, QOS_MAX)
         made = Subscription(qos, wanted.no_local, wanted.retain_as_published, identifier)
@@ -143,6 +150,9 @@ class Subscriber:
         if share is None and (wanted.retain_handling == ALWAYS or (wanted.retain_handling == IF_NEW and is_new)):
             retained.append(topic_filter)
         return qos
+
+    def _filter_chars(self) -> int:
+        return sum(map(len, self._session.subscriptions))
 
     def _bind(self, key: str) -> None:
         session, host = self._session, self._host

@@ -32,7 +32,8 @@ from basaltmq.protocols.mqtt.sessions.outbound import Client, RowsWritten
 from basaltmq.protocols.mqtt.sessions.session import Session
 from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire import reason_codes as rc
-from basaltmq.protocols.mqtt.wire.encoder import encode
+from basaltmq.protocols.mqtt.wire import topics
+from basaltmq.protocols.mqtt.wire.encoder import ACKNOWLEDGEMENT_BYTES, acknowledgement, encode
 from basaltmq.protocols.mqtt.wire.errors import ProtocolViolation
 from basaltmq.store.keys import mqtt as keys
 
@@ -44,10 +45,15 @@ Wait: TypeAlias = Callable[[Callable[[], None]], None]
 LARGE_BYTES_MIN: Final = 16 << 10
 """Payloads that wait while the store is behind with flushes: those that it writes to blob files."""
 
+LONG_TOPIC_CHARS: Final = 255
+ALIASED_CHARS_MAX: Final = 128 << 10
+"""Topics behind the aliases of a connection, if one of them is long: two of the longest."""
+
 DELAY_S: Final = 0.002
 """Pause of a publisher while the store is behind."""
 
 _Acknowledgement: TypeAlias = type[p.Puback] | type[p.Pubrec]
+_CODE: Final[dict[_Acknowledgement, int]] = {p.Puback: p.PUBACK, p.Pubrec: p.PUBREC}
 
 
 class Access(Protocol):
@@ -156,6 +162,10 @@ class Inbound:
             )
         if topic:
             self._aliases[alias] = topic
+            if len(topic) > LONG_TOPIC_CHARS and sum(map(len, self._aliases.values())) > ALIASED_CHARS_MAX:
+                raise ProtocolViolation(
+                    rc.QUOTA_EXCEEDED, f"the topics behind aliases exceed {ALIASED_CHARS_MAX:,} characters"
+                )
             return topic
         known = self._aliases.get(alias)
         if known is None:
@@ -164,12 +174,7 @@ class Inbound:
 
     def _check(self, topic: str, packet: p.Publish) -> str | None:
         """Return the routing key, or refuse the message."""
-        key = message.routing_key(topic)
-        if key is None:
-            self._refuse(
-                packet, rc.TOPIC_NAME_INVALID, f"the topic has more than {message.ROUTING_KEY_BYTES_MAX} bytes"
-            )
-            return None
+        key = topics.routing_key(topic)
         if topic.startswith(SYS_PREFIX):
             self._refuse(packet, rc.NOT_AUTHORIZED, f"topics below {SYS_PREFIX} are read-only")
             return None
@@ -195,7 +200,7 @@ class Inbound:
     def _publish(self, packet: p.Publish, topic: str, key: str, reason_code: int) -> None:
         session = self._session
         own = session.client_id if session.subscriptions and session.excludes_own else ""
-        properties = message.to_properties(packet, own)
+        properties = message.to_properties(packet, topic, key, own)
         number = 0
         changes: list[Row] = []
         if packet.retain:
@@ -306,7 +311,10 @@ class Inbound:
             confirmed[packet_id] = (reason_code, text)
             return
         order.popleft()
-        self._client.send_packet(kind(packet_id, reason_code), text)
+        if reason_code or text or self._client.packet_bytes_max < ACKNOWLEDGEMENT_BYTES:
+            self._client.send_packet(kind(packet_id, reason_code), text)
+        else:
+            self._client.send(acknowledgement(_CODE[kind], packet_id))
         while order and order[0] in confirmed:
             self._client.send_packet(kind(order[0], confirmed[order[0]][0]), confirmed.pop(order[0])[1])
             order.popleft()

@@ -10,6 +10,7 @@
     correlation data           correlation-id, if it is text       (up to 255 bytes)
     user properties            headers, the first value of a name
     all properties             header x-mqtt-properties, encoded as on the wire
+    topic                      header x-mqtt-topic, only if its routing key has more than 255 bytes
 
 Subscribers of MQTT 5.0 get the properties from x-mqtt-properties, so they are unchanged: names may repeat, and their
 order is kept. A message without that header was published by another protocol. Its properties are converted back, with
@@ -32,13 +33,11 @@ QOS_HEADER: Final = "x-mqtt-publish-qos"
 RETAIN_HEADER: Final = "x-mqtt-retain"
 CLIENT_HEADER: Final = "x-mqtt-client-id"
 PROPERTIES_HEADER: Final = "x-mqtt-properties"
+TOPIC_HEADER: Final = "x-mqtt-topic"
 """Headers of the broker's message. Clients of other protocols see them."""
 
 RETAINED_COPY: Final = "mqtt.retained"
 """Exchange in the envelope of a retained message that a subscription requested."""
-
-ROUTING_KEY_BYTES_MAX: Final = 255
-"""Limit of AMQP. A topic whose routing key is longer is refused."""
 
 DECODED_MAX: Final = 4096
 """Cached envelopes of a virtual host. Past it the cache is emptied."""
@@ -69,10 +68,14 @@ class Message(NamedTuple):
     """Whether the publish had an expiry."""
 
 
-def to_properties(publish: Publish | Will, client_id: str = "") -> bytes:
-    """Return the broker's properties of a publish. `client_id` is set if the publisher excludes its own messages."""
+def to_properties(publish: Publish | Will, topic: str, key: str, client_id: str = "") -> bytes:
+    """Return the broker's properties of a publish to a topic with this routing key.
+
+    `client_id` is set if the publisher excludes its own messages.
+    """
     given, qos, retain = publish.properties, publish.qos, publish.retain
-    if given is NO_PROPERTIES and qos < 2 and not retain and not client_id:
+    is_long = len(key) > amqp.SHORT_BYTES_MAX >> 2 and amqp.short_key(key) is not key
+    if given is NO_PROPERTIES and qos < 2 and not retain and not client_id and not is_long:
         return _MODE[qos]
     headers: Table = {}
     made = amqp.Properties(delivery_mode=2 if qos else 1)
@@ -84,6 +87,8 @@ def to_properties(publish: Publish | Will, client_id: str = "") -> bytes:
         headers[RETAIN_HEADER] = True
     if client_id:
         headers[CLIENT_HEADER] = client_id
+    if is_long:
+        headers[TOPIC_HEADER] = topic.encode()
     if headers:
         made.set_headers(headers)
     return amqp.encode(made)
@@ -150,7 +155,6 @@ def decode(envelope: bytes) -> Message:
     """Return the MQTT message of an envelope."""
     exchange, key, raw = amqp.decode_envelope(envelope)
     topic = topics.topic_of(key.encode(errors="surrogateescape").decode(errors="replace"))
-    topic_utf8 = topic.encode()
     qos, retain, client_id, block = 0, False, "", b""
     expires = False
     if raw in _MODE:
@@ -165,8 +169,10 @@ def decode(envelope: bytes) -> Message:
         retain = headers.get(RETAIN_HEADER) is True
         named = headers.get(CLIENT_HEADER)
         client_id = named if isinstance(named, str) else ""
+        topic = _long_topic(headers.get(TOPIC_HEADER), key) or topic
         stored = headers.get(PROPERTIES_HEADER)
         block = stored if isinstance(stored, bytes) else property_block(_properties_of(found, headers))
+    topic_utf8 = topic.encode()
     return Message(
         topic,
         len(topic_utf8).to_bytes(2, "big") + topic_utf8,
@@ -177,6 +183,15 @@ def decode(envelope: bytes) -> Message:
         block,
         expires,
     )
+
+
+def _long_topic(stored: object, key: str) -> str | None:
+    """Return the topic whose routing key was cut, unless an AMQP publisher made the header up."""
+    try:
+        topic = stored.decode() if isinstance(stored, bytes) else None
+    except UnicodeDecodeError:
+        return None
+    return topic if topic is not None and amqp.short_key(topics.routing_key(topic)) == key else None
 
 
 def _properties_of(found: amqp.Properties, headers: Table) -> Properties:
@@ -209,12 +224,6 @@ def _clean(text: str | None) -> str | None:
     return text
 
 
-def routing_key(topic: str) -> str | None:
-    """Return the routing key of a topic; None if it is too long for the broker."""
-    key = topics.routing_key(topic)
-    return key if len(key) <= ROUTING_KEY_BYTES_MAX >> 2 or len(key.encode()) <= ROUTING_KEY_BYTES_MAX else None
-
-
 def retained_envelope(topic: str, properties: bytes) -> bytes:
     """Return the envelope of a retained message for a session's queue."""
-    return amqp.encode_envelope(RETAINED_COPY, topics.routing_key(topic), properties)
+    return amqp.encode_envelope(RETAINED_COPY, amqp.short_key(topics.routing_key(topic)), properties)

@@ -36,6 +36,9 @@ from basaltmq.protocols.mqtt.wire.encoder import DUP, RETAIN, encode, publish_he
 from basaltmq.protocols.mqtt.wire.fields import U16, U32, write_text
 from basaltmq.queues.leases.delivery import Delivery
 
+ALIASED_BYTES_MAX: Final = 257
+"""Longest topic, with its length, that gets an alias. A client may allow 65,535 aliases, 16 MiB of such topics."""
+
 _EXPIRY: Final = b"\x02"
 _ALIAS: Final = b"\x23"
 _NO_TOPIC: Final = b"\0\0"
@@ -316,7 +319,7 @@ class Outbound:
             if alias is not None:
                 properties = alias + properties
                 topic = _NO_TOPIC
-            elif len(self._aliases) < self._client.topic_aliases_max:
+            elif len(self._aliases) < self._client.topic_aliases_max and len(topic) <= ALIASED_BYTES_MAX:
                 new_alias = _ALIAS + U16.pack(len(self._aliases) + 1)
                 properties = new_alias + properties
         head = publish_head(flags, topic, packet_id, properties, body_bytes)
@@ -407,6 +410,8 @@ class Outbound:
 
     def flush(self) -> None:
         """Pass acknowledgements to the broker, and send what was held. Called after the input of a turn."""
+        if not (self._acks or self._rows or self._held or self._has_more_room):
+            return
         while self._held and self._unacknowledged < self._window:
             self._deliver(*self._held.popleft())
         has_changed = self._has_more_room or bool(self._acks)

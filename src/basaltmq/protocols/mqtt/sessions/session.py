@@ -33,6 +33,9 @@ CLIENT_ID_BYTES_MAX: Final = 240
 MATCHES_MAX: Final = 256
 """Cached topics per session. Past it the cache is emptied."""
 
+CACHED_TOPIC_CHARS_MAX: Final = 255
+"""Longer topics are not cached, so that the cache of a session stays below 64 KiB."""
+
 _SUBSCRIPTION_ID: Final = b"\x0b"
 
 
@@ -140,9 +143,11 @@ class Session:
             for each in sorted(filters)
             if not topics.hides(each, topic) and not (is_own and self.subscriptions[each].no_local)
         ]
-        if len(self._matches) >= MATCHES_MAX:
-            self._matches.clear()
-        match = self._matches[cached] = match_of(found) if found else None
+        match = match_of(found) if found else None
+        if len(topic) <= CACHED_TOPIC_CHARS_MAX:
+            if len(self._matches) >= MATCHES_MAX:
+                self._matches.clear()
+            self._matches[cached] = match
         return match
 
     @property

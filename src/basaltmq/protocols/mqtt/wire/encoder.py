@@ -24,6 +24,9 @@ from basaltmq.varints import varint
 PINGREQ: Final = bytes((p.PINGREQ << 4, 0))
 PINGRESP: Final = bytes((p.PINGRESP << 4, 0))
 
+ACKNOWLEDGEMENT_BYTES: Final = 4
+"""An acknowledgement without a reason code."""
+
 RETAIN: Final = 0x01
 DUP: Final = 0x08
 
@@ -76,6 +79,11 @@ def publish_head(flags: int, topic_field: bytes, packet_id: int, properties: byt
     else:
         body = topic_field + identifier + varint(len(properties)) + properties
     return bytes((0x30 | flags,)) + varint(len(body) + payload_bytes) + body
+
+
+def acknowledgement(kind: int, packet_id: int) -> bytes:
+    """Encode PUBACK, PUBREC or PUBCOMP without a reason code. All versions have the same bytes."""
+    return bytes((kind << 4, 2, packet_id >> 8, packet_id & 0xFF))
 
 
 def encode_publish(flags: int, topic_field: bytes, packet_id: int, properties: bytes | None, payload: bytes) -> bytes:
