@@ -29,6 +29,7 @@ from basaltmq.broker.consumers.queue import (
     plane_config,
 )
 from basaltmq.broker.consumers.stream_queue import StreamQueues
+from basaltmq.broker.publishing.tick import Tick
 from basaltmq.broker.routing.arguments import STREAM, Owner, QueueSettings, check_same, check_same_arguments
 from basaltmq.broker.routing.exchange import Arguments
 from basaltmq.broker.routing.policy import Policies
@@ -72,17 +73,13 @@ class QueueTable:
         plane: QueuePlane,
         streams: StreamQueues,
         policies: Policies,
+        topology: Topology,
+        tick: Tick,
         *,
-        clock_ns: Callable[[], int],
-        wake: Callable[[BrokerQueue], None],
-        gone: Callable[[BrokerQueue], None],
         due: Callable[[int], None],
-        later: Callable[[Callable[[], bool]], None],
+        clock_ns: Callable[[], int],
     ) -> None:
-        """`wake` is called for a queue with a ready consumer, `gone` for a deleted queue. `due` schedules `expire`.
-
-        `later` runs a chore.
-        """
+        """`tick` serves the consumers. `due` schedules `expire`."""
         self.by_name = by_name
         self.retired = dict.fromkeys((*COUNTED, *COUNTED_BY_PLANE), 0)
         """Counters of deleted queues, so that the totals of a virtual host never decrease."""
@@ -94,15 +91,13 @@ class QueueTable:
         self._plane = plane
         self._streams = streams
         self._policies = policies
-        self._clock_ns = clock_ns
-        self._wake = wake
-        self._gone = gone
+        self._topology = topology
+        self._tick = tick
         self._due = due
-        self._later = later
+        self._clock_ns = clock_ns
         self._exclusive: dict[object, dict[str, None]] = {}
         self._consuming: dict[object, dict[Consumer, None]] = {}
         self._expiries: list[tuple[int, str]] = []
-        self.topology: Topology
 
     def load(self) -> list[str]:
         """Load durable queues and delete all others. Return one line per unreadable row."""
@@ -231,7 +226,7 @@ class QueueTable:
             settings,
             owner=owner,
             used_ns=self._clock_ns(),
-            wake=self._wake,
+            wake=self._tick.serve,
             removed=self._consumer_removed,
         )
         policy = self._policies.of_queue(name, settings.type)
@@ -251,7 +246,7 @@ class QueueTable:
         if queue.owner is not None:
             self._exclusive.setdefault(queue.owner, {})[queue.name] = None
         self._watch(queue)
-        self.topology.version += 1
+        self._topology.version += 1
 
     def info(self, queue: BrokerQueue) -> QueueInfo:
         return QueueInfo(queue.name, self.ready(queue), len(queue.consumers))
@@ -297,8 +292,8 @@ class QueueTable:
             mine.pop(queue.name, None)
             if not mine:
                 self._exclusive.pop(queue.owner, None)
-        self.topology.remove_queue(queue.name)
-        self._gone(queue)
+        self._topology.remove_queue(queue.name)
+        self._tick.dispatch.forget(queue)
         left = iter(queue.consumers)
 
         def cancel() -> bool:
@@ -310,7 +305,7 @@ class QueueTable:
             return len(queue.consumers) > 0
 
         if cancel():
-            self._later(cancel)
+            self._tick.add_chore(cancel)
 
     def add_consumer(self, consumer: Consumer) -> None:
         consumer.queue.used_ns = self._clock_ns()
@@ -366,7 +361,7 @@ class QueueTable:
             self._plane.update(self._plane_config_under(queue, settings))
         queue.configure(settings)
         self._watch(queue)
-        self.topology.version += 1
+        self._topology.version += 1
 
     def _plane_config_under(self, queue: BrokerQueue, settings: QueueSettings) -> QueueConfig:
         """Return the plane configuration under a policy. An adopted queue keeps fields that policies cannot set."""

@@ -103,7 +103,6 @@ class VHost:
         except BaseException:
             self.commit.close()
             raise
-        self._make_tick()
         self.events = self._record_events(event_sample) if event_sample else None
 
     def _open_planes(self, path: Path | None, budget: MemoryBudget | None, script_budget: ScriptBudget | None) -> None:
@@ -119,35 +118,32 @@ class VHost:
         self.streams = VHostStreams(self.store, path, lambda: self._clock_ns() // 1_000_000)
 
     def _load(self, report: Callable[[str], None]) -> None:
-        """Load policies, queues, exchanges and bindings from the store."""
+        """Create the parts, and load policies, queues, exchanges and bindings from the store."""
         by_name: dict[str, BrokerQueue] = {}
         self.policies = Policies(self.store)
         self.policies.load()
-        self.stream_queues = StreamQueues(self.streams, by_name, wake=self._wake, failed=self.fail)
+        self.topology = Topology(self.store, self.name, has_queue=by_name.__contains__)
+        self._exchanges = self.topology.exchanges
+        self.stream_queues = StreamQueues(self.streams, by_name, failed=self.fail)
+        router = MessageRouter(self.plane, self.topology, by_name, self._clock_ns)
+        self.tick = Tick(self, self.plane, self.commit, router, self.stream_queues)
+        self.stream_queues.listen(self.tick.serve)
+        self.clock = VHostTimers(self, self.plane, self.streams, self._clock_ns)
         self.queues = QueueTable(
             self.name,
             by_name,
             self.plane,
             self.stream_queues,
             self.policies,
+            self.topology,
+            self.tick,
+            due=self.clock.due_at,
             clock_ns=self._clock_ns,
-            wake=self._wake,
-            gone=lambda queue: self.tick.dispatch.forget(queue),
-            due=lambda due_ns: self.clock.due_at(due_ns),
-            later=lambda chore: self.tick.add_chore(chore),
         )
-        self.topology = Topology(self.store, self.name, has_queue=by_name.__contains__)
-        self.queues.topology = self.topology
-        self._exchanges = self.topology.exchanges
-        self.clock = VHostTimers(self, self.plane, self.streams, self.queues.expire, self._clock_ns)
         faults = self.queues.load()
         faults += self.topology.load(by_name.__contains__, self.queues.unserved.__contains__)
         for fault in faults:
             report(f"vhost {self.name!r}: {fault}")
-
-    def _make_tick(self) -> None:
-        router = MessageRouter(self.plane, self.topology, self.queues.by_name, self._clock_ns)
-        self.tick = Tick(self, self.plane, self.commit, router, self.stream_queues)
         self.spool = StreamSpool(self.plane, self.stream_queues, self.tick.settle)
         self._effects = PolicyEffects(self.policies, self.topology, self.queues)
         self.policies.changed = self._policies_changed
@@ -163,7 +159,7 @@ class VHost:
         """Start serving on the running loop."""
         self._loop = asyncio.get_running_loop()
         self.tick.start(self._loop)
-        self.clock.start(self._loop)
+        self.clock.start(self._loop, self.queues.expire)
         for queue in self.queues:
             if queue.is_stream:
                 self._loop.call_soon(self._move_spooled, queue)
@@ -521,9 +517,6 @@ class VHost:
         if self.tick.gathered:
             self.tick.flush()
             self._require_up()
-
-    def _wake(self, queue: BrokerQueue) -> None:
-        self.tick.serve(queue)
 
     def _ready(self, name: str) -> None:
         """Handle the plane's notification that a queue has ready messages."""

@@ -48,14 +48,12 @@ class VHostTimers:
         vhost: Failing,
         plane: Deadlines,
         streams: Retaining,
-        expire: Callable[[int], int | None],
         clock_ns: Callable[[], int],
     ) -> None:
-        """`expire(now)` deletes expired queues and returns the time of the next expiry."""
         self._vhost = vhost
         self._plane = plane
         self._streams = streams
-        self._expire = expire
+        self._expire: Callable[[int], int | None] = lambda now_ns: None
         self._clock_ns = clock_ns
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -63,8 +61,10 @@ class VHostTimers:
         self._retention: asyncio.TimerHandle | None = None
         self._retaining: asyncio.Future[int] | None = None
 
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+    def start(self, loop: asyncio.AbstractEventLoop, expire: Callable[[int], int | None]) -> None:
+        """`expire(now)` deletes expired queues and returns the time of the next expiry."""
         self._loop = loop
+        self._expire = expire
         now_ns = self._clock_ns()
         for due_ns in (self._plane.deadline_ns(), self._expire(now_ns)):
             if due_ns is not None:

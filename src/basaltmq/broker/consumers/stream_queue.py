@@ -249,15 +249,18 @@ class StreamQueues:
         streams: VHostStreams,
         queues: Mapping[str, BrokerQueue],
         *,
-        wake: Callable[[BrokerQueue], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """`wake` is called for a queue whose consumers can read more, `failed` for a disk error."""
+        """`failed` is called for a disk error."""
         self._streams = streams
         self._queues = queues
-        self._wake = wake
         self._failed = failed
+        self._wake: Callable[[BrokerQueue], None] = lambda queue: None
         streams.listen(self._grew)
+
+    def listen(self, wake: Callable[[BrokerQueue], None]) -> None:
+        """Call `wake` for a queue whose consumers can read more."""
+        self._wake = wake
 
     def create(self, queue: BrokerQueue) -> None:
         topics = self._streams.plane.topics
