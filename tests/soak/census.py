@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from tests.soak.ledger import Label
 
-from basaltmq.embedded.database import LOG
 from basaltmq.errors import DamagedFrameError
 from basaltmq.log.frame import COLUMNAR, KAFKA
 from basaltmq.log.lane_view import LaneView
@@ -25,6 +24,7 @@ from basaltmq.log.recovery import scan
 from basaltmq.queues.content import Content
 from basaltmq.queues.entries.backing import APART
 from basaltmq.queues.entries.rows import payload_of, read_entry
+from basaltmq.store.directory import LOG
 from basaltmq.store.families import Family
 from basaltmq.store.keys import queues as queue_keys
 from basaltmq.store.open import open_view

@@ -31,7 +31,7 @@ from tests.soak.ledger import Label
 from tests.soak.report import Report
 
 import basaltmq
-from basaltmq.embedded.database import LOG, Basalt, Settings
+from basaltmq.embedded.database import Basalt, Settings
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.lane import Lane
@@ -40,6 +40,7 @@ from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.store import audit_rows
 from basaltmq.pipeline.findings import Severity
 from basaltmq.queues.draft import Draft
+from basaltmq.store.directory import LOG
 from basaltmq.store.repair import repair
 from basaltmq.store.salvage.verify import verify
 from basaltmq.streams.engines.segment.engine import SegmentEngine

@@ -14,14 +14,13 @@ import msgspec
 import basaltmq
 from basaltmq.cli.options import as_json, family_option
 from basaltmq.cli.output import FINDINGS, progress_line, show
-from basaltmq.embedded.database import LOG
 from basaltmq.embedded.reconcile import reconcile_planes
 from basaltmq.errors import BasaltError
 from basaltmq.log.segment import Segment
 from basaltmq.log.verify import verify_log
 from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store import checkpoint as backups
-from basaltmq.store.directory import CHECKSUMS, read_marker
+from basaltmq.store.directory import CHECKSUMS, LOG, read_marker
 from basaltmq.store.families import Family, family_of
 from basaltmq.store.open import open_store, open_view
 from basaltmq.store.repair import repair as repair_store

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -31,30 +30,22 @@ from basaltmq.embedded.topic import EmbeddedTopic
 from basaltmq.embedded.transaction import Transaction, Xa
 from basaltmq.embedded.waiting import Arrivals
 from basaltmq.errors import BasaltError, InvalidConfigError, StoreClosedError, TopicExistsError, TopicNotFoundError
-from basaltmq.log.backup import copy_lane
 from basaltmq.log.ends import ENDS
 from basaltmq.queues.config import QueueSettings
 from basaltmq.queues.events.topic import EventSettings, EventWriter
 from basaltmq.queues.plane import QueuePlane
-from basaltmq.store.api import Store
-from basaltmq.store.directory import QUARANTINE
+from basaltmq.store.directory import LOG
 from basaltmq.store.open import open_store
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.rocks import RocksStore
-from basaltmq.streams.adapter import Clock
-from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.engines.segment.index.unsynced import was_indexed
-from basaltmq.streams.leaders import Leaders
-from basaltmq.streams.offsets import Offsets
-from basaltmq.streams.plane import OffsetStrategy, StreamPlane
-from basaltmq.streams.shards import Engine, Shards
+from basaltmq.streams.plane import OffsetStrategy
+from basaltmq.streams.shards import Engine
+from basaltmq.streams.stored import StoredStreams
 from basaltmq.streams.topics import TOPICS_PER_BATCH, NewTopic, Topic, TopicConfig, in_batches, topic_config
 
 MAINTENANCE_INTERVAL_S: Final = 1.0
 """Interval between steps of retention and cleaning. Each step is bounded."""
-
-LOG: Final = "log"
-"""Directory of the commit log inside the store's directory."""
 
 CHECKPOINT_LOG_BYTES: Final = 64 << 20
 """Checkpoint the index after this growth of the log. Recovery and views of other processes replay at most this much."""
@@ -85,18 +76,18 @@ class Settings:
 class Basalt:
     """A store in this process, created by `basaltmq.open`."""
 
-    def __init__(self, path: Path, store: RocksStore, streams: StreamPlane, settings: Settings) -> None:
+    def __init__(self, path: Path, store: RocksStore, streams: StoredStreams, settings: Settings) -> None:
         self.path = path
         self.store = store
-        self.streams = streams
+        self.streams = streams.plane
+        self._stored = streams
         self._settings = settings
         self._arrivals = Arrivals()
         self._stop = threading.Event()
         self._closing = threading.Lock()
-        self._cleaning = threading.Lock()
         self._checkpointed_bytes = 0
         self._queues: QueueService | None = None
-        self._disk = DiskGuard(path, store, _Log(streams, self._cleaning), settings.disk)
+        self._disk = DiskGuard(path, store, streams, settings.disk)
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
         self._maintenance.start()
 
@@ -107,23 +98,18 @@ class Basalt:
         where = Path(path)
         store = open_store(where, create=create, options=settings.store)
         try:
-            streams = StreamPlane(
-                store,
-                settings.clock_ms,
-                makers={Engine.SEGMENT: partial(_segment_engine, store, where)},
-                offset_strategy=settings.offsets,
-            )
+            streams = StoredStreams(store, where, settings.clock_ms, settings.offsets, in_loop=True)
             try:
                 if (where / LOG).is_dir() or (where / ENDS).exists() or was_indexed(store):
                     # Recover now instead of at the first use, so that losses are reported at open.
-                    streams.engines.get(Engine.SEGMENT)
+                    streams.segments()
+                return cls(where, store, streams, settings)
             except BaseException:
                 streams.close()
                 raise
         except BaseException:
             store.close()
             raise
-        return cls(where, store, streams, settings)
 
     def topic(
         self,
@@ -276,22 +262,7 @@ class Basalt:
         Readers and writers continue meanwhile. Cleaning waits, and so does the creation of topics until the log is
         copied.
         """
-        with self._cleaning, ExitStack() as topics_locked:
-            # No shard may be created between the copy of its row and the copy of the log. The copy would assign its
-            # number again, and the new shard would inherit its frames.
-            topics_locked.enter_context(self.streams.topics.lock)
-
-            def copy_log(draft: Path) -> None:
-                self._copy_log(draft)
-                topics_locked.close()
-
-            self.store.checkpoint(Path(target), add_files=copy_log)
-
-    def _copy_log(self, target: Path) -> None:
-        engine = self.streams.engines.get(Engine.SEGMENT)
-        assert isinstance(engine, SegmentEngine), "created by _segment_engine"
-        for lane in engine.lanes:
-            copy_lane(lane.log, target / LOG / lane.log.path.name)
+        self._stored.backup(Path(target))
 
     def close(self) -> None:
         """Make pending writes durable and close. Waiting readers end. Closing twice is allowed."""
@@ -302,7 +273,7 @@ class Basalt:
                 self._maintenance.join()
             with ExitStack() as last_first:
                 last_first.callback(self.store.close)
-                last_first.callback(self.streams.close)
+                last_first.callback(self._stored.close)
                 last_first.callback(self._disk.close)
                 if self._queues is not None:
                     last_first.callback(self._queues.close)
@@ -319,9 +290,8 @@ class Basalt:
         last_error = ""
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
-                with self._cleaning:
-                    self.streams.engines.retain(self._settings.clock_ms())
-                    self._checkpoint()
+                self._stored.retain()
+                self._checkpoint()
                 self._disk.maintain()
             except BasaltError as error:
                 # The user's next call raises the same error. Until then, log it once.
@@ -333,49 +303,12 @@ class Basalt:
 
     def _checkpoint(self) -> None:
         """Checkpoint the index if the log has grown enough."""
-        for engine in self.streams.engines.in_use():
-            if isinstance(engine, SegmentEngine):
-                end = sum(lane.log.end for lane in engine.lanes)
-                if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
-                    engine.checkpoint()
-                    self._checkpointed_bytes = end
-
-
-class _Log:
-    """The log's share of the store's disk usage, for `DiskGuard`."""
-
-    def __init__(self, streams: StreamPlane, cleaning: threading.Lock) -> None:
-        self._streams = streams
-        self._cleaning = cleaning
-
-    def _engines(self) -> list[SegmentEngine]:
-        return [engine for engine in self._streams.engines.in_use() if isinstance(engine, SegmentEngine)]
-
-    def log_bytes(self) -> int:
-        return sum(engine.log_bytes() for engine in self._engines())
-
-    def reclaim(self, is_enough: Callable[[], bool]) -> None:
-        with self._cleaning:
-            for engine in self._engines():
-                engine.reclaim(is_enough)
-
-
-def _segment_engine(
-    managed: RocksStore,
-    path: Path,
-    store: Store,
-    shards: Shards,
-    offsets: Offsets,
-    clock_ms: Clock,
-    leaders: Leaders,
-) -> SegmentEngine:
-    assert store is managed, "the plane creates its engines on the store it was given"
-    engine = SegmentEngine(
-        managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE, in_loop=True
-    )
-    for fault in engine.faults:
-        _log.error("the log at %s is damaged: %s", path / LOG, fault)
-    return engine
+        engine = self._stored.open_segments
+        if engine is not None:
+            end = sum(lane.log.end for lane in engine.lanes)
+            if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
+                engine.checkpoint()
+                self._checkpointed_bytes = end
 
 
 def _given(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from basaltmq.catalog.reconcile import reconcile_catalog
 from basaltmq.clock import NS_PER_MS
-from basaltmq.embedded.database import LOG
 from basaltmq.queues.recovery.reconcile import reconcile_queues
 from basaltmq.store.api import Store
+from basaltmq.store.directory import LOG
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
 from basaltmq.streams.reconcile import reconcile_streams, single_partition_topics

@@ -6,6 +6,7 @@
     SEALS         one sealed line: checksums of files that RocksDB does not protect itself (`seals`).
     CHECKSUMS     only in a checkpoint: size and CRC32C of every file in it (`checkpoint`).
     kv/           the RocksDB database.
+    log/          the commit log of streams (`streams.stored`).
     quarantine/   data that could not be read or placed; never deleted by Basalt.
 
 A sealed line is `{CRC32C of the JSON, 8 hex digits} {JSON}\\n`.
@@ -52,6 +53,7 @@ SEALS: Final = "SEALS"
 CHECKSUMS: Final = "CHECKSUMS"
 DATABASE: Final = "kv"
 QUARANTINE: Final = "quarantine"
+LOG: Final = "log"
 
 LEFT_BY_OTHERS: Final = frozenset(
     {"lost+found", ".DS_Store", ".directory", ".gitignore", ".gitkeep", ".keep", ".snapshot", ".zfs"}

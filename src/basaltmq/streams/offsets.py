@@ -33,6 +33,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.shards import OFFSET_MAX
+from basaltmq.streams.watermark import done
 
 _ROW: Final = Layout(">BQqi")
 ROW_VERSION: Final = 1
@@ -95,6 +96,18 @@ class Offsets(Protocol):
         """Set the next offsets that the group reads. A lower offset than before rewinds the group."""
         ...
 
+    def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
+        """As `commit`, but return a future of the running loop that resolves when `commit` would return."""
+        ...
+
+    def write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
+        """As `commit`, without waiting for the sync."""
+        ...
+
+    def plan_commit(self, batch: Batch, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
+        """Commit with `batch`, or at once with the cached strategy."""
+        ...
+
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
         """Return the commits of the given partitions that have one."""
         ...
@@ -143,7 +156,6 @@ class PersistentOffsets:
         self._sync.wait_durable()
 
     def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
-        """As `commit`, but return a future of the running loop that resolves when the commit is durable."""
         self.write(group, commits)
         return self._sync.durable()
 
@@ -210,12 +222,13 @@ class PersistentOffsets:
         """Do nothing: commits are never buffered."""
 
     def write(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> None:
-        """Write commits without waiting for the sync."""
-        checked = checked_commits(group, commits, self._clock_ms())
         batch = Batch()
-        for (topic_id, partition), commit in checked.items():
-            put_commit(batch, group, topic_id, partition, commit)
+        self.plan_commit(batch, group, checked_commits(group, commits, self._clock_ms()))
         self._store.write(batch)
+
+    def plan_commit(self, batch: Batch, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
+        for (topic_id, partition), commit in commits.items():
+            put_commit(batch, group, topic_id, partition, commit)
 
 
 class CachedOffsets:
@@ -259,6 +272,15 @@ class CachedOffsets:
             full = len(self._dirty) > DIRTY_MAX
         if full:
             self.flush()
+
+    write = commit
+
+    def commit_async(self, group: str, commits: Mapping[TopicPartition, int | Commit]) -> asyncio.Future[None]:
+        self.commit(group, commits)
+        return done()
+
+    def plan_commit(self, batch: Batch, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
+        self.commit(group, commits)
 
     def committed(self, group: str, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Commit]:
         with self._lock:

@@ -49,12 +49,15 @@ from basaltmq.errors import (
 from basaltmq.log.committed import Mark
 from basaltmq.log.lane_view import LaneView
 from basaltmq.store.api import Store
-from basaltmq.store.directory import DATABASE, os_error
+from basaltmq.store.directory import DATABASE, LOG, os_error, sync_data
+from basaltmq.store.integrity.wal import wal_files
 from basaltmq.store.open import open_view
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.overlay import OverlayStore
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import READ_BYTES, READ_RECORDS, Clock, IfAllOlder, ReadBatch, ShardInfo
+from basaltmq.streams.engines.memory import MemoryEngine
+from basaltmq.streams.engines.rocksdb.engine import RocksdbEngine
 from basaltmq.streams.engines.segment.view import CAUGHT_UP_FRAMES_MAX, SegmentView
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.leaders import Leaders
@@ -62,10 +65,6 @@ from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.shards import Engine, Shards
 from basaltmq.streams.topics import Topic, TopicPage
-from basaltmq.streams.view_engines import MemoryView, RocksdbView
-
-LOG: Final = "log"
-"""Directory of the commit log, beside the database directory."""
 
 WATCH_INTERVAL_S: Final = 0.02
 """Polling interval of `wait`: about ten system calls each, 1 % of a core."""
@@ -463,3 +462,34 @@ def _stamp(path: Path) -> Stamp:
     except OSError as error:
         raise os_error(error, path) from error
     return tuple(sorted(found))
+
+
+class RocksdbView(RocksdbEngine):
+    """The RocksDB engine over a read-only view of the store.
+
+    Its topics are read from the WAL, which may be written but not synced. fdatasync needs no write permission, so the
+    view syncs the WAL before it reads. A WAL file that has disappeared was flushed to SST files, which are durable.
+    """
+
+    def __init__(
+        self, store: Store, shards: Shards, offsets: Offsets, clock_ms: Clock, leaders: Leaders, *, database: Path
+    ) -> None:
+        sync_wal(database)
+        super().__init__(store, shards, offsets, clock_ms, leaders)
+
+
+class MemoryView(MemoryEngine):
+    """Memory shards of another process. A view cannot read their records, so it reports them as empty."""
+
+    def shard_info(self, shard: int) -> ShardInfo:
+        meta = self._own(shard)
+        return ShardInfo(meta, meta.start_offset, meta.start_offset, meta.start_offset, 0, 0)
+
+
+def sync_wal(database: Path) -> None:
+    """Sync all WAL files to disk."""
+    for path in wal_files(database):
+        try:
+            sync_data(path)
+        except OSError as error:
+            raise os_error(error, path) from error

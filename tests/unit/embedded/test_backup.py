@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import basaltmq
-from basaltmq.embedded.database import LOG, Basalt
+from basaltmq.embedded.database import Basalt
 from basaltmq.errors import AlreadyExistsError
 from basaltmq.log.verify import verify_log
 from basaltmq.store.checkpoint import restore
+from basaltmq.store.directory import LOG
 from basaltmq.store.salvage.verify import verify
 
 pytestmark = [pytest.mark.spec("A10"), pytest.mark.promise("P7")]

@@ -15,7 +15,6 @@ import msgspec
 from basaltmq.admin.http.message import HttpError
 from basaltmq.admin.http.routes import Access, Call, Route
 from basaltmq.admin.http.scope import Scope
-from basaltmq.broker.backup import backup_vhost
 from basaltmq.broker.vhost import VHost
 from basaltmq.queues.recovery.verify import verify_rows
 from basaltmq.store.directory import MARKER
@@ -107,7 +106,7 @@ class StoreTools:
     async def checkpoint(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)
         target = await asyncio.to_thread(_backup_path, self._backup_dir(), call.body.target)
-        await self._alone(vhost, lambda _: backup_vhost(vhost, target))
+        await self._alone(vhost, lambda _: vhost.streams.backup(target))
         return {"target": str(target)}
 
     async def verify(self, call: Call) -> Any:

@@ -15,10 +15,9 @@ from basaltmq.broker.vhost_directory import (
     read_name,
 )
 from basaltmq.cli.doctor.checks import Finding, State, holder_of
-from basaltmq.embedded.database import LOG
 from basaltmq.errors import BasaltError, NotAStoreError
 from basaltmq.log.verify import verify_log
-from basaltmq.store.directory import names_in
+from basaltmq.store.directory import LOG, names_in
 from basaltmq.store.salvage.verify import verify as verify_store
 
 CHECK = "data"

@@ -17,6 +17,7 @@ from basaltmq.log.verify import verify_log
 from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.pipeline.findings import Finding, Severity
 from basaltmq.store.api import Store
+from basaltmq.store.directory import LOG
 from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
@@ -24,7 +25,7 @@ from basaltmq.store.open import open_view
 from basaltmq.streams.engines.segment.index.rows import SegmentStats
 from basaltmq.streams.groups import PartitionLag
 from basaltmq.streams.imports.imports import runs
-from basaltmq.streams.view import LOG, StreamView
+from basaltmq.streams.view import StreamView
 
 MISSING_SEGMENT: Final = "missing segment"
 

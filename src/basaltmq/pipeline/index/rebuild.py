@@ -39,14 +39,13 @@ from basaltmq.pipeline.index.tables import APART, WHOLE, Table, make_table, writ
 from basaltmq.pipeline.store_path import DEFAULT_VHOST, store_path
 from basaltmq.pipeline.tasks import Tasks
 from basaltmq.store.batch import Batch
-from basaltmq.store.directory import make_directory
+from basaltmq.store.directory import LOG, make_directory
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
 from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.engines.segment.index.rows import FAMILY, SegmentStats
 from basaltmq.streams.imports.stage import STAGING
-from basaltmq.streams.view import LOG
 
 FOLDER: Final = "index-"
 """Prefix of this job's directories below `staging`."""

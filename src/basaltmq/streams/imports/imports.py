@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 from uuid import UUID
@@ -46,20 +45,15 @@ from basaltmq.errors import (
 from basaltmq.log.batches.columnar import ColumnBatch
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.store.directory import QUARANTINE
 from basaltmq.store.families import Family
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.store.open import open_store
-from basaltmq.store.rocks import RocksStore
 from basaltmq.streams.adapter import READ_BYTES_MAX, READ_RECORDS_MAX, Append, Clock
-from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.imports import stage
 from basaltmq.streams.imports.stage import Part, StagedPart
-from basaltmq.streams.leaders import Leaders
-from basaltmq.streams.offsets import Offsets
 from basaltmq.streams.plane import StreamPlane
-from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.view import LOG
+from basaltmq.streams.shards import Engine
+from basaltmq.streams.stored import StoredStreams
 
 NONE_DONE: Final = -1
 
@@ -309,23 +303,10 @@ def open_imports(path: Path, clock_ms: Callable[[], int] = now_ms) -> Iterator[I
             'server="http://host:15672", or when no process has it open for writing'
         ) from None
     try:
-        streams = StreamPlane(store, clock_ms, makers={Engine.SEGMENT: partial(_segment_engine, store, path)})
+        streams = StoredStreams(store, path, clock_ms)
         try:
-            yield Imports(path, store, streams, clock_ms)
+            yield Imports(path, store, streams.plane, clock_ms)
         finally:
             streams.close()
     finally:
         store.close()
-
-
-def _segment_engine(
-    managed: RocksStore,
-    path: Path,
-    store: Store,
-    shards: Shards,
-    offsets: Offsets,
-    clock_ms: Clock,
-    leaders: Leaders,
-) -> SegmentEngine:
-    assert store is managed, "the plane creates its engines on the store it was given"
-    return SegmentEngine(managed, shards, offsets, clock_ms, leaders, path=path / LOG, quarantine=path / QUARANTINE)

@@ -17,7 +17,7 @@ from basaltmq.protocols.kafka.groups.classic_requests import group_error, topic_
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields
-from basaltmq.streams.offsets import METADATA_BYTES_MAX, Commit, PersistentOffsets, TopicPartition
+from basaltmq.streams.offsets import METADATA_BYTES_MAX, Commit, TopicPartition
 
 if TYPE_CHECKING:
     from basaltmq.protocols.kafka.context import Client, Context
@@ -114,9 +114,6 @@ def _member_error(context: Context, body: Fields, version: int) -> int:
 async def _commit(context: Context, group: str, commits: Mapping[TopicPartition, Commit]) -> None:
     offsets = context.plane.offsets
     with context.guard():
-        if not isinstance(offsets, PersistentOffsets):
-            await asyncio.to_thread(offsets.commit, group, commits)
-            return
         items = list(commits.items())
         for at in range(0, len(items) - PORTION, PORTION):
             # A crash leaves some offsets committed. The client has no response, so it commits them again.

@@ -50,7 +50,7 @@ from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import Append
 from basaltmq.streams.engines.segment.engine import SegmentEngine
-from basaltmq.streams.offsets import Commit, PersistentOffsets, TopicPartition, put_commit
+from basaltmq.streams.offsets import Commit, TopicPartition
 
 TIMEOUT_MS_MAX: Final = 15 * 60_000
 """Maximum transaction timeout: Kafka's default of transaction.max.timeout.ms."""
@@ -353,13 +353,9 @@ class Transactions:
     def _put_offsets(self, batch: Batch, offsets: Mapping[OffsetKey, Commit]) -> None:
         known = {topic_id: self._plane.topics.summary_of(topic_id) for topic_id in {each[1] for each in offsets}}
         for (group, topic_id, partition), commit in offsets.items():
-            if known[topic_id] is None:
-                # The topic was deleted in the meantime, with its groups' offsets.
-                continue
-            if isinstance(self._plane.offsets, PersistentOffsets):
-                put_commit(batch, group, topic_id, partition, commit)
-            else:
-                self._plane.offsets.commit(group, {(topic_id, partition): commit})
+            # A topic may have been deleted in the meantime, with its groups' offsets.
+            if known[topic_id] is not None:
+                self._plane.offsets.plan_commit(batch, group, {(topic_id, partition): commit})
 
     def check_produce(self, transactional_id: str | None, header: KafkaHeader, shard: int) -> None:
         """Raise Refused unless the batch belongs to an open transaction that includes its partition."""
