@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from basaltmq.errors import NotFoundError
-
 
 class Connection(Protocol):
     """A connection of any protocol."""
@@ -59,12 +57,6 @@ class Connections:
 
     def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._by_number.values()))
-
-    def find(self, name: str) -> Connection:
-        for connection in self:
-            if connection.info().get("name") == name:
-                return connection
-        raise NotFoundError(f"connection {name!r} not found")
 
     def close_all(self, reason: str, *, user: str | None = None, vhost: str | None = None) -> int:
         """Close all connections, or those of a user or virtual host. Return their number."""

@@ -76,7 +76,6 @@ class VHost:
         clock_ns: Callable[[], int] = time.time_ns,
         budget: MemoryBudget | None = None,
         script_budget: ScriptBudget | None = None,
-        report: Callable[[str], None] | None = None,
         event_sample: float = 0.0,
     ) -> None:
         """Recover the state from the store. This can take long: call it in a thread, then `start` on the loop.
@@ -99,7 +98,7 @@ class VHost:
         self.commit = LoopCommit(store)
         try:
             self._open_planes(path, budget, script_budget)
-            self._load(report or _log.warning)
+            self._load()
         except BaseException:
             self.commit.close()
             raise
@@ -117,7 +116,7 @@ class VHost:
         self.plane.dead_letter_router = self._dead_letter
         self.streams = VHostStreams(self.store, path, lambda: self._clock_ns() // 1_000_000)
 
-    def _load(self, report: Callable[[str], None]) -> None:
+    def _load(self) -> None:
         """Create the parts, and load policies, queues, exchanges and bindings from the store."""
         by_name: dict[str, BrokerQueue] = {}
         self.policies = Policies(self.store)
@@ -143,7 +142,7 @@ class VHost:
         faults = self.queues.load()
         faults += self.topology.load(by_name.__contains__, self.queues.unserved.__contains__)
         for fault in faults:
-            report(f"vhost {self.name!r}: {fault}")
+            _log.warning("vhost %r: %s", self.name, fault)
         self.spool = StreamSpool(self.plane, self.stream_queues, self.tick.settle)
         self._effects = PolicyEffects(self.policies, self.topology, self.queues)
         self.policies.changed = self._policies_changed

@@ -12,7 +12,7 @@ Invariants:
   back when the name is used again (see `deletion`).
 
 Lists are in the key order of the name index. All methods are thread-safe. Changes are written one after the other and
-share their fsyncs. From asyncio: `await catalog.durably(catalog.create, ...)`.
+share their fsyncs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Final, NamedTuple, ParamSpec, TypeVar
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from basaltmq.catalog.attributes import Attributes
@@ -49,8 +49,6 @@ PAGE_MAX: Final = 10_000
 
 _CHILDREN_AT_ONCE: Final = 500
 
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 _log: Final = logging.getLogger(__name__)
 
 Listener = Callable[[Event], None]
@@ -72,14 +70,13 @@ class Catalog:
         store: Store,
         commits: Commits | None = None,
         *,
-        ids: Ids | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self.commits = commits or Commits(store)
         self.configuration = ConfigurationStore(store, self.commits)
         self._store = store
         # Time-ordered ids put objects created together into the same blocks.
-        self._ids = ids or Ids()
+        self._ids = Ids()
         self._objects: Cache[_Entry | None] = Cache(cache_bytes // 2)
         self._names: Cache[UUID | None] = Cache(cache_bytes // 2)
         self._deletions = Deletions(store)
@@ -114,10 +111,6 @@ class Catalog:
         """Remove the whole catalog and close."""
         self.configuration.on_delete()
         self.close()
-
-    async def durably(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a modifying method from asyncio: applied at once, returns when durable."""
-        return await self.commits.durably(operation, *args, **kwargs)
 
     def on_change(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` after every written change. Return a function that stops it."""

@@ -6,24 +6,18 @@ Threads that wait at the same time share one fsync:
         ... checks, change.put(...)
                                           write; change.after callbacks; unlock; wait until durable
 
-asyncio uses the same methods: `await commits.durably(method, ...)` runs the method without its wait, then awaits the
-fsync. A change is visible as soon as it is written. A change that raises writes nothing.
+A change is visible as soon as it is written. A change that raises writes nothing.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import ParamSpec, TypeVar
 
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.store.sync.group_commit import GroupCommit
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class Change(Batch):
@@ -45,7 +39,6 @@ class Commits:
         self.lock = threading.RLock()
         self._store = store
         self._sync = sync
-        self._local = threading.local()
 
     @contextmanager
     def change(self, *, durable: bool = True) -> Iterator[Change]:
@@ -55,31 +48,11 @@ class Commits:
             yield change
             if not len(change):
                 return
-            self._store.write(change, wait_ms=0 if self._is_deferred() else None)
+            self._store.write(change)
             for action in change.after:
                 action()
-        if durable and not self._is_deferred():
+        if durable:
             self._wait()
-
-    async def durably(self, operation: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run a blocking operation without its wait, then await the fsync. Never waits for a stalled store.
-
-        The fsync is awaited even if the operation wrote nothing, because its result may depend on another change that
-        is written but not yet durable.
-        """
-        self._local.deferred = True
-        try:
-            result = operation(*args, **kwargs)
-        finally:
-            self._local.deferred = False
-        if self._sync is not None:
-            await self._sync.durable()
-        else:
-            await asyncio.to_thread(self._store.sync)
-        return result
-
-    def _is_deferred(self) -> bool:
-        return getattr(self._local, "deferred", False)
 
     def _wait(self) -> None:
         if self._sync is not None:

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from basaltmq.embedded.leased import Leased
 from basaltmq.embedded.queue import EmbeddedQueue, Held, drafts_of, leased_list
 from basaltmq.errors import InvalidArgumentError
-from basaltmq.queues.draft import Draft, asks_for_more, require_fit
-from basaltmq.queues.leases.delivery import Delivery
+from basaltmq.queues.draft import asks_for_more, require_fit
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transactions.transaction import QueueTransaction, State
 from basaltmq.queues.transactions.xa import InDoubt, Vote, XaSession
@@ -32,28 +31,10 @@ from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.sync.group_commit import GroupCommit
 
 
-class OperationTarget(Protocol):
-    """Collects operations: a transaction of the plane, or a session in a branch."""
-
-    def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None: ...
-
-    def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int: ...
-
-    def dequeue(
-        self,
-        name: str,
-        count: int = 1,
-        *,
-        consumer: str = "",
-        visibility_ms: int | None = None,
-        wait_ms: int = 0,
-    ) -> list[Delivery]: ...
-
-
 class QueueWork:
     """Operations inside a transaction or branch."""
 
-    def __init__(self, plane: QueuePlane, target: OperationTarget, admit: Callable[[], None]) -> None:
+    def __init__(self, plane: QueuePlane, target: QueueTransaction | XaSession, admit: Callable[[], None]) -> None:
         """`admit` raises an error if there is no disk space for producers."""
         self._plane = plane
         self._target = target

@@ -77,7 +77,6 @@ class QueuePlane:
         commit: GroupCommit,
         *,
         clock_ns: Callable[[], int] = time.time_ns,
-        ids: Ids | None = None,
         budget: MemoryBudget | None = None,
         script_budget: ScriptBudget | None = None,
         paging: PagingLimits | None = None,
@@ -99,7 +98,7 @@ class QueuePlane:
         content = Content(store)
         self._shared = PlaneContext(
             store=store,
-            ids=ids or Ids(clock_ns),
+            ids=Ids(clock_ns),
             content=content,
             quarantine=quarantine,
             reclaim=Reclaim(store, content, quarantine, lambda: self._shared.enqueue_clock.last_ns),

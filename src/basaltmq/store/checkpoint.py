@@ -135,13 +135,11 @@ def read_checksums(checkpoint: Path) -> dict[str, Sum]:
     return sums
 
 
-def check_sums(
-    checkpoint: Path, sums: dict[str, Sum], progress: Callable[[int], None] | None = None
-) -> Iterator[tuple[str, str]]:
+def check_sums(checkpoint: Path, sums: dict[str, Sum]) -> Iterator[tuple[str, str]]:
     """Yield (name, fault) for every file that differs from CHECKSUMS or is not listed in it."""
     for name, expected in sums.items():
         try:
-            found = file_sum(checkpoint / name, progress)
+            found = file_sum(checkpoint / name)
         except FileNotFoundError:
             yield name, "is missing"
             continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 from rocksdict import (
@@ -63,8 +62,8 @@ class StoreOptions:
     background_jobs: int = 2
 
 
-def database_options(options: StoreOptions, *, log_directory: Path | None = None, strict_wal: bool = True) -> Options:
-    """Return the database-wide options. `strict_wal` rejects any WAL damage; otherwise replay stops at it."""
+def database_options(options: StoreOptions) -> Options:
+    """Return the database-wide options. RocksDB rejects any WAL damage."""
     db = Options(raw_mode=True)
     db.create_if_missing(True)
     db.create_missing_column_families(True)
@@ -77,14 +76,9 @@ def database_options(options: StoreOptions, *, log_directory: Path | None = None
     db.set_paranoid_checks(True)
     # The statistics thread would write to RocksDB's log every ten minutes, which Basalt does not read.
     db.set_stats_dump_period_sec(0)
-    if strict_wal:
-        db.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
-    else:
-        db.set_wal_recovery_mode(DBRecoveryMode.point_in_time())
+    db.set_wal_recovery_mode(DBRecoveryMode.absolute_consistency())
     if options.statistics:
         db.enable_statistics()
-    if log_directory is not None:
-        db.set_db_log_dir(str(log_directory))
     return db
 
 

@@ -95,13 +95,11 @@ class Engines:
 class Drivers:
     """Stream operations by topic and partition."""
 
-    def __init__(
-        self, topics: Topics, shards: Shards, engines: Engines, partitioner: Partitioner | None = None
-    ) -> None:
+    def __init__(self, topics: Topics, shards: Shards, engines: Engines) -> None:
         self._topics = topics
         self._shards = shards
         self._engines = engines
-        self._partitioner = partitioner or Partitioner()
+        self._partitioner = Partitioner()
 
     def append(
         self,

@@ -101,9 +101,7 @@ def export_metadata(topics: Topics, drivers: Drivers, offsets: Offsets) -> Itera
                 )
 
 
-def import_metadata(
-    lines: Iterable[bytes | str], topics: Topics, offsets: Offsets, progress: Callable[[Imported], None] | None = None
-) -> Imported:
+def import_metadata(lines: Iterable[bytes | str], topics: Topics, offsets: Offsets) -> Imported:
     """Create the topics and offsets that the lines describe. Existing topics are skipped and listed in the result.
 
     A damaged line raises an error with its number. Lines before it are imported; a second import skips them.
@@ -117,16 +115,12 @@ def import_metadata(
             offsets.commit(group, commits)
             done.offsets += len(commits)
             commits.clear()
-            if progress is not None:
-                progress(done)
 
     wanted: list[NewTopic] = []
 
     def create() -> None:
         for batch in in_batches(wanted):
             _create(batch, topics, done)
-            if progress is not None:
-                progress(done)
         wanted.clear()
 
     for line in _checked(lines, create):

@@ -1,7 +1,7 @@
 """The stream plane: opens all stream components over one store and closes them in order.
 
 The embedded API, the command line and the broker take the components they need from `StreamPlane`. Engines are created
-on first use. The caller owns the store, and the catalog if it passes one.
+on first use. The caller owns the store.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from basaltmq.streams.migration import Migration
 from basaltmq.streams.offsets import CachedOffsets, Offsets, PersistentOffsets
 from basaltmq.streams.orphans import Orphans
 from basaltmq.streams.shards import Engine, Shards
-from basaltmq.streams.topics import CREATE_TIMEOUT_MS, Topics
+from basaltmq.streams.topics import Topics
 from basaltmq.streams.watermark import Watermarks
 
 
@@ -51,33 +51,21 @@ class StreamPlane:
         store: Store,
         clock_ms: Clock,
         *,
-        catalog: Catalog | None = None,
         makers: Mapping[Engine, EngineMaker] | None = None,
         leaders: Leaders | None = None,
         offset_strategy: OffsetStrategy = OffsetStrategy.PERSISTENT,
-        create_timeout_ms: int = CREATE_TIMEOUT_MS,
     ) -> None:
-        """`makers` adds or replaces engines. A passed `catalog` must be open, and the caller closes it."""
+        """`makers` adds or replaces engines."""
         leaders = leaders or OneNode()
         self.store = store
         self.watermarks = Watermarks(store)
-        self._owned_catalog: Catalog | None = None
         try:
-            if catalog is None:
-                catalog = self._owned_catalog = Catalog(store, Commits(store, self.watermarks.group))
-                catalog.open()
-            self.catalog = catalog
+            self.catalog = Catalog(store, Commits(store, self.watermarks.group))
+            self.catalog.open()
             self.shards = Shards(store, clock_ms)
             self.offsets = self._offsets(offset_strategy, clock_ms)
             self.engines = Engines(self._factories(clock_ms, leaders, makers or {}))
-            self.topics = Topics(
-                self.catalog,
-                self.shards,
-                self.offsets,
-                self.watermarks.group,
-                self.engines.get,
-                create_timeout_ms=create_timeout_ms,
-            )
+            self.topics = Topics(self.catalog, self.shards, self.offsets, self.watermarks.group, self.engines.get)
         except BaseException:
             self.watermarks.close()
             raise
@@ -104,8 +92,7 @@ class StreamPlane:
                 close()
             except BasaltError as error:
                 failure = failure or error
-        if self._owned_catalog is not None:
-            self._owned_catalog.close()
+        self.catalog.close()
         if failure is not None:
             raise failure
 

@@ -335,11 +335,11 @@ class _Cached:
 class Shards:
     """The shard rows of one store."""
 
-    def __init__(self, store: Store, clock_ms: Callable[[], int], *, cached_max: int = SHARDS_CACHED_MAX) -> None:
+    def __init__(self, store: Store, clock_ms: Callable[[], int]) -> None:
         self._store = store
         self._clock_ms = clock_ms
         self._lock = threading.RLock()
-        self._cache: Recent[_Cached] = Recent(self._load, cached_max)
+        self._cache: Recent[_Cached] = Recent(self._load, SHARDS_CACHED_MAX)
         raw = store.get(Family.SHARDS, stream_keys.SHARD_COUNTER_KEY)
         self._next_number = SHARD_FIRST if raw is None else int(_NUMBER.unpack(raw)[0])
 

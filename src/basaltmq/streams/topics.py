@@ -229,9 +229,7 @@ class Topics:
         sync: Durable,
         engine_of: Callable[[Engine], StorageAdapter],
         *,
-        ids: Ids | None = None,
         parent: UUID = ROOT,
-        create_timeout_ms: int = CREATE_TIMEOUT_MS,
     ) -> None:
         self.lock = threading.RLock()
         """Held during every change of topics and every step of a migration."""
@@ -241,41 +239,29 @@ class Topics:
         self._offsets = offsets
         self._sync = sync
         self._engine_of = engine_of
-        self._ids = ids or Ids()
-        self._create_timeout_ms = create_timeout_ms
+        self._ids = Ids()
         self._cache: Cache[Topic] = Cache(CACHE_BYTES)
         self._stop_listening = catalog.on_change(self._changed)
 
-    def create(
-        self,
-        name: str,
-        config: TopicConfig | None = None,
-        *,
-        timeout_ms: int | None = None,
-        topic_id: UUID | None = None,
-        start_offsets: Mapping[int, int] | None = None,
-    ) -> Topic:
-        """Create a topic with all its shards. Durable on return. On an error, time-outs included, nothing is created.
-
-        Imports pass `topic_id`, which is used if it is free, and `start_offsets` by partition.
-        """
-        wanted = NewTopic(name, config or TopicConfig(), topic_id, start_offsets or {})
-        made = self.create_many([wanted], timeout_ms=timeout_ms)[0]
+    def create(self, name: str, config: TopicConfig | None = None, *, timeout_ms: int = CREATE_TIMEOUT_MS) -> Topic:
+        """Create a topic with all its shards. Durable on return. After an error or time-out nothing is created."""
+        made = self.create_many([NewTopic(name, config or TopicConfig())], timeout_ms=timeout_ms)[0]
         if isinstance(made, BasaltError):
             raise made
         return made
 
-    def create_many(self, wanted: Sequence[NewTopic], *, timeout_ms: int | None = None) -> list[Topic | BasaltError]:
+    def create_many(
+        self, wanted: Sequence[NewTopic], *, timeout_ms: int = CREATE_TIMEOUT_MS
+    ) -> list[Topic | BasaltError]:
         """Create topics with all their shards in one batch, with one sync. Durable on return.
 
         The result has, in the given order, the topic, or the error for which it was refused. A refused topic does not
         affect the others. Storage errors and time-outs are raised, and then none of the topics is created. `in_batches`
         divides more topics than fit into one batch.
         """
-        limit_ms = self._create_timeout_ms if timeout_ms is None else timeout_ms
         more = f" and {len(wanted) - 1} more" if len(wanted) > 1 else ""
         first = f"{wanted[0].name!r:.200}" if wanted else ""
-        deadline = Deadline(f"the creation of topic {first}{more}", limit_ms)
+        deadline = Deadline(f"the creation of topic {first}{more}", timeout_ms)
         if not self.lock.acquire(timeout=deadline.left_s()):
             raise deadline.passed()
         try:

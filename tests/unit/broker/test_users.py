@@ -433,7 +433,7 @@ def test_topic_permissions_are_checked_in_addition() -> None:
             with pytest.raises(AccessRefusedError, match="topic"):
                 permissions.check_topic(user, "/", "amq.topic", kind, key)
         assert [each.exchange for each in permissions.list_topics()] == ["amq.topic"]
-        await permissions.clear_topic("a.n", "/", "amq.topic")
+        await permissions.clear_topic("a.n", "/")
         permissions.check_topic(user, "/", "amq.topic", "write", "b.x")
 
     with_users(test)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from uuid import uuid4
 
 import pytest
 from tests.unit.catalog.stores import CountingStore
 
-from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.commits import Commits
-from basaltmq.catalog.kinds import Kind
-from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.preferences import Preference, PreferenceStore
-from basaltmq.errors import AlreadyExistsError, StorageError
+from basaltmq.errors import StorageError
 from basaltmq.store.families import Family
 from basaltmq.store.sync.group_commit import GroupCommit
 
@@ -51,52 +46,6 @@ def test_callbacks_run_between_the_write_and_the_sync_of_a_change(counting: Coun
     with commits.change(durable=False) as change:
         change.put(Family.STATE, b"k", b"w")
     assert counting.syncs == 1
-
-
-@pytest.mark.promise("P1")
-def test_asyncio_shares_one_sync_for_many_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CountingStore()
-    group = GroupCommit(store)
-    catalog = Catalog(store, Commits(store, group))
-    catalog.open()
-    all_written = threading.Event()
-    plain_sync = store.sync
-
-    def slow_sync() -> None:
-        assert all_written.wait(10)
-        plain_sync()
-
-    async def create_many() -> list[CatalogObject]:
-        wishes = [
-            asyncio.ensure_future(catalog.durably(catalog.create, Kind.TOPIC, f"q{number}")) for number in range(50)
-        ]
-        await asyncio.sleep(0)
-        assert not any(wish.done() for wish in wishes)
-        all_written.set()
-        return await asyncio.gather(*wishes)
-
-    monkeypatch.setattr(store, "sync", slow_sync)
-    syncs = store.syncs
-    created = asyncio.run(create_many())
-    group.close()
-    assert [catalog.find(Kind.TOPIC, f"q{number}") for number in range(50)] == created
-    assert 1 <= store.syncs - syncs <= 2
-
-
-def test_asyncio_works_without_group_commit_and_raises_errors(counting: CountingStore) -> None:
-    catalog = Catalog(counting)
-    catalog.open()
-    syncs = counting.syncs
-
-    async def twice() -> None:
-        await catalog.durably(catalog.create, Kind.TOPIC, "q")
-        assert counting.syncs == syncs + 1
-        with pytest.raises(AlreadyExistsError):
-            await catalog.durably(catalog.create, Kind.TOPIC, "q")
-
-    asyncio.run(twice())
-    catalog.create(Kind.TOPIC, "blocking again")
-    assert counting.syncs == syncs + 2
 
 
 @pytest.mark.promise("P1")

@@ -19,6 +19,7 @@ from basaltmq.errors import (
     TimestampRangeError,
     UnsupportedCodecError,
 )
+from basaltmq.log.arrow import to_arrow
 from basaltmq.log.batches import codecs, kafka
 from basaltmq.log.batches.record import TIMESTAMP_MS_MAX, Record, StoredRecord
 
@@ -231,7 +232,7 @@ def test_a_batch_with_a_time_outside_its_header_range_stays_readable() -> None:
     pack_into(">q", raw, 35, 1)
     batch = kafka.incoming(resealed(raw), 0)
     assert [record.timestamp_ms for record in kafka.records(batch.body)] == [1, TIMESTAMP_MS_MAX]
-    assert kafka.columns(batch.body).to_arrow(0).column("timestamp").cast("int64").to_pylist() == [1, TIMESTAMP_MS_MAX]
+    assert to_arrow(kafka.columns(batch.body), 0).column("timestamp").cast("int64").to_pylist() == [1, TIMESTAMP_MS_MAX]
 
 
 def test_null_values_and_headers_stay_null() -> None:
@@ -241,7 +242,7 @@ def test_null_values_and_headers_stay_null() -> None:
         (None, b"k", (("h", None), ("e", b""))),
         (b"", None, ()),
     ]
-    rows = kafka.columns(raw).to_arrow(0).to_pylist()
+    rows = to_arrow(kafka.columns(raw), 0).to_pylist()
     assert [row["value"] for row in rows] == [None, b""]
     assert rows[0]["headers"] == [{"key": "h", "value": None}, {"key": "e", "value": b""}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -183,18 +182,6 @@ def test_invalid_operations_are_refused_at_once(plane: QueuePlane) -> None:
     with plane.change(), pytest.raises(TransactionError):
         plane.transaction().enqueue("out", [b"x"])
     assert payloads(plane, "out") == []
-
-
-@pytest.mark.usefixtures("queues")
-def test_commit_async_returns_when_durable(plane: QueuePlane) -> None:
-    async def run() -> None:
-        tx = plane.transaction()
-        tx.enqueue("out", [b"a"])
-        ids = await tx.commit_async()
-        assert ids == [plane.browse("out")[0].id]
-        assert await plane.transaction().commit_async() == []
-
-    asyncio.run(run())
 
 
 @pytest.mark.promise("P2")

@@ -44,7 +44,7 @@ p.what{margin:.2rem 0 .2rem 5rem}nav a{margin-right:.8rem}a{color:var(--ink)}
 """
 
 
-def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
+def document(routes: Sequence[Route]) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document."""
     types = [route.takes for route in routes if route.takes is not None]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
@@ -77,7 +77,7 @@ def document(routes: Sequence[Route], server: str = "/") -> dict[str, Any]:
             "version": __version__,
             "description": "Paths and fields follow RabbitMQ's management API where it defines them.",
         },
-        "servers": [{"url": server}],
+        "servers": [{"url": "/"}],
         "security": [{"basic": []}],
         "paths": paths,
         "components": {

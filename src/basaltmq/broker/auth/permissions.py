@@ -149,14 +149,12 @@ class Permissions:
         self.forget()
         await self._durable()
 
-    async def clear_topic(self, user: str, vhost: str, exchange: str | None = None) -> None:
-        """Remove the topic permissions of one exchange, or of all."""
+    async def clear_topic(self, user: str, vhost: str) -> None:
+        """Remove the topic permissions of all exchanges."""
         found = self._find(user, vhost)
         if found is None:
             return
-        topics = {} if exchange is None else dict(found.attributes.get("topics", {}))
-        topics.pop(exchange, None)
-        self._catalog.update(found.id, {**found.attributes, "topics": topics})
+        self._catalog.update(found.id, {**found.attributes, "topics": {}})
         self.forget()
         await self._durable()
 

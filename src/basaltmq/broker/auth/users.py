@@ -84,7 +84,6 @@ class Users:
         loopback_only: Callable[[], Iterable[str]] = lambda: ("guest",),
         anonymous_name: Callable[[], str] = lambda: "",
         random_bytes: Callable[[int], bytes] = os.urandom,
-        throttle: LoginThrottle | None = None,
         secret: bytes | None = None,
     ) -> None:
         """`durable` waits for the sync of catalog writes. `anonymous_name` is the user of clients without credentials,
@@ -105,7 +104,7 @@ class Users:
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._running: dict[tuple[str, str, bytes], asyncio.Task[bool]] = {}
         """Password checks in progress or waiting, by name, stored hash and the keyed hash of the password."""
-        self.throttle = throttle or LoginThrottle()
+        self.throttle = LoginThrottle()
         self.changed: Callable[[str], None] = lambda name: None
         """Called with the name of a user that was changed or deleted."""
 

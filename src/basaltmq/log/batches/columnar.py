@@ -41,7 +41,7 @@ from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceeded
 from basaltmq.log.batches.record import RECORD_BYTES_MAX, UNSTAMPED, Headers, Record, StoredRecord
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 BODY_BYTES_MAX: Final = 512 << 20
 """Limit of a frame's body: fits the largest record with its columns, and is far below the range of int32 offsets."""
@@ -215,19 +215,6 @@ class ColumnBatch:
         if header_bits is not None:
             buffers[HEADER_VALUE_VALIDITY] = header_bits
         return assemble(count, buffers, min(times), max(times))
-
-    @classmethod
-    def from_arrow(cls, batch: pa.RecordBatch, stamp_ms: int = UNSTAMPED) -> ColumnBatch:
-        """Convert from Arrow without record objects (see `arrow`). With UNSTAMPED, the engine sets missing times."""
-        from basaltmq.log.arrow import from_arrow
-
-        return from_arrow(batch, stamp_ms)
-
-    def to_arrow(self, base_offset: int) -> pa.RecordBatch:
-        """Convert to Arrow (see `arrow`)."""
-        from basaltmq.log.arrow import to_arrow
-
-        return to_arrow(self, base_offset)
 
     def stamped(self, stamp_ms: int) -> ColumnBatch:
         """Return the batch with `stamp_ms` for records without a time."""

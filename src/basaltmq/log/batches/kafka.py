@@ -136,11 +136,11 @@ class KafkaBatch:
         return KafkaBatch(body, self.count, self.offsets, self.timestamp_min_ms, self.timestamp_max_ms)
 
 
-def read_header(raw: bytes, at: int = 0) -> KafkaHeader:
-    """Return the header of the batch at `at`, without further checks."""
-    if len(raw) - at < HEADER_BYTES:
-        raise CorruptionError(f"{len(raw) - at} bytes are too few for a Kafka record batch")
-    return KafkaHeader._make(_HEADER.unpack_from(raw, at))
+def read_header(raw: bytes) -> KafkaHeader:
+    """Return the header of a batch, without further checks."""
+    if len(raw) < HEADER_BYTES:
+        raise CorruptionError(f"{len(raw)} bytes are too few for a Kafka record batch")
+    return KafkaHeader._make(_HEADER.unpack_from(raw))
 
 
 def check_batch(raw: bytes) -> KafkaHeader:

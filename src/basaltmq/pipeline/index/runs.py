@@ -47,10 +47,9 @@ class Run(msgspec.Struct, frozen=True):
 class RunWriter:
     """Collects rows in any order and writes them as runs."""
 
-    def __init__(self, folder: Path, *, is_final: bool = False, rows_max: int = RUN_ROWS) -> None:
+    def __init__(self, folder: Path, *, is_final: bool = False) -> None:
         self._folder = folder
         self._is_final = is_final
-        self._rows_max = rows_max
         self.keys: list[bytes] = []
         self.values: list[bytes] = []
         self.runs: list[Run] = []
@@ -61,7 +60,7 @@ class RunWriter:
 
     def write_if_full(self) -> None:
         """Write a run if the limit is reached."""
-        if len(self.keys) >= self._rows_max:
+        if len(self.keys) >= RUN_ROWS:
             self._write()
 
     def finish(self) -> list[Run]:

@@ -10,6 +10,7 @@ from basaltmq.pipeline.reports.figures import number
 
 WIDTH: Final = 920
 HEIGHT: Final = 260
+LINES: Final = 4
 LEFT: Final = 64
 RIGHT: Final = 12
 TOP: Final = 44
@@ -124,11 +125,11 @@ def horizontal_bars(title: str, labels: Sequence[str], series: Series, unit: str
     return plot
 
 
-def scale(largest: float, lines: int = 4) -> tuple[float, float]:
+def scale(largest: float) -> tuple[float, float]:
     """Return (top of the axis, distance of its lines): round numbers, the top at or above the largest value."""
     if largest <= 0:
         return 1.0, 1.0
-    raw = largest / lines
+    raw = largest / LINES
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(each * power for each in (1, 2, 2.5, 5, 10) if each * power >= raw * (1 - 1e-9))
     return step * math.ceil(largest / step - 1e-9), step

@@ -91,9 +91,6 @@ class Server(ConnectionServer[Connection]):
             self._hosts[vhost_name] = found
         return found
 
-    def hosts(self) -> list[MqttHost]:
-        return list(self._hosts.values())
-
     def open_hosts(self) -> None:
         """Open the MQTT state of all virtual hosts."""
         for name in self.node.vhosts():

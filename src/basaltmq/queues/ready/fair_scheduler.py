@@ -92,7 +92,6 @@ class FairScheduler:
         self._groups: dict[int, _Group] = {}
         self._active: list[_Group] = []
         self._virtual_time = 0
-        self._ready_count = 0
 
     def set_quantum(self, quantum: int) -> None:
         """Change the length of runs, for each key from its next round on."""
@@ -154,7 +153,6 @@ class FairScheduler:
         for group in self._active:
             group.head, group.weights, group.stride = None, 0, 0
         self._active.clear()
-        self._ready_count = 0
 
     def take(self, count: int) -> list[tuple[str, int]]:
         """Return the next `count` turns as (key, number of messages), each key once, in the order of their first turn.
@@ -318,7 +316,6 @@ class FairScheduler:
             entry.previous, entry.following = last, head
             last.following = head.previous = entry
         self._change_sum(group, entry.weight)
-        self._ready_count += 1
 
     def _unlink(self, entry: _Entry) -> None:
         self._detach(entry)
@@ -337,7 +334,6 @@ class FairScheduler:
             if group.head is entry:
                 group.head = following
         entry.previous = entry.following = None
-        self._ready_count -= 1
 
     def _change_sum(self, group: _Group, change: int) -> None:
         """Change the sum of a class's ready weights, and scale its distance from the virtual time."""

@@ -250,13 +250,12 @@ class QueueHooks:
         read_state: Callable[[str], str | None] | None = None,
         limits: ScriptLimits | None = None,
         budget: ScriptBudget | None = None,
-        seed: int = 0,
     ) -> None:
         self._queue = queue
         budget = budget or ScriptBudget()
 
         def script(source: str, shape: ScriptShape) -> LuaScript:
-            return LuaScript(source, shape, limits=limits, read_state=read_state, seed=seed)
+            return LuaScript(source, shape, limits=limits, read_state=read_state)
 
         self.on_enqueue: Hook[EnqueueAdvice] | None = None
         self.on_failure: Hook[FailureAdvice] | None = None

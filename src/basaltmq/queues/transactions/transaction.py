@@ -12,7 +12,6 @@ before the commit. A transaction belongs to one thread or event loop.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,27 +76,6 @@ class QueueTransaction:
                 self.state = State.FAILED
                 raise
         return self.ids
-
-    def commit_async(self) -> asyncio.Future[list[bytes]]:
-        """Apply all operations at once, in this thread. The returned future resolves when they are durable."""
-        result: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
-        if not self.write():
-            result.set_result(self.ids)
-            return result
-
-        def resolve(done: asyncio.Future[None]) -> None:
-            error = done.exception()
-            if error is not None:
-                self.state = State.FAILED
-            if result.done():
-                return
-            if error is None:
-                result.set_result(self.ids)
-            else:
-                result.set_exception(error)
-
-        self._commit.durable().add_done_callback(resolve)
-        return result
 
     def write(self) -> bool:
         """Apply all operations without waiting for the disk. Return whether there is something to wait for."""

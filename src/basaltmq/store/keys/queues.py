@@ -22,10 +22,9 @@ Layouts:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final
 
 from basaltmq.errors import InvalidArgumentError
 from basaltmq.ids import ID_BYTES
@@ -86,43 +85,6 @@ def message_key(queue: str, fairness_key: str, enqueued_ns: int, message_id: byt
 
 def message_prefix(queue: str, fairness_key: str | None = None) -> bytes:
     return lp(queue) if fairness_key is None else lp(queue) + lp(fairness_key)
-
-
-class KeyedMessage(Protocol):
-    """A message with the fields of its key."""
-
-    @property
-    def queue(self) -> str: ...
-
-    @property
-    def fairness_key(self) -> str: ...
-
-    @property
-    def enqueued_ns(self) -> int: ...
-
-    @property
-    def id(self) -> bytes: ...
-
-
-def message_keys(messages: Iterable[KeyedMessage]) -> list[bytes]:
-    """Return the keys of messages. Cheaper than single calls, because prefixes are encoded once."""
-    made: list[bytes] = []
-    append = made.append
-    pack = _TIME_ID.pack
-    queue: str | None = None
-    prefixes: dict[str, bytes] = {}
-    for message in messages:
-        if message.queue != queue:
-            queue = message.queue
-            prefixes = {}
-        fairness_key = message.fairness_key
-        prefix = prefixes.get(fairness_key)
-        if prefix is None:
-            prefix = prefixes[fairness_key] = message_prefix(queue, fairness_key)
-        message_id = message.id
-        assert len(message_id) == ID_BYTES, f"a message id has 16 bytes, not {len(message_id)}"
-        append(prefix + pack(message.enqueued_ns, message_id))
-    return made
 
 
 @lru_cache(PREFIXES_KEPT)

@@ -9,9 +9,20 @@ from collections.abc import Mapping, Sequence
 
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidArgumentError
+from basaltmq.log.batches.record import Record
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
-from basaltmq.streams.adapter import SHARDS_LISTED_MAX, Clock, ShardInfo
+from basaltmq.streams.adapter import (
+    READ_BYTES,
+    READ_RECORDS,
+    SHARDS_LISTED_MAX,
+    Append,
+    Budget,
+    Clock,
+    ReadBatch,
+    Records,
+    ShardInfo,
+)
 from basaltmq.streams.leaders import Leaders, OneNode, require_leader
 from basaltmq.streams.offsets import Offsets, TopicPartition
 from basaltmq.streams.shards import Engine, ShardMeta, Shards, ShardSpec
@@ -64,6 +75,33 @@ class EngineBase:
 
     def commit_offset(self, group: str, offsets: Mapping[int, int]) -> None:
         self._offsets.commit(group, {self._name_of(shard): offset for shard, offset in offsets.items()})
+
+    def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
+        return self.batch_write(shard, (record,), durability)
+
+    def read_by_offset(
+        self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> ReadBatch:
+        return self._read(shard, offset, Budget(max_records, max_bytes))
+
+    def read_by_tag(
+        self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> ReadBatch:
+        return self._read(shard, offset, Budget(max_records, max_bytes), tag=tag)
+
+    def read_by_key(
+        self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    ) -> ReadBatch:
+        return self._read(shard, offset, Budget(max_records, max_bytes), key=key)
+
+    def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
+        raise NotImplementedError
+
+    def _read(
+        self, shard: int, offset: int, budget: Budget, *, tag: bytes | None = None, key: bytes | None = None
+    ) -> ReadBatch:
+        """Return records from an offset on, with this tag or key if one is given."""
+        raise NotImplementedError
 
     def plan_delete(self, batch: Batch, shard: int) -> None:
         raise NotImplementedError

@@ -20,7 +20,7 @@ import asyncio
 import heapq
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -32,8 +32,6 @@ from basaltmq.log.batches.record import NEVER, Record, StoredRecord, record_size
 from basaltmq.store.api import Store
 from basaltmq.store.batch import Batch
 from basaltmq.streams.adapter import (
-    READ_BYTES,
-    READ_RECORDS,
     Append,
     Budget,
     Clock,
@@ -159,7 +157,15 @@ class _Shard:
         for at in range(bisect_left(self.offsets, offset), len(entries)):
             yield entries[at]
 
-    def of_index(self, index: list[int], offset: int) -> Iterator[_Entry]:
+    def candidates(self, offset: int, tag: bytes | None, key: bytes | None) -> Iterator[_Entry]:
+        """Yield the records from an offset on: all, or those that an index selects."""
+        if tag is not None and self.config.index_tags:
+            index = self.by_tag.get(tag, [])
+        elif key is not None and self.config.index_keys:
+            index = self.by_key.get(key, [])
+        else:
+            yield from self.scan(offset)
+            return
         for at in range(bisect_left(index, offset), len(index)):
             yield self.entries[bisect_left(self.offsets, index[at])]
 
@@ -261,9 +267,6 @@ class MemoryEngine(EngineBase):
             end = state.next_offset
             return ShardInfo(meta, state.start_offset, end, end, len(state.offsets), state.size_bytes)
 
-    def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
-        return self.batch_write(shard, (record,), durability)
-
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
         self._require_leader(shard)
         meta = self._own(shard)
@@ -306,33 +309,32 @@ class MemoryEngine(EngineBase):
     def confirmed(self, append: Append) -> asyncio.Future[None]:
         return done()
 
-    def read_by_offset(
-        self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
+    def _read(
+        self, shard: int, offset: int, budget: Budget, *, tag: bytes | None = None, key: bytes | None = None
     ) -> RecordsRead:
         self._own(shard)
         state = self._of(shard)
         with state.lock:
-            return self._read(state, shard, offset, state.scan(offset), Budget(max_records, max_bytes))
-
-    def read_by_tag(
-        self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> RecordsRead:
-        self._own(shard)
-        state = self._of(shard)
-        with state.lock:
-            indexed = state.config.index_tags
-            found = state.of_index(state.by_tag.get(tag, []), offset) if indexed else state.scan(offset)
-            return self._read(state, shard, offset, found, Budget(max_records, max_bytes), tag=tag)
-
-    def read_by_key(
-        self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> RecordsRead:
-        self._own(shard)
-        state = self._of(shard)
-        with state.lock:
-            indexed = state.config.index_keys
-            found = state.of_index(state.by_key.get(key, []), offset) if indexed else state.scan(offset)
-            return self._read(state, shard, offset, found, Budget(max_records, max_bytes), key=key)
+            check_offset(shard, offset, state.start_offset, state.next_offset)
+            now_ms = self._clock_ms()
+            records: list[StoredRecord] = []
+            next_offset = max(offset, state.next_offset)
+            for entry in state.candidates(offset, tag, key):
+                record = entry.record
+                if not budget.examine():
+                    next_offset = record.offset
+                    break
+                if (
+                    (tag is not None and tag not in record.tags)
+                    or (key is not None and key != record.key)
+                    or is_expired(record, now_ms)
+                ):
+                    continue
+                if not budget.take(record_size_bytes(record)):
+                    next_offset = record.offset
+                    break
+                records.append(record)
+            return RecordsRead(records, next_offset, state.start_offset, state.next_offset)
 
     def delete_by_key(self, shard: int, key: bytes) -> int:
         self._require_leader(shard)
@@ -441,38 +443,6 @@ class MemoryEngine(EngineBase):
             reserved_to = next_offset + OFFSETS_RESERVED
             self._shards.update(shard, next_offset_min=reserved_to)
             state.reserved_to = reserved_to
-
-    def _read(
-        self,
-        state: _Shard,
-        shard: int,
-        offset: int,
-        found: Iterable[_Entry],
-        budget: Budget,
-        *,
-        tag: bytes | None = None,
-        key: bytes | None = None,
-    ) -> RecordsRead:
-        check_offset(shard, offset, state.start_offset, state.next_offset)
-        now_ms = self._clock_ms()
-        records: list[StoredRecord] = []
-        next_offset = max(offset, state.next_offset)
-        for entry in found:
-            record = entry.record
-            if not budget.examine():
-                next_offset = record.offset
-                break
-            if (
-                (tag is not None and tag not in record.tags)
-                or (key is not None and key != record.key)
-                or is_expired(record, now_ms)
-            ):
-                continue
-            if not budget.take(record_size_bytes(record)):
-                next_offset = record.offset
-                break
-            records.append(record)
-        return RecordsRead(records, next_offset, state.start_offset, state.next_offset)
 
     def _remove(self, state: _Shard, going: Collection[int]) -> int:
         before = state.size_bytes

@@ -156,15 +156,15 @@ def remove(folder: Path) -> None:
             return
 
 
-def expire(store: Path, needed: Collection[tuple[str, int]], now_s: float, age_s: float = ABANDONED_S) -> int:
-    """Remove stages that are not needed and unchanged for `age_s` seconds. Return how many."""
+def expire(store: Path, needed: Collection[tuple[str, int]], now_s: float) -> int:
+    """Remove stages that are not needed and unchanged for ABANDONED_S seconds. Return how many."""
     gone = 0
     for folder in sorted((store / STAGING).glob("*/*")):
         run, batch = folder.parent.name, folder.name
         if not batch.isdecimal() or (run, int(batch)) in needed:
             continue
         try:
-            is_old = now_s - folder.stat().st_mtime >= age_s
+            is_old = now_s - folder.stat().st_mtime >= ABANDONED_S
         except FileNotFoundError:
             continue
         if is_old:

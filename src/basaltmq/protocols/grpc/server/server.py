@@ -51,8 +51,6 @@ class GrpcServer:
         connections_max: int = CONNECTIONS_MAX,
         calls_max: int = CALLS_MAX,
         handshake_s: float = HANDSHAKE_S,
-        keepalive_s: float = KEEPALIVE_S,
-        keepalive_timeout_s: float = KEEPALIVE_TIMEOUT_S,
         requires_authentication: bool = False,
         shares: LoopShares | None = None,
     ) -> None:
@@ -70,8 +68,8 @@ class GrpcServer:
         self.inflating = asyncio.Semaphore(INFLATED_CONCURRENTLY_MAX)
         self.calls_max = calls_max
         self.handshake_s = handshake_s
-        self.keepalive_s = keepalive_s
-        self.keepalive_timeout_s = keepalive_timeout_s
+        self.keepalive_s = KEEPALIVE_S
+        self.keepalive_timeout_s = KEEPALIVE_TIMEOUT_S
         self.shares = shares or LoopShares()
         self.loop = asyncio.get_running_loop()
         self.header_cache: HeaderCache[RequestHead] = HeaderCache(RequestHead)

@@ -35,8 +35,6 @@ from basaltmq.store.families import Family
 from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.adapter import (
-    READ_BYTES,
-    READ_RECORDS,
     Append,
     Budget,
     Clock,
@@ -168,9 +166,6 @@ class RocksdbEngine(EngineBase):
                 meta, tail.start_offset, tail.high_watermark, tail.next_offset, tail.records, tail.size_bytes
             )
 
-    def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
-        return self.batch_write(shard, (record,), durability)
-
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
         self._require_leader(shard)
         meta = self._own(shard)
@@ -250,21 +245,6 @@ class RocksdbEngine(EngineBase):
         if append.durability is Durability.SYNCED:
             return self._watermarks.confirmed(append.sequence)
         return done()
-
-    def read_by_offset(
-        self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> RecordsRead:
-        return self._read(shard, offset, Budget(max_records, max_bytes))
-
-    def read_by_tag(
-        self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> RecordsRead:
-        return self._read(shard, offset, Budget(max_records, max_bytes), tag=tag)
-
-    def read_by_key(
-        self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
-    ) -> RecordsRead:
-        return self._read(shard, offset, Budget(max_records, max_bytes), key=key)
 
     def _read(
         self, shard: int, offset: int, budget: Budget, *, tag: bytes | None = None, key: bytes | None = None

@@ -35,7 +35,7 @@ from basaltmq.durability import Durability
 from basaltmq.errors import LimitExceededError, ShardNotFoundError
 from basaltmq.log.batches.columnar import EXPIRIES, ColumnBatch
 from basaltmq.log.batches.kafka import KafkaBatch, columns, incoming
-from basaltmq.log.batches.record import NEVER, Record, StoredRecord
+from basaltmq.log.batches.record import NEVER, StoredRecord
 from basaltmq.log.frame import (
     AWAITED,
     COLUMNAR,
@@ -129,7 +129,6 @@ class SegmentEngine(SegmentReader):
         options: LaneOptions | None = None,
         random_u32: Callable[[], int] | None = None,
         progress: Progress | None = None,
-        shards_loaded_max: int = SHARDS_LOADED_MAX,
         in_loop: bool = False,
     ) -> None:
         """Open the log under `path` and bring the index up to date. Unreadable bytes are moved to `quarantine`.
@@ -138,9 +137,8 @@ class SegmentEngine(SegmentReader):
         super().__init__(store, shards, offsets, clock_ms, leaders)
         self._in_loop = in_loop
         self._managed = store
-        self._shards_loaded_max = shards_loaded_max
         self._rows = RowPrefetch(store)
-        self._states: Recent[SegmentShard] = Recent(self.load_state, shards_loaded_max)
+        self._states: Recent[SegmentShard] = Recent(self.load_state, SHARDS_LOADED_MAX)
         self.damages: list[Damage] = []
         self.losses: list[Loss | LostBytes | LostTail] = []
         self.faults: list[str] = []
@@ -174,7 +172,7 @@ class SegmentEngine(SegmentReader):
         logs = recover(self, self._store, opened, quarantine, progress, LostOffsets(self, self._store, self._shards))
         self.ceilings.ends.start(log.synced_position for log in logs)
         # States loaded during recovery lack the open transactions, so load them again.
-        self._states = Recent(self.load_state, self._shards_loaded_max)
+        self._states = Recent(self.load_state, SHARDS_LOADED_MAX)
         self.lanes = [LogLane(number, log, self.index.lock, in_loop=self._in_loop) for number, log in enumerate(logs)]
         self._finish()
 
@@ -208,9 +206,6 @@ class SegmentEngine(SegmentReader):
             return ShardInfo(
                 meta, state.start_offset, state.stable_offset, state.next_offset, state.kept, state.size_bytes
             )
-
-    def write(self, shard: int, record: Record, durability: Durability | None = None) -> Append:
-        return self.batch_write(shard, (record,), durability)
 
     def batch_write(self, shard: int, records: Records, durability: Durability | None = None) -> Append:
         if self._leaders.leader_of(shard) != HERE:

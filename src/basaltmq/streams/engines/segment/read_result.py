@@ -80,8 +80,7 @@ class Bookmarks:
     the bookmark it uses and saves a new one.
     """
 
-    def __init__(self, limit: int = BOOKMARKS_MAX) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._positions: dict[tuple[int, int], FramePosition] = {}
         self._lock = threading.Lock()
 
@@ -91,8 +90,8 @@ class Bookmarks:
     def save(self, shard: int, frame_position: FramePosition) -> None:
         with self._lock:
             self._positions[shard, frame_position.base_offset] = frame_position
-            if len(self._positions) > self._limit:
-                for oldest in list(self._positions)[: self._limit // 2]:
+            if len(self._positions) > BOOKMARKS_MAX:
+                for oldest in list(self._positions)[: BOOKMARKS_MAX // 2]:
                     self._positions.pop(oldest, None)
 
 

@@ -174,17 +174,17 @@ class SegmentReader(EngineBase):
     def read_by_offset(
         self, shard: int, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes)
+        return self._read_frames(shard, offset, max_records, max_bytes)
 
     def read_by_tag(
         self, shard: int, tag: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes, tag=tag)
+        return self._read_frames(shard, offset, max_records, max_bytes, tag=tag)
 
     def read_by_key(
         self, shard: int, key: bytes, offset: int, max_records: int = READ_RECORDS, max_bytes: int = READ_BYTES
     ) -> FramesRead:
-        return self._read(shard, offset, max_records, max_bytes, key=key)
+        return self._read_frames(shard, offset, max_records, max_bytes, key=key)
 
     def read_kafka(
         self,
@@ -215,7 +215,7 @@ class SegmentReader(EngineBase):
     def now_ms(self) -> int:
         return self._clock_ms()
 
-    def _read(
+    def _read_frames(
         self,
         shard: int,
         offset: int,
