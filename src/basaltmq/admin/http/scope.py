@@ -76,8 +76,10 @@ class Scope:
     def require_vhost(self, name: str) -> None:
         self.node.supervised(name)
 
-    def running(self, call: Call) -> list[VHost]:
-        """Return the running virtual hosts that the user may see."""
+    def listed(self, call: Call) -> list[VHost]:
+        """Return the virtual host in the path; without one, all running ones that the user may see."""
+        if "vhost" in call.names:
+            return [self.vhost(call)]
         return [vhost for vhost in self.up() if self.may_see(call, vhost.name)]
 
     def up(self) -> list[VHost]:

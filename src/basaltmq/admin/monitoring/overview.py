@@ -52,7 +52,7 @@ class Overview:
     async def overview(self, call: Call) -> Any:
         totals = Totals()
         exchanges = 0
-        seen = self._scope.running(call)
+        seen = self._scope.listed(call)
         for vhost in seen:
             totals = totals.plus(await self._totals.of(vhost))
             exchanges += len(vhost.topology.exchanges)

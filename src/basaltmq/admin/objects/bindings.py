@@ -69,8 +69,8 @@ class Bindings:
     def routes(self) -> list[Route]:
         pair = "/api/bindings/{vhost}/e/{source}/{kind}/{destination}"
         return [
-            Route("GET", "/api/bindings", self.list_all, "Bindings of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/bindings/{vhost}", self.list_in_vhost, "Bindings of a virtual host.", paged=True),
+            Route("GET", "/api/bindings", self.listed, "Bindings of all visible virtual hosts.", paged=True),
+            Route("GET", "/api/bindings/{vhost}", self.listed, "Bindings of a virtual host.", paged=True),
             Route("GET", pair, self.between, "Bindings between an exchange and a queue (kind q) or exchange (kind e)."),
             Route("POST", pair, self.bind, "Bind a queue or exchange to an exchange.", takes=BindingSpec,
                   optional_body=True, returns="201, with the binding's address in Location."),
@@ -78,12 +78,9 @@ class Bindings:
             Route("DELETE", pair + "/{properties_key}", self.unbind, "Delete a binding."),
         ]  # fmt: skip
 
-    async def list_all(self, call: Call) -> Any:
-        found = [each for vhost in self._scope.running(call) for each in _all(vhost)]
+    async def listed(self, call: Call) -> Any:
+        found = [each for vhost in self._scope.listed(call) for each in _all(vhost)]
         return await listing(call, found, _shown)
-
-    async def list_in_vhost(self, call: Call) -> Any:
-        return await listing(call, list(_all(self._scope.vhost(call))), _shown)
 
     def between(self, call: Call) -> Any:
         vhost, destination = self._scope.vhost(call), _destination(call)

@@ -69,7 +69,7 @@ class Connections:
             Route("GET", "/api/channels", self.channels, "Channels of all connections.", paged=True),
             Route("GET", "/api/channels/{name}", self.channel, "A channel."),
             Route("GET", "/api/consumers", self.consumers, "Consumers of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/consumers/{vhost}", self.consumers_of, "Consumers of a virtual host.", paged=True),
+            Route("GET", "/api/consumers/{vhost}", self.consumers, "Consumers of a virtual host.", paged=True),
         ]  # fmt: skip
 
     def _seen(self, call: Call) -> list[tuple[str, Any]]:
@@ -120,15 +120,10 @@ class Connections:
         raise HttpError(404, f"there is no channel {call.names['name']!r} that you may see")
 
     async def consumers(self, call: Call) -> Any:
-        return await listing(call, [each for vhost in self._scope.running(call) for each in _consumers(vhost)], _shown)
-
-    async def consumers_of(self, call: Call) -> Any:
-        return await listing(call, _consumers(self._scope.vhost(call)), _shown)
-
-
-def _consumers(vhost: VHost) -> list[tuple[str, tuple[VHost, Consumer]]]:
-    return [(queue.name, (vhost, consumer)) for queue in vhost.queues for consumer in queue.consumers]
-
-
-def _shown(pair: tuple[VHost, Consumer]) -> dict[str, Any]:
-    return shown_consumer(*pair)
+        found = [
+            (queue.name, (vhost, consumer))
+            for vhost in self._scope.listed(call)
+            for queue in vhost.queues
+            for consumer in queue.consumers
+        ]
+        return await listing(call, found, lambda pair: shown_consumer(*pair))

@@ -88,7 +88,7 @@ class DefinitionTransfer:
             "permissions": self._principals.exported_permissions(),
             "topic_permissions": self._principals.exported_topic_permissions(),
         }
-        for vhost in self._scope.running(call):
+        for vhost in self._scope.listed(call):
             for kind, entries in (await self._exported(vhost)).items():
                 found.setdefault(kind, []).extend(entries)
         return found

@@ -83,8 +83,8 @@ class Exchanges:
     def routes(self) -> list[Route]:
         one = "/api/exchanges/{vhost}/{name}"
         return [
-            Route("GET", "/api/exchanges", self.list_all, "Exchanges of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/exchanges/{vhost}", self.list_in_vhost, "Exchanges of a virtual host.", paged=True),
+            Route("GET", "/api/exchanges", self.listed, "Exchanges of all visible virtual hosts.", paged=True),
+            Route("GET", "/api/exchanges/{vhost}", self.listed, "Exchanges of a virtual host.", paged=True),
             Route("GET", one, self.one, "An exchange. amq.default is the default exchange."),
             Route("PUT", one, self.declare, "Declare an exchange.", takes=ExchangeSpec,
                   returns="201 if it was created, 204 if it existed with the same settings."),
@@ -97,15 +97,9 @@ class Exchanges:
                   returns="{\"routed\": false} if no queue received it."),
         ]  # fmt: skip
 
-    async def list_all(self, call: Call) -> Any:
-        found = [
-            (name, (vhost, name)) for vhost in self._scope.running(call) for name in list(vhost.topology.exchanges)
-        ]
+    async def listed(self, call: Call) -> Any:
+        found = [(name, (vhost, name)) for vhost in self._scope.listed(call) for name in vhost.topology.exchanges]
         return await listing(call, found, _shown)
-
-    async def list_in_vhost(self, call: Call) -> Any:
-        vhost = self._scope.vhost(call)
-        return await listing(call, [(name, (vhost, name)) for name in list(vhost.topology.exchanges)], _shown)
 
     def one(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)

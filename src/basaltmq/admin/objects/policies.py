@@ -11,7 +11,6 @@ from basaltmq.admin.http.paging import listing
 from basaltmq.admin.http.routes import Access, Call, Handler, Route
 from basaltmq.admin.http.scope import Scope
 from basaltmq.broker.routing.policy import Policy
-from basaltmq.broker.vhost import VHost
 
 
 class PolicySpec(msgspec.Struct, rename={"apply_to": "apply-to"}):
@@ -52,21 +51,20 @@ class Policies:
             return lambda call: handle(call, operators)
 
         return [
-            Route("GET", f"/api/{path}", bound(self.list_all), f"{whose} of all visible virtual hosts.", paged=True),
-            Route(
-                "GET", f"/api/{path}/{{vhost}}", bound(self.list_in_vhost), f"{whose} of a virtual host.", paged=True
-            ),
+            Route("GET", f"/api/{path}", bound(self.listed), f"{whose} of all visible virtual hosts.", paged=True),
+            Route("GET", f"/api/{path}/{{vhost}}", bound(self.listed), f"{whose} of a virtual host.", paged=True),
             Route("GET", one, bound(self.one), "A policy."),
             Route("PUT", one, bound(self.set), "Create or change a policy.", change, takes=PolicySpec),
             Route("DELETE", one, bound(self.delete), "Delete a policy.", change),
         ]
 
-    async def list_all(self, call: Call, operators: bool) -> Any:
-        found = [each for vhost in self._scope.running(call) for each in _all(vhost, operators)]
+    async def listed(self, call: Call, operators: bool) -> Any:
+        found = [
+            (policy.name, shown_policy(vhost.name, policy))
+            for vhost in self._scope.listed(call)
+            for policy in vhost.policies.list(operators=operators)
+        ]
         return await listing(call, found, lambda shown: shown)
-
-    async def list_in_vhost(self, call: Call, operators: bool) -> Any:
-        return await listing(call, _all(self._scope.vhost(call), operators), lambda shown: shown)
 
     def one(self, call: Call, operators: bool) -> Any:
         vhost = self._scope.vhost(call)
@@ -85,7 +83,3 @@ class Policies:
 
     def delete(self, call: Call, operators: bool) -> None:
         self._scope.vhost_to_change(call).policies.delete(call.names["name"], operators=operators)
-
-
-def _all(vhost: VHost, operators: bool) -> list[tuple[str, dict[str, Any]]]:
-    return [(policy.name, shown_policy(vhost.name, policy)) for policy in vhost.policies.list(operators=operators)]

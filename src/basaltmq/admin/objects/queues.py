@@ -128,8 +128,8 @@ class Queues:
     def routes(self) -> list[Route]:
         one = "/api/queues/{vhost}/{name}"
         return [
-            Route("GET", "/api/queues", self.list_all, "Queues of all visible virtual hosts.", paged=True),
-            Route("GET", "/api/queues/{vhost}", self.list_in_vhost, "Queues of a virtual host.", paged=True),
+            Route("GET", "/api/queues", self.listed, "Queues of all visible virtual hosts.", paged=True),
+            Route("GET", "/api/queues/{vhost}", self.listed, "Queues of a virtual host.", paged=True),
             Route("GET", one, self.one, "A queue with its counts, settings and consumers."),
             Route("PUT", one, self.declare, "Declare a queue.", takes=QueueSpec, optional_body=True,
                   returns="201 if it was created, 204 if it existed with the same settings."),
@@ -150,15 +150,11 @@ class Queues:
         queue = vhost.queues.by_name.get(name)
         return None if queue is None else shown_queue(vhost, queue, self._rates, node=self._scope.node_name)
 
-    async def list_all(self, call: Call) -> Any:
+    async def listed(self, call: Call) -> Any:
         names = []
-        for vhost in self._scope.running(call):
+        for vhost in self._scope.listed(call):
             names += await _named(vhost)
         return await listing(call, names, self._shown)
-
-    async def list_in_vhost(self, call: Call) -> Any:
-        vhost = self._scope.vhost(call)
-        return await listing(call, await _named(vhost), self._shown)
 
     def one(self, call: Call) -> Any:
         vhost = self._scope.vhost(call)

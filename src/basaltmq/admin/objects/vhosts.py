@@ -42,7 +42,7 @@ class Vhosts:
 
     async def everything(self, call: Call) -> Any:
         names = [name for name in self._scope.node.vhosts() if self._scope.may_see(call, name)]
-        for vhost in self._scope.running(call):
+        for vhost in self._scope.listed(call):
             await self._totals.of(vhost)
         return await listing(call, [(name, name) for name in names], self._shown)
 
