@@ -26,6 +26,7 @@ from basaltmq.errors import InvalidArgumentError
 from basaltmq.queues.draft import asks_for_more, require_fit
 from basaltmq.queues.plane import QueuePlane
 from basaltmq.queues.transactions.transaction import QueueTransaction, State
+from basaltmq.queues.transactions.work import Operations
 from basaltmq.queues.transactions.xa import InDoubt, Vote, XaSession
 from basaltmq.queues.transactions.xid import Xid
 from basaltmq.store.sync.group_commit import GroupCommit
@@ -34,7 +35,7 @@ from basaltmq.store.sync.group_commit import GroupCommit
 class QueueWork:
     """Operations inside a transaction or branch."""
 
-    def __init__(self, plane: QueuePlane, target: QueueTransaction | XaSession, admit: Callable[[], None]) -> None:
+    def __init__(self, plane: QueuePlane, target: Operations, admit: Callable[[], None]) -> None:
         """`admit` raises an error if there is no disk space for producers."""
         self._plane = plane
         self._target = target

@@ -13,15 +13,12 @@ before the commit. A transaction belongs to one thread or event loop.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
 from basaltmq.errors import BasaltError, StorageError, TransactionError
-from basaltmq.queues.draft import Draft
-from basaltmq.queues.leases.delivery import Delivery
-from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Plane, Work
+from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Operations, Plane, Work
 from basaltmq.store.sync.group_commit import GroupCommit
 
 
@@ -32,7 +29,7 @@ class State(enum.Enum):
     FAILED = "failed"
 
 
-class QueueTransaction:
+class QueueTransaction(Operations):
     """A transaction over the queues of a plane. The context manager commits, or aborts if the block raises."""
 
     def __init__(self, plane: Plane, commit: GroupCommit) -> None:
@@ -43,28 +40,9 @@ class QueueTransaction:
         self.ids: list[bytes] = []
         """Ids of the enqueued messages, in the order of the calls; set by the commit."""
 
-    def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
-        """Enqueue messages at the commit, which stores their ids in `ids`."""
-        self._require_open("enqueue")
-        self._work.enqueue(name, drafts)
-
-    def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Acknowledge messages of a lease (all by default) at the commit, if the lease lasts until then."""
-        self._require_open("ack")
-        return self._work.ack(name, token, ids)
-
-    def dequeue(
-        self,
-        name: str,
-        count: int = 1,
-        *,
-        consumer: str = "",
-        visibility_ms: int | None = None,
-        wait_ms: int = 0,
-    ) -> list[Delivery]:
-        """Lease up to `count` messages that the commit acknowledges and an abort releases."""
-        self._require_open("dequeue")
-        return self._work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
+    def _work_for(self, operation: str) -> Work:
+        self._require_open(operation)
+        return self._work
 
     def commit(self) -> list[bytes]:
         """Apply all operations and wait until they are durable. Return the ids of the enqueued messages."""

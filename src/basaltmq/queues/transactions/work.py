@@ -140,6 +140,35 @@ class Work:
         self.messages += messages
 
 
+class Operations:
+    """The operations of a transaction, or of a session in a branch. They take effect at its commit."""
+
+    def _work_for(self, operation: str) -> Work:
+        """Return what collects operations, or raise if this one is not possible now."""
+        raise NotImplementedError
+
+    def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
+        """Enqueue messages at the commit."""
+        self._work_for("enqueue").enqueue(name, drafts)
+
+    def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
+        """Acknowledge messages of a lease (all by default) at the commit. The lease must last until then."""
+        return self._work_for("ack").ack(name, token, ids)
+
+    def dequeue(
+        self,
+        name: str,
+        count: int = 1,
+        *,
+        consumer: str = "",
+        visibility_ms: int | None = None,
+        wait_ms: int = 0,
+    ) -> list[Delivery]:
+        """Lease messages that the commit acknowledges and an abort returns to their places."""
+        work = self._work_for("dequeue")
+        return work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
+
+
 def _held(queue: Queue, token: int, ids: Sequence[bytes] | None) -> list[bytes]:
     """Return the ids of messages of a live lease, all or the named ones."""
     call = queue.leases.require(token)

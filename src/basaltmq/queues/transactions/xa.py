@@ -22,7 +22,7 @@ branch does not survive a crash; its acked messages stay leased until their leas
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
@@ -48,7 +48,6 @@ from basaltmq.queues.content import Content
 from basaltmq.queues.draft import Draft
 from basaltmq.queues.entries.quarantine import Quarantine
 from basaltmq.queues.entries.rows import NO_BODY
-from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.queues.leases.prepared import hold, is_held
 from basaltmq.queues.leases.table import LeaseCall
 from basaltmq.queues.lifecycle import limits, script_results
@@ -56,7 +55,7 @@ from basaltmq.queues.queue import ENQUEUE_MAX, Queue
 from basaltmq.queues.transactions import branch_rows
 from basaltmq.queues.transactions.branch_rows import BranchRow, Hold, KeptDraft
 from basaltmq.queues.transactions.branch_table import Branch, BranchTable
-from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Find, Plane, Work
+from basaltmq.queues.transactions.work import NOTHING_WRITTEN, Find, Operations, Plane, Work
 from basaltmq.queues.transactions.xa_states import BranchState, Verb, next_branch_state
 from basaltmq.queues.transactions.xid import HEURISTICALLY_COMMITTED, HEURISTICALLY_ROLLED_BACK, PREPARED, Xid, xid_key
 from basaltmq.store.api import Store
@@ -88,33 +87,15 @@ class InDoubt(NamedTuple):
         return self._asdict() | {"xid": str(self.xid)}
 
 
-class XaSession:
+class XaSession(Operations):
     """A session in a branch, created by `QueueXa.begin`."""
 
     def __init__(self, table: QueueXa, xid: Xid) -> None:
         self._table = table
         self.xid = xid
 
-    def enqueue(self, name: str, drafts: Sequence[Draft | bytes]) -> None:
-        """Enqueue messages when the branch commits."""
-        self._table.work_of(self).enqueue(name, drafts)
-
-    def ack(self, name: str, token: int, ids: Sequence[bytes] | None = None) -> int:
-        """Acknowledge messages of a lease (all by default) when the branch commits."""
-        return self._table.work_of(self).ack(name, token, ids)
-
-    def dequeue(
-        self,
-        name: str,
-        count: int = 1,
-        *,
-        consumer: str = "",
-        visibility_ms: int | None = None,
-        wait_ms: int = 0,
-    ) -> list[Delivery]:
-        """Lease messages that a commit acknowledges and a rollback returns."""
-        work = self._table.work_of(self)
-        return work.dequeue(name, count, consumer=consumer, visibility_ms=visibility_ms, wait_ms=wait_ms)
+    def _work_for(self, operation: str) -> Work:
+        return self._table.work_of(self)
 
     def end(self, *, suspend: bool = False, fail: bool = False) -> None:
         """End the session: for good, for a while (`suspend`), or marking the branch rollback-only (`fail`)."""
