@@ -102,6 +102,7 @@ class MessageType(enum.StrEnum):
     DELAY = "DELAY"
     TRANSACTION = "TRANSACTION"
     PRIORITY = "PRIORITY"
+    LITE = "LITE"
 
 
 class ShardConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=False):

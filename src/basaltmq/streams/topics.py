@@ -104,6 +104,8 @@ class TopicConfig(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknow
     """The broker replaces the timestamps of Kafka producers' record batches with its own time."""
     message_type: MessageType | None = None
     """What RocketMQ clients may send. None: every type."""
+    lite_of: str | None = None
+    """The id of the topic whose lite topic this is."""
     kafka: tuple[tuple[str, str], ...] = ()
     """Other settings by their Kafka names, which apply to Kafka clients only or have no effect."""
 

@@ -52,6 +52,9 @@ def test_the_python_client(rocketmq: Broker) -> None:
         "got m3 odd key3 3",
         "got m5 odd key5 5",
         "pushed [('m0', 2), ('m2', 2), ('m4', 2)]",
+        "lite room lite0",
+        "lite room lite1",
+        "lite room lite2",
     ]
 
 
@@ -61,7 +64,12 @@ def test_the_node_client(rocketmq: Broker) -> None:
     scenario = INSTALLED / "scenario.js"
     scenario.write_text((SCENARIOS / "scenario.js").read_text())
     found = run("node", scenario, str(rocketmq.port("rocketmq")))
-    assert found == ["recalled true", "m0:even m1:odd m2:even m3:odd m4:even", "m1 m3"]
+    assert found == [
+        "recalled true",
+        "m0:even m1:odd m2:even m3:odd m4:even",
+        "m1 m3",
+        "room lite 0, room lite 1, room lite 2",
+    ]
 
 
 @needs("java", "classes/JavaScenario.class")
@@ -80,4 +88,5 @@ def test_the_java_client(tmp_path: Path, mode: str) -> None:
         "[delayed, fifo 0, fifo 1, fifo 2, normal, transaction]",
         "pushed normal t [k]",
         "true",
+        "true [room lite 0, room lite 1, room lite 2]",
     ]

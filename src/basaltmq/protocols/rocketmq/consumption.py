@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from basaltmq.errors import DamagedFrameError, OffsetOutOfRangeError
@@ -68,6 +69,7 @@ class Delivery(NamedTuple):
     lease: Lease
     record: StoredRecord
     shard: int
+    consumption: Consumption
 
 
 class Consumption:
@@ -79,6 +81,7 @@ class Consumption:
         self.subscription = subscription
         self._host = host
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._watchers: dict[Callable[[], None], None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -87,18 +90,19 @@ class Consumption:
             self._timer = None
         while self._waiting:
             self._wake_first()
+        self._watchers.clear()
         self._host.waits(self, is_waited=False)
 
     @property
     def is_waited(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting or self._watchers)
 
     def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]:
         """Lease records for a call. Return them, and whether another turn may find more."""
         state = self.subscription
         self.extend_alive(now_ms)
         self._follow_reset()
-        found = self._again(ask, now_ms) if ask.attempt else []
+        found = self.again(ask, now_ms) if ask.attempt else []
         if found:
             return found, False
         self._redeliver(ask, now_ms, found)
@@ -107,7 +111,7 @@ class Consumption:
             self._host.changed(self)
         if found and has_more:
             self.wake()
-        if self._waiting:
+        if self.is_waited:
             self._set_timer()
         return found, has_more
 
@@ -118,19 +122,34 @@ class Consumption:
     def changed(self, synced: Synced | None = None) -> None:
         """Write what a settlement changed. It may have made a later record of its message group ready."""
         self._host.changed(self, synced)
-        if self._waiting:
+        if self.is_waited:
             if self.subscription.has_ready:
                 self.wake()
             self._set_timer()
 
     def wake(self) -> None:
-        """Wake one waiting call."""
+        """Wake one waiting call, and all watchers."""
         self._wake_first()
+        for each in list(self._watchers):
+            each()
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back whenever there may be something to receive. Return a function that ends this."""
+        if not self.is_waited:
+            self._host.waits(self, is_waited=True)
+        self._watchers[callback] = None
+        self._set_timer()
+        return partial(self._unwatch, callback)
+
+    def _unwatch(self, callback: Callable[[], None]) -> None:
+        self._watchers.pop(callback, None)
+        if not self.is_waited:
+            self._host.waits(self, is_waited=False)
 
     async def wait(self, timeout_s: float) -> None:
         """Wait until there may be something to receive."""
         future: asyncio.Future[None] = self._host.loop.create_future()
-        if not self._waiting:
+        if not self.is_waited:
             self._host.waits(self, is_waited=True)
         self._waiting.append(future)
         self._set_timer()
@@ -147,7 +166,7 @@ class Consumption:
         finally:
             if future in self._waiting:
                 self._waiting.remove(future)
-            if not self._waiting:
+            if not self.is_waited:
                 self._host.waits(self, is_waited=False)
 
     def record_at(self, lease: Lease) -> tuple[StoredRecord, int] | None:
@@ -202,14 +221,14 @@ class Consumption:
             if offset is not None and offset != state.cursors.get(partition):
                 state.cursors[partition] = offset
 
-    def _again(self, ask: Ask, now_ms: int) -> list[Delivery]:
+    def again(self, ask: Ask, now_ms: int) -> list[Delivery]:
         """Return what an earlier call with the same attempt id got."""
         found = []
         for lease in self.subscription.of_attempt(ask.attempt):
             read = self.record_at(lease)
             if read is not None:
                 self.subscription.renew(lease, now_ms + ask.invisible_ms)
-                found.append(Delivery(lease, *read))
+                found.append(Delivery(lease, *read, self))
         if found:
             self._host.changed(self)
         return found
@@ -228,7 +247,7 @@ class Consumption:
                 self.dead_letter(lease, *read, now_ms)
                 continue
             self._hold(lease, ask, now_ms)
-            found.append(Delivery(lease, *read))
+            found.append(Delivery(lease, *read, self))
 
     def dead_letter(self, lease: Lease, record: StoredRecord, shard: int, now_ms: int) -> None:
         """Move a record to the dead-letter topic of the group: one batch settles it and schedules the copy."""
@@ -311,4 +330,4 @@ class Consumption:
         if message_group:
             chains.add(chain)
         self._hold(lease, ask, now_ms)
-        found.append(Delivery(lease, record, shard))
+        found.append(Delivery(lease, record, shard, self))

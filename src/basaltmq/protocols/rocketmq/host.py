@@ -20,6 +20,7 @@ from uuid import UUID
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
 from basaltmq.broker.vhost import VHost
+from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import Action, Event
 from basaltmq.clock import now_ms
 from basaltmq.durability import Durability
@@ -34,6 +35,9 @@ from basaltmq.errors import (
 )
 from basaltmq.protocols.rocketmq.clients import Clients
 from basaltmq.protocols.rocketmq.consumption import Consumption
+from basaltmq.protocols.rocketmq.lite.subscriptions import LiteSubscriptions
+from basaltmq.protocols.rocketmq.lite.topics import LiteTopics
+from basaltmq.protocols.rocketmq.rules.names import LITE
 from basaltmq.protocols.rocketmq.schedule import Schedule
 from basaltmq.protocols.rocketmq.settings import Settings
 from basaltmq.protocols.rocketmq.transactions import Transactions
@@ -89,13 +93,18 @@ class Host:
         self.schedule = Schedule(self, self.transactions.check)
         self._synced: list[Synced] = []
         self._is_scheduled = False
+        self.lites = LiteTopics(self)
+        self.lite_subscriptions = LiteSubscriptions(self)
         self.schedule.start()
+        self.lites.sweep()
         self._stops = [vhost.streams.listen(self._topic_grew), self.plane.catalog.on_change(self._object_changed)]
 
     def close(self) -> None:
         for stop in self._stops:
             stop()
         self.schedule.close()
+        self.lites.close()
+        self.lite_subscriptions.close()
         if self.vhost.is_up:
             self._write()
         for each in self._consumptions.values():
@@ -107,6 +116,7 @@ class Host:
         self.is_stopping = True
         for each in list(self._consumptions.values()):
             each.close()
+        self.lite_subscriptions.close()
         for topic in list(self._of_topic):
             self._topic_grew(topic)
 
@@ -131,13 +141,17 @@ class Host:
             raise TopicNotFoundError(f"topic {name!r} does not exist in vhost {self.vhost.name!r}; create it first")
         return await self.create_topic(name, self.settings.partitions)
 
-    async def create_topic(self, name: str, partitions: int) -> Topic:
-        config = TopicConfig(
+    def new_topic_config(self, partitions: int) -> TopicConfig:
+        """Return the settings of topics that are created on first use."""
+        return TopicConfig(
             partitions=partitions,
             engine=self.vhost.streams.default_engine,
             durability=Durability(self.settings.durability),
             index_keys=False,
         )
+
+    async def create_topic(self, name: str, partitions: int) -> Topic:
+        config = self.new_topic_config(partitions)
         try:
             # In a thread, because it waits for an fsync.
             with self.guard():
@@ -293,6 +307,8 @@ class Host:
         if event.action is Action.DELETED:
             # The listener may run in a thread.
             self.loop.call_soon_threadsafe(self._forget, event.id)
+            if event.kind is Kind.TOPIC and not event.name.startswith(LITE):
+                self.loop.call_soon_threadsafe(self.lites.parent_deleted, event.name, event.id)
 
     def _forget(self, object_id: UUID) -> None:
         for key in [each for each in self._consumptions if each[1] == object_id]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from typing import Final
+from typing import Final, Protocol
 
-from basaltmq.protocols.rocketmq.consumption import RENEW_MS, Ask, Consumption, Delivery
+from basaltmq.protocols.rocketmq.consumption import RENEW_MS, Ask, Delivery
+from basaltmq.protocols.rocketmq.lite.calls import LITE_CLIENTS
 from basaltmq.protocols.rocketmq.methods import Caller
 from basaltmq.protocols.rocketmq.records import message_of
 from basaltmq.protocols.rocketmq.routes import BROKER
@@ -29,6 +30,13 @@ ANSWER_S: Final = 0.5
 """Time before the client's deadline at which an empty call is answered."""
 
 
+class Source(Protocol):
+    """Gives records to receive calls."""
+
+    def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]: ...
+    async def wait(self, timeout_s: float) -> None: ...
+
+
 async def receive_message(
     request: wire.ReceiveMessageRequest, caller: Caller
 ) -> AsyncGenerator[wire.ReceiveMessageResponse, None]:
@@ -39,8 +47,13 @@ async def receive_message(
     caller.check_read(group)
     ask = await _asked(request, caller, group)
     until_s = host.loop.time() + _polling_s(request, caller)
-    consumption = host.consumption(group, host.topic(name))
-    found = await _received(consumption, ask, until_s, caller)
+    topic = host.topic(name)
+    source: Source
+    if caller.client.client_type in LITE_CLIENTS:
+        source = host.lite_subscriptions.find(caller.client.id, group, topic)
+    else:
+        source = host.consumption(group, topic)
+    found = await _received(source, ask, until_s, caller)
     if not found:
         yield wire.ReceiveMessageResponse(status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no new message"))
         return
@@ -48,7 +61,7 @@ async def receive_message(
     try:
         yield wire.ReceiveMessageResponse(status=OK)
         for each in found:
-            yield wire.ReceiveMessageResponse(message=_message(each, consumption, topic_resource, ask))
+            yield wire.ReceiveMessageResponse(message=_message(each, topic_resource, ask))
         unsent = 0
         delivered = wire.ReceiveMessageResponse()
         delivered.delivery_timestamp.FromMilliseconds(host.now_ms())
@@ -56,8 +69,8 @@ async def receive_message(
     finally:
         if unsent:
             for each in reversed(found):
-                consumption.subscription.release(each.lease, host.now_ms())
-            consumption.changed()
+                each.consumption.subscription.release(each.lease, host.now_ms())
+                each.consumption.changed()
 
 
 async def _asked(request: wire.ReceiveMessageRequest, caller: Caller, group: str) -> Ask:
@@ -102,12 +115,12 @@ def _polling_s(request: wire.ReceiveMessageRequest, caller: Caller) -> float:
     return max(0.0, min(polling_s, LONG_POLLING_S))
 
 
-async def _received(consumption: Consumption, ask: Ask, until_s: float, caller: Caller) -> list[Delivery]:
+async def _received(source: Source, ask: Ask, until_s: float, caller: Caller) -> list[Delivery]:
     """Return leased records. Wait for some until `until_s`."""
     host = caller.host
     while True:
         with host.guard():
-            found, has_more = consumption.receive(ask, host.now_ms())
+            found, has_more = source.receive(ask, host.now_ms())
         left_s = until_s - host.loop.time()
         if found or left_s <= 0 or host.is_stopping or not host.vhost.is_up:
             return found
@@ -115,11 +128,11 @@ async def _received(consumption: Consumption, ask: Ask, until_s: float, caller: 
             await asyncio.sleep(0)
         else:
             host.clients.seen(caller.client.id)
-            await consumption.wait(left_s)
+            await source.wait(left_s)
 
 
-def _message(delivery: Delivery, consumption: Consumption, topic: wire.Resource, ask: Ask) -> wire.Message:
-    lease = delivery.lease
+def _message(delivery: Delivery, topic: wire.Resource, ask: Ask) -> wire.Message:
+    lease, consumption = delivery.lease, delivery.consumption
     message = message_of(delivery.record, delivery.shard, lease.partition, BROKER)
     message.topic.CopyFrom(topic)
     system = message.system_properties

@@ -4,7 +4,8 @@
     tag              tag
     first key        key; all keys in header `rocketmq.keys` if there are several
     user properties  headers
-    message group, id, type, born time and host, trace context, priority: headers with the prefix `rocketmq.`
+    message group, lite topic, id, type, born time and host, trace context, priority: headers with the
+                     prefix `rocketmq.`
 
 A record of another protocol has none of these headers. Its message id is made from its shard and offset, its text
 headers are properties, and bytes that are not UTF-8 are replaced.
@@ -26,6 +27,7 @@ HOST: Final = RESERVED + "host"
 ENCODING: Final = RESERVED + "encoding"
 TRACE: Final = RESERVED + "trace"
 PRIORITY: Final = RESERVED + "priority"
+LITE: Final = RESERVED + "lite"
 DELIVERY: Final = RESERVED + "delivery"
 SCHEDULED: Final = RESERVED + "scheduled"
 """The key of the row from which a scheduled record was appended."""
@@ -53,6 +55,8 @@ def record_of(message: wire.Message) -> Record:
         headers.append((ENCODING, _GZIP))
     if system.HasField("message_group"):
         headers.append((GROUP, system.message_group.encode()))
+    if system.HasField("lite_topic"):
+        headers.append((LITE, system.lite_topic.encode()))
     if system.HasField("trace_context"):
         headers.append((TRACE, system.trace_context.encode()))
     if system.HasField("delivery_timestamp"):
@@ -76,9 +80,9 @@ def dead_letter_of(record: StoredRecord, topic: str, shard: int) -> Record:
 
 
 def message_group_of(record: Record) -> bytes:
-    """Return the message group of a record, or nothing if it has none."""
+    """Return the message group of a record, or nothing if it has none. A lite topic is one message group."""
     for name, value in record.headers:
-        if name == GROUP:
+        if name in (GROUP, LITE):
             return value or b""
     return b""
 
@@ -122,6 +126,8 @@ def message_of(record: StoredRecord, shard: int, partition: int, host: str) -> w
             system.body_encoding = wire.GZIP if raw == _GZIP else wire.IDENTITY
         elif name == GROUP:
             system.message_group = text
+        elif name == LITE:
+            system.lite_topic = text
         elif name == TRACE:
             system.trace_context = text
         elif name == PRIORITY:

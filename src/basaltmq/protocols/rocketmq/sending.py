@@ -6,6 +6,10 @@ transaction is decided.
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
 from basaltmq.broker.guard import Guard
 from basaltmq.errors import BasaltError, StorageError, StoreStalledError
 from basaltmq.log.batches.record import Record
@@ -23,7 +27,9 @@ from basaltmq.streams.topics import Topic
 from basaltmq.wire import rocketmq_wire_pb2 as wire
 
 
-def send_message(request: wire.SendMessageRequest, caller: Caller) -> ImmediateFuture[wire.SendMessageResponse]:
+def send_message(
+    request: wire.SendMessageRequest, caller: Caller
+) -> ImmediateFuture[wire.SendMessageResponse] | Coroutine[Any, Any, wire.SendMessageResponse]:
     host = caller.host
     if not request.messages:
         raise Refused(wire.MESSAGE_CORRUPTED, "the request has no message")
@@ -47,7 +53,24 @@ def send_message(request: wire.SendMessageRequest, caller: Caller) -> ImmediateF
                 f"topic {name!r} accepts messages of type {topic.config.message_type or 'NORMAL to PRIORITY'} only",
             )
         check_message(message, limits, host.now_ms())
-    return _Sending(caller, topic, request).start()
+    lites = {each.system_properties.lite_topic for each in request.messages}
+    if lites == {""}:
+        return _Sending(caller, topic, request).start()
+    if len(lites) > 1:
+        raise Refused(wire.MESSAGE_CORRUPTED, "all messages of a request must have the same lite topic")
+    (lite,) = lites
+    found = host.lites.find(topic, lite)
+    return _send_to_new(topic, lite, request, caller) if found is None else _Sending(caller, found, request).start()
+
+
+async def _send_to_new(
+    topic: Topic, lite: str, request: wire.SendMessageRequest, caller: Caller
+) -> wire.SendMessageResponse:
+    """Send the first messages of a lite topic."""
+    (made,) = await caller.host.lites.get(topic, [lite])
+    done: asyncio.Future[ImmediateFuture[wire.SendMessageResponse]] = caller.host.loop.create_future()
+    _Sending(caller, made, request).start().then(lambda sent: None if done.done() else done.set_result(sent))
+    return (await done).result()
 
 
 def partition_of(message: wire.Message, topic: Topic) -> int:

@@ -28,6 +28,7 @@ from basaltmq.protocols.rocketmq import decisions, offsets, recalls, receiving, 
 from basaltmq.protocols.rocketmq.clients import Clients
 from basaltmq.protocols.rocketmq.door import Door
 from basaltmq.protocols.rocketmq.host import Host
+from basaltmq.protocols.rocketmq.lite.calls import sync_lite_subscription
 from basaltmq.protocols.rocketmq.methods import Methods
 from basaltmq.protocols.rocketmq.settings import Settings
 from basaltmq.wire import rocketmq_wire_pb2 as wire
@@ -148,6 +149,9 @@ def methods(make: Methods) -> dict[str, Method]:
         "GetOffset": make.unary(wire.GetOffsetRequest, wire.GetOffsetResponse, offsets.get_offset),
         "QueryOffset": make.unary(wire.QueryOffsetRequest, wire.QueryOffsetResponse, offsets.query_offset),
         "RecallMessage": make.unary(wire.RecallMessageRequest, wire.RecallMessageResponse, recalls.recall_message),
+        "SyncLiteSubscription": make.unary(
+            wire.SyncLiteSubscriptionRequest, wire.SyncLiteSubscriptionResponse, sync_lite_subscription
+        ),
         "ChangeInvisibleDuration": make.unary(
             wire.ChangeInvisibleDurationRequest,
             wire.ChangeInvisibleDurationResponse,

@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
 from basaltmq.broker.auth.permissions import WRITE
+from basaltmq.protocols.rocketmq.lite.subscriptions import CLIENT_QUOTA
 from basaltmq.protocols.rocketmq.methods import Caller
-from basaltmq.protocols.rocketmq.rules.names import group_name, topic_name
+from basaltmq.protocols.rocketmq.rules.names import LITE_CHARACTERS_MAX, group_name, topic_name
 from basaltmq.protocols.rocketmq.rules.status import OK, Refused, status_of
 from basaltmq.streams.pop.groups import GroupConfig
 from basaltmq.streams.pop.lease import hash_of
@@ -54,6 +55,7 @@ def notify_client_termination(
         for each in host.in_use(group):
             each.subscription.release_all(holder, host.now_ms())
             each.changed()
+    caller.host.lite_subscriptions.client_gone(caller.client.id)
     caller.host.clients.gone(caller.client)
     return wire.NotifyClientTerminationResponse(status=OK)
 
@@ -132,6 +134,8 @@ async def _merged(given: wire.Settings, caller: Caller) -> wire.Settings:
         subscription = settings.subscription
         subscription.fifo = config.ordered
         subscription.receive_batch_size = RECEIVE_BATCH
+        subscription.lite_subscription_quota = CLIENT_QUOTA
+        subscription.max_lite_topic_size = LITE_CHARACTERS_MAX
         subscription.long_polling_timeout.FromSeconds(LONG_POLLING_S)
         policy = settings.backoff_policy
         policy.max_attempts = config.max_attempts

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from basaltmq.errors import NotFoundError
 from basaltmq.protocols.grpc.server.immediate_future import ImmediateFuture
 from basaltmq.protocols.rocketmq.consumption import Consumption
 from basaltmq.protocols.rocketmq.methods import Caller
@@ -26,7 +27,7 @@ ENTRIES_MAX: Final = 1_024
 def ack_message(
     request: wire.AckMessageRequest, caller: Caller
 ) -> ImmediateFuture[wire.AckMessageResponse] | wire.AckMessageResponse:
-    consumption = _consumption(request.group, request.topic, caller)
+    consumptions = {"": _consumption(request.group, request.topic, "", caller)}
     if not 0 < len(request.entries) <= ENTRIES_MAX:
         raise Refused(wire.BAD_REQUEST, f"a call acknowledges 1 to {ENTRIES_MAX} messages, not {len(request.entries)}")
     response = wire.AckMessageResponse()
@@ -34,11 +35,16 @@ def ack_message(
     for entry in request.entries:
         result = response.entries.add(message_id=entry.message_id, receipt_handle=entry.receipt_handle, status=OK)
         try:
+            consumption = consumptions.get(entry.lite_topic)
+            if consumption is None:
+                consumption = _consumption(request.group, request.topic, entry.lite_topic, caller)
+                consumptions[entry.lite_topic] = consumption
             lease = held(entry.receipt_handle, consumption, caller)
-        except Refused as refused:
+        except (Refused, NotFoundError) as refused:
             result.status.CopyFrom(status_of(refused))
         else:
             consumption.subscription.settle(lease, caller.host.now_ms())
+            consumption.changed()
             accepted.append(result)
     answer: ImmediateFuture[wire.AckMessageResponse] = ImmediateFuture()
 
@@ -55,7 +61,7 @@ def ack_message(
         answer.set_result(response)
 
     if accepted:
-        consumption.changed(synced)
+        caller.host.write_soon(synced)
     else:
         synced(None)
     return answer
@@ -64,7 +70,7 @@ def ack_message(
 def change_invisible_duration(
     request: wire.ChangeInvisibleDurationRequest, caller: Caller
 ) -> ImmediateFuture[wire.ChangeInvisibleDurationResponse]:
-    consumption = _consumption(request.group, request.topic, caller)
+    consumption = _consumption(request.group, request.topic, request.lite_topic, caller)
     invisible_ms = millis(request.invisible_duration)
     if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
         raise Refused(
@@ -90,7 +96,7 @@ def change_invisible_duration(
 def forward_to_dead_letters(
     request: wire.ForwardMessageToDeadLetterQueueRequest, caller: Caller
 ) -> ImmediateFuture[wire.ForwardMessageToDeadLetterQueueResponse]:
-    consumption = _consumption(request.group, request.topic, caller)
+    consumption = _consumption(request.group, request.topic, request.lite_topic, caller)
     lease = held(request.receipt_handle, consumption, caller)
     with caller.host.guard():
         read = consumption.record_at(lease)
@@ -124,8 +130,13 @@ def held(handle: str, consumption: Consumption, caller: Caller) -> Lease:
     return lease
 
 
-def _consumption(group: wire.Resource, topic: wire.Resource, caller: Caller) -> Consumption:
+def _consumption(group: wire.Resource, topic: wire.Resource, lite: str, caller: Caller) -> Consumption:
+    """Return the consumption of a topic or of one of its lite topics."""
     name, group_text = topic_name(topic), group_name(group)
     caller.check_read(name)
     caller.check_read(group_text)
-    return caller.host.consumption(group_text, caller.host.topic(name))
+    host = caller.host
+    found = host.topic(name)
+    if lite:
+        return host.consumption(group_text, host.lites.require(found, lite))
+    return host.consumption(group_text, found)

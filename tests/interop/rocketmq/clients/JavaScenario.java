@@ -12,6 +12,7 @@ import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
+import org.apache.rocketmq.client.apis.consumer.LitePushConsumer;
 import org.apache.rocketmq.client.apis.consumer.PushConsumer;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
@@ -90,6 +91,24 @@ public class JavaScenario {
             })
             .build();
         System.out.println(latch.await(60, TimeUnit.SECONDS));
+
+        CountDownLatch lites = new CountDownLatch(3);
+        List<String> inOrder = Collections.synchronizedList(new ArrayList<>());
+        LitePushConsumer lite = PROVIDER.newLitePushConsumerBuilder()
+            .setClientConfiguration(configuration)
+            .setConsumerGroup("java-lite-" + arguments[1])
+            .bindTopic(topic)
+            .setMessageListener(view -> {
+                inOrder.add(view.getLiteTopic().get() + " " + text(view));
+                lites.countDown();
+                return ConsumeResult.SUCCESS;
+            })
+            .build();
+        lite.subscribeLite("room");
+        for (int number = 0; number < 3; number++) {
+            producer.send(message(topic, "lite " + number).setLiteTopic("room").build());
+        }
+        System.out.println(lites.await(60, TimeUnit.SECONDS) + " " + inOrder);
         System.exit(0);
     }
 }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 from rocketmq.v5.client import ClientConfiguration, Credentials
-from rocketmq.v5.consumer import PushConsumer, SimpleConsumer
+from rocketmq.v5.consumer import LiteSimpleConsumer, PushConsumer, SimpleConsumer
 from rocketmq.v5.consumer.push import ConsumeResult, MessageListener
+from rocketmq.v5.exception import LiteSubscriptionQuotaExceededException
 from rocketmq.v5.model import FilterExpression, Message
 from rocketmq.v5.producer import Producer
 
@@ -40,6 +42,20 @@ class Listener(MessageListener):  # type: ignore[misc]
         return ConsumeResult.SUCCESS
 
 
+def subscribe(lite: LiteSimpleConsumer, name: str) -> None:
+    """Subscribe to a lite topic. A simple consumer has no quota until the broker's settings arrive after its start."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            # This version sends the name as a list of its letters. The second call sends all names as they are.
+            lite.subscribe_lite(name)
+            lite.subscribe_lite_all()
+            return
+        except LiteSubscriptionQuotaExceededException:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
 def main(port: str) -> None:
     configuration = ClientConfiguration(f"127.0.0.1:{port}", Credentials())
     producer = Producer(configuration, ("python",))
@@ -64,6 +80,19 @@ def main(port: str) -> None:
     assert listener.is_complete.wait(WAIT_S), listener.done
     print("pushed", sorted(listener.done.items()))
     push.shutdown()
+
+    lite = LiteSimpleConsumer("python", configuration, "python-lite", await_duration=5)
+    lite.startup()
+    subscribe(lite, "room")
+    for number in range(3):
+        made = Message()
+        made.topic, made.lite_topic, made.body = "python", "room", f"lite{number}".encode()
+        producer.send(made)
+    for _ in range(3):
+        (message,) = lite.receive(16, 30)
+        print("lite", message.lite_topic, message.body.decode())
+        lite.ack(message)
+    lite.shutdown()
     producer.shutdown()
 
 

@@ -1,5 +1,5 @@
 // RocketMQ's Node.js client against a broker: node scenario.js PORT
-const { ConsumeResult, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
+const { ConsumeResult, LitePushConsumerImpl, Producer, PushConsumer, SimpleConsumer } = require('rocketmq-client-nodejs');
 
 const endpoints = `127.0.0.1:${process.argv[2]}`;
 const topic = 'node';
@@ -54,6 +54,30 @@ async function main() {
   await push.startup();
   await finished;
   console.log(pushed.sort().join(' '));
+
+  const lites = [];
+  let complete;
+  const completed = new Promise(resolve => { complete = resolve; });
+  const lite = new LitePushConsumerImpl({
+    namespace: '',
+    endpoints,
+    consumerGroup: 'node-lite',
+    bindTopic: topic,
+    messageListener: {
+      async consume(message) {
+        lites.push(`${message.liteTopic} ${message.body.toString()}`);
+        if (lites.length === 3) complete();
+        return ConsumeResult.SUCCESS;
+      },
+    },
+  });
+  await lite.startup();
+  await lite.subscribeLite('room');
+  for (let number = 0; number < 3; number++) {
+    await producer.send({ topic, liteTopic: 'room', body: Buffer.from(`lite ${number}`) });
+  }
+  await completed;
+  console.log(lites.join(', '));
   process.exit(0);
 }
 

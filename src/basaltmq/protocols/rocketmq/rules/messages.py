@@ -6,6 +6,7 @@ properties      at most 128, 16 KiB together, no reserved or control characters 
 tag             not blank, no '|', no control characters
 keys            not blank, no control characters
 message group   at most 64 bytes, only for type FIFO
+lite topic      at most 64 characters of a name, only for type LITE
 delivery time   only for type DELAY, at most `delay_ms_max` ahead
 digest          of the body as sent, before decompression
 """
@@ -16,6 +17,7 @@ import hashlib
 import zlib
 from typing import Final, NamedTuple
 
+from basaltmq.protocols.rocketmq.rules.names import check_lite_name
 from basaltmq.protocols.rocketmq.rules.status import Refused
 from basaltmq.wire import rocketmq_wire_pb2 as wire
 
@@ -145,8 +147,8 @@ def _check_type(message: wire.Message, limits: MessageLimits, now_ms: int) -> No
                 wire.ILLEGAL_DELIVERY_TIME,
                 f"a DELAY message needs a delivery time at most {limits.delay_ms_max} ms ahead (rocketmq.delay_ms_max)",
             )
-    elif kind == wire.LITE and (missing or not system.lite_topic.strip()):
-        raise Refused(wire.ILLEGAL_LITE_TOPIC, "a LITE message needs a lite topic that is not blank")
+    elif kind == wire.LITE:
+        check_lite_name(system.lite_topic)
     elif kind == wire.PRIORITY and (missing or system.priority < 0):
         raise Refused(wire.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, "a PRIORITY message needs a priority of 0 or more")
 

@@ -16,8 +16,12 @@ TOPIC_CHARACTERS_MAX: Final = 127
 GROUP_CHARACTERS_MAX: Final = 120
 """RocketMQ allows 255 for some clients, 120 for others. `%DLQ%` and the group must be a valid topic name."""
 
+LITE_CHARACTERS_MAX: Final = 64
+
 DEAD_LETTERS: Final = "%DLQ%"
 RETRIES: Final = "%RETRY%"
+LITE: Final = "%LITE%"
+"""`%LITE%topic$lite` is a lite topic of a topic. No name that a client sends has a `$`."""
 
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9._-]+")
 
@@ -52,6 +56,20 @@ def group_name(resource: wire.Resource) -> str:
 
 def dead_letter_topic(group: str) -> str:
     return DEAD_LETTERS + group
+
+
+def check_lite_name(name: str) -> None:
+    """Raise ILLEGAL_LITE_TOPIC for a name that no lite topic can have."""
+    if len(name) > LITE_CHARACTERS_MAX or _NAME.fullmatch(name) is None:
+        raise Refused(
+            wire.ILLEGAL_LITE_TOPIC,
+            f"lite topic {name!r:.200}: a name has 1 to {LITE_CHARACTERS_MAX} characters of a-z, A-Z, 0-9, . _ - % |",
+        )
+
+
+def lite_topic_of(topic: str, lite: str) -> str:
+    """Return the name under which a lite topic is stored."""
+    return f"{LITE}{topic}${lite}"
 
 
 def _full(resource: wire.Resource) -> str:

@@ -1,0 +1,1 @@
+"""LITE messages: lite topics inside a topic, and the subscriptions of clients to them."""
