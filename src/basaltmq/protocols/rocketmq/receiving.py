@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator
 from typing import Final, Protocol
 
 from basaltmq.protocols.rocketmq.consumption import RENEW_MS, Ask, Delivery
-from basaltmq.protocols.rocketmq.lite.calls import LITE_CLIENTS
 from basaltmq.protocols.rocketmq.methods import Caller
 from basaltmq.protocols.rocketmq.records import message_of
 from basaltmq.protocols.rocketmq.routes import BROKER
@@ -21,6 +20,7 @@ from basaltmq.protocols.rocketmq.rules.messages import millis
 from basaltmq.protocols.rocketmq.rules.names import group_name, topic_name
 from basaltmq.protocols.rocketmq.rules.status import OK, Refused
 from basaltmq.protocols.rocketmq.sessions import LONG_POLLING_S, RECEIVE_BATCH
+from basaltmq.protocols.rocketmq.subscribing import LITE_CLIENTS
 from basaltmq.streams.pop.groups import GroupConfig
 from basaltmq.streams.pop.lease import hash_of
 from basaltmq.wire import rocketmq_wire_pb2 as wire

@@ -28,9 +28,9 @@ from basaltmq.protocols.rocketmq import decisions, offsets, recalls, receiving, 
 from basaltmq.protocols.rocketmq.clients import Clients
 from basaltmq.protocols.rocketmq.door import Door
 from basaltmq.protocols.rocketmq.host import Host
-from basaltmq.protocols.rocketmq.lite.calls import sync_lite_subscription
 from basaltmq.protocols.rocketmq.methods import Methods
 from basaltmq.protocols.rocketmq.settings import Settings
+from basaltmq.protocols.rocketmq.subscribing import sync_lite_subscription
 from basaltmq.wire import rocketmq_wire_pb2 as wire
 
 SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
