@@ -48,6 +48,7 @@ from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.plane import StreamPlane
 from basaltmq.streams.pop.groups import GroupConfig, SubscriptionGroups
 from basaltmq.streams.pop.rows import put_changes, read_subscription
+from basaltmq.streams.pop.subscription import Held
 from basaltmq.streams.scheduled import Scheduled, put_scheduled
 from basaltmq.streams.topics import Topic, TopicConfig
 
@@ -82,6 +83,7 @@ class Host:
         self.is_stalled = False
         """Whether the store refuses a write, which is repeated."""
         self._token: Final = random.Random(secrets.randbits(128))  # noqa: S311 - a fence, not a secret
+        self._held = Held()
         self._consumptions: OrderedDict[tuple[str, UUID], Consumption] = OrderedDict()
         self._of_topic: dict[str, dict[Waiting, None]] = {}
         """Consumptions with waiting calls, and waiting pull calls, by topic."""
@@ -190,18 +192,26 @@ class Host:
         found = self._consumptions.get(key)
         if found is not None and len(found.topic.shards) == len(topic.shards):
             self._consumptions.move_to_end(key)
+            if self._held.is_full:
+                self._drop_idle()
             return found
         if found is not None:
             self._write()
         with self.guard():
             state = read_subscription(
-                self.vhost.store, group, topic.id, len(topic.shards), now_ms(), lambda: self._token.getrandbits(63) | 1
+                self.vhost.store,
+                group,
+                topic.id,
+                len(topic.shards),
+                now_ms(),
+                lambda: self._token.getrandbits(63) | 1,
+                self._held,
             )
         made = Consumption(self, group, topic, state)
         if found is not None:
-            found.close()
+            self._dropped(found)
         self._consumptions[key] = made
-        if len(self._consumptions) > CONSUMPTIONS_MAX:
+        if len(self._consumptions) > CONSUMPTIONS_MAX or self._held.is_full:
             self._drop_idle()
         return made
 
@@ -210,11 +220,18 @@ class Host:
         return [each for (name, _), each in self._consumptions.items() if name == group]
 
     def _drop_idle(self) -> None:
-        for key, each in self._consumptions.items():
-            if not each.is_waited and each not in self._dirty:
-                each.close()
-                del self._consumptions[key]
+        """Drop consumptions without a waiting call, the least recently used first, until the limits are met."""
+        newest = next(reversed(self._consumptions))
+        for key, each in list(self._consumptions.items()):
+            if len(self._consumptions) <= CONSUMPTIONS_MAX and not self._held.is_full:
                 return
+            if not each.is_waited and each not in self._dirty and key != newest:
+                del self._consumptions[key]
+                self._dropped(each)
+
+    def _dropped(self, consumption: Consumption) -> None:
+        consumption.close()
+        consumption.subscription.close()
 
     def new_id(self) -> bytes:
         """Return the id of a scheduled or half record."""
@@ -314,4 +331,4 @@ class Host:
         for key in [each for each in self._consumptions if each[1] == object_id]:
             gone = self._consumptions.pop(key)
             self._dirty.pop(gone, None)
-            gone.close()
+            self._dropped(gone)

@@ -98,5 +98,5 @@ class SubscriptionGroups:
 
 
 def _attributes(config: GroupConfig) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(config)
+    built: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(config))
     return built

@@ -12,11 +12,11 @@ from basaltmq.store.keys import parts as key_parts
 from basaltmq.store.keys import streams as stream_keys
 from basaltmq.streams.offsets import Commit, put_commit
 from basaltmq.streams.pop.lease import Lease
-from basaltmq.streams.pop.subscription import Subscription
+from basaltmq.streams.pop.subscription import Held, Subscription
 
 
 def read_subscription(
-    store: Reader, group: str, topic_id: UUID, partitions: int, now_ms: int, new_token: Callable[[], int]
+    store: Reader, group: str, topic_id: UUID, partitions: int, now_ms: int, new_token: Callable[[], int], held: Held
 ) -> Subscription:
     """Return the stored state of a group on a topic."""
     leases = []
@@ -24,7 +24,7 @@ def read_subscription(
     for key, raw in store.scan(Family.POP_LEASES, *rows):
         _, _, partition, offset = stream_keys.decode_pop_lease_key(key)
         leases.append(Lease.decode(partition, offset, raw))
-    return Subscription(read_cursors(store, group, topic_id, partitions), leases, now_ms, new_token)
+    return Subscription(read_cursors(store, group, topic_id, partitions), leases, now_ms, new_token, held)
 
 
 def read_cursors(store: Reader, group: str, topic_id: UUID, partitions: int) -> dict[int, int]:

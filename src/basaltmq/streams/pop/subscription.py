@@ -39,6 +39,13 @@ from basaltmq.streams.pop.lease import Lease
 HELD_MAX: Final = 20_000
 """Leases per group and topic: about 6 MB."""
 
+ALL_HELD_MAX: Final = 1_000_000
+"""Leases of all groups and topics in memory: about 300 MB. At the limit nothing new is delivered until some settle."""
+
+CLOCK_BACK_MS: Final = 1_000
+"""A clock that is set back by more than this restarts the time of held leases. Otherwise they would last longer by as
+much, which may be hours."""
+
 EXPIRED_PER_CALL: Final = 1_000
 """Leases that one call lets expire: 1 ms."""
 
@@ -46,12 +53,32 @@ Place = tuple[int, int]
 """Partition and offset."""
 
 
+class Held:
+    """The number of leases in memory, which all subscriptions share."""
+
+    __slots__ = ("count", "limit")
+
+    def __init__(self, limit: int = ALL_HELD_MAX) -> None:
+        self.count = 0
+        self.limit = limit
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self.limit
+
+
 class Subscription:
     """The cursors and leases of a group on a topic."""
 
     def __init__(
-        self, cursors: Mapping[int, int], leases: Iterable[Lease], now_ms: int, new_token: Callable[[], int]
+        self,
+        cursors: Mapping[int, int],
+        leases: Iterable[Lease],
+        now_ms: int,
+        new_token: Callable[[], int],
+        held: Held | None = None,
     ) -> None:
+        self._held = held or Held()
         self.cursors = dict(cursors)
         """The next offset to receive, by partition."""
         self.leases: dict[Place, Lease] = {}
@@ -64,6 +91,7 @@ class Subscription:
         self._due: list[tuple[int, Place]] = []
         self._ready: list[tuple[int, Place]] = []
         self._attempts: dict[int, set[Place]] = {}
+        self._seen_ms = now_ms
         for lease in sorted(leases, key=lambda each: each.place):
             self._add(lease)
             if lease.token:
@@ -74,10 +102,15 @@ class Subscription:
                 self._ready.append((now_ms, lease.place))
         heapify(self._due)
         heapify(self._ready)
+        self._restart_later_than(now_ms)
 
     @property
     def is_full(self) -> bool:
-        return len(self.leases) >= HELD_MAX
+        return len(self.leases) >= HELD_MAX or self._held.is_full
+
+    def close(self) -> None:
+        """Stop counting the leases, because the state is no longer in memory."""
+        self._held.count -= len(self.leases)
 
     def is_chained(self, partition: int, message_group: bytes) -> bool:
         """Whether a record of this message group is not settled."""
@@ -116,6 +149,9 @@ class Subscription:
 
     def expire(self, now_ms: int, is_alive: Callable[[Lease], int]) -> None:
         """Make records ready whose time has passed. `is_alive` returns until when a lease is extended, or 0."""
+        if now_ms < self._seen_ms - CLOCK_BACK_MS:
+            self._restart_later_than(now_ms)
+        self._seen_ms = now_ms
         for _ in range(EXPIRED_PER_CALL):
             if not self._due or self._due[0][0] > now_ms:
                 return
@@ -130,6 +166,15 @@ class Subscription:
                 heappush(self._due, (longer_ms, place))
             else:
                 self._free(lease, until_ms)
+
+    def _restart_later_than(self, now_ms: int) -> None:
+        """Restart the leases that began after this time, because the clock was set back."""
+        for lease in self.leases.values():
+            if lease.token and lease.leased_ms > now_ms + CLOCK_BACK_MS:
+                lease.until_ms -= lease.leased_ms - now_ms
+                lease.leased_ms = now_ms
+                self.changed[lease.place] = lease
+                heappush(self._due, (lease.until_ms, lease.place))
 
     def next_due_ms(self) -> int | None:
         """Return when the next lease may expire."""
@@ -180,6 +225,7 @@ class Subscription:
         """Remove the lease: its record is done."""
         self._release(lease)
         del self.leases[lease.place]
+        self._held.count -= 1
         self.changed[lease.place] = None
         if not lease.message_group:
             return
@@ -229,6 +275,7 @@ class Subscription:
 
     def _add(self, lease: Lease) -> None:
         self.leases[lease.place] = lease
+        self._held.count += 1
         if lease.message_group:
             chain = self._chains.setdefault((lease.partition, lease.message_group), deque())
             chain.append(lease.offset)
