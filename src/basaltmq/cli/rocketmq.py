@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from basaltmq.cli.broker_options import with_api
@@ -53,11 +55,19 @@ def list_groups(api: HttpClient, vhost: str, as_json: bool) -> None:
 @click.option(
     "--max-attempts", type=int, default=17, show_default=True, help="Deliveries before the dead-letter topic."
 )
+@click.option(
+    "--backoff-s", type=int, multiple=True, help="Delay before a redelivery, in seconds; once for each attempt."
+)
 @vhost_option
 @with_api
-def set_group(api: HttpClient, name: str, ordered: bool, max_attempts: int, vhost: str) -> None:
-    """Create a subscription group, or change its settings."""
-    api.put(path("subscription-groups", vhost, name), {"ordered": ordered, "max_attempts": max_attempts})
+def set_group(
+    api: HttpClient, name: str, ordered: bool, max_attempts: int, backoff_s: tuple[int, ...], vhost: str
+) -> None:
+    """Create a subscription group, or replace its settings."""
+    config: dict[str, Any] = {"ordered": ordered, "max_attempts": max_attempts}
+    if backoff_s:
+        config["backoff_s"] = backoff_s
+    api.put(path("subscription-groups", vhost, name), config)
     click.echo(f"subscription group {name} is set")
 
 

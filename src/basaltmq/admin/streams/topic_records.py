@@ -45,6 +45,8 @@ class ResetSpec(msgspec.Struct, forbid_unknown_fields=True):
     to: Reset | int
     partition: int | None = None
     """Default: all partitions."""
+    timestamp_ms: int | None = None
+    """Move to the first record at or after this time. `to` applies to partitions without one."""
 
 
 class TopicRecords:
@@ -130,5 +132,10 @@ class TopicRecords:
         plane = vhost.streams.plane
         self._scope.check(call, vhost, READ, group)
         self._scope.check(call, vhost, READ, spec.topic)
-        moved = await on_plane(vhost, lambda: plane.groups.reset(group, spec.topic, spec.to, partition=spec.partition))
+        moved = await on_plane(
+            vhost,
+            lambda: plane.groups.reset(
+                group, spec.topic, spec.to, partition=spec.partition, timestamp_ms=spec.timestamp_ms
+            ),
+        )
         return [{"partition": each, "offset": offset} for each, offset in moved.items()]

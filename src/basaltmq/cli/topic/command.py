@@ -237,9 +237,9 @@ def groups(
     if reset is not None:
         if name is None:
             raise click.UsageError("--reset requires --topic")
-        to = reset_to(reset)
+        to, time_ms = reset_to(reset)
         with basaltmq.open(data_dir, create=False) as db:
-            moved = db.streams.groups.reset(str(group), name, to, partition=partition)
+            moved = db.streams.groups.reset(str(group), name, to, partition=partition, timestamp_ms=time_ms)
         show([{"partition": each, "offset": offset} for each, offset in moved.items()], as_json=as_json)
     elif is_deleted:
         with basaltmq.open(data_dir, create=False) as db:

@@ -69,7 +69,10 @@ search: Final = combine(
 group: Final = combine(
     click.argument("group", required=False),
     click.option(
-        "--reset", metavar="TO", help="Set the group's offsets: earliest, latest or a number. Requires --topic."
+        "--reset",
+        metavar="TO",
+        help="Set the group's offsets: earliest, latest, a number, or time:MS, the first record at or after a time in "
+        "milliseconds since 1970. Requires --topic.",
     ),
     click.option("--topic", "name", help="Topic to reset the group in."),
     click.option("--partition", type=int, help="Partition.  [default: all]"),
@@ -138,12 +141,16 @@ def print_records(source: RecordSource, at: dict[int, int], limit: int | None, *
                 has_waited = True
 
 
-def reset_to(text: str) -> Reset | int:
+def reset_to(text: str) -> tuple[Reset | int, int | None]:
+    """Return where to reset a group to, and a time in milliseconds which decides instead if there is one."""
     if text.isdigit():
-        return int(text)
+        return int(text), None
     if text in (Reset.EARLIEST, Reset.LATEST):
-        return Reset(text)
-    raise click.UsageError(f"--reset: expected earliest, latest or an offset, not {text!r}")
+        return Reset(text), None
+    kind, _, time_ms = text.partition(":")
+    if kind == "time" and time_ms.isdigit():
+        return Reset.LATEST, int(time_ms)
+    raise click.UsageError(f"--reset: expected earliest, latest, an offset or time:MS, not {text!r}")
 
 
 def report_created(names: Sequence[str], refused: Sequence[BasaltError], append: str) -> None:

@@ -243,5 +243,6 @@ def groups(
         return
     if group is None or name is None:
         raise click.UsageError("--reset requires GROUP and --topic")
-    body = {"topic": name, "to": reset_to(reset), "partition": partition}
+    to, time_ms = reset_to(reset)
+    body = {"topic": name, "to": to, "partition": partition, "timestamp_ms": time_ms}
     show(api.post(path("groups", vhost, group, "reset"), body), as_json=as_json)
