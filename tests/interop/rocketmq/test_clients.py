@@ -26,7 +26,7 @@ def needs(tool: str, installed: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(missing and not os.environ.get("TESTS_COMPLETE"), reason=reason)
 
 
-def run(*command: str | Path) -> list[str]:
+def run(*command: str | Path, code: int = 0) -> list[str]:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(each) for each in command],
@@ -37,7 +37,7 @@ def run(*command: str | Path) -> list[str]:
         cwd=INSTALLED,
         env=environment,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == code, done.stdout + done.stderr
     return done.stdout.splitlines()
 
 
@@ -90,3 +90,15 @@ def test_the_java_client(tmp_path: Path, mode: str) -> None:
         "true",
         "true [room lite 0, room lite 1, room lite 2]",
     ]
+
+
+@needs("java", "classes/JavaScenario.class")
+@pytest.mark.spec("C7")
+def test_the_java_client_decides_for_a_producer_that_died_with_a_half_message(tmp_path: Path) -> None:
+    java = ("java", "-cp", f"{INSTALLED / 'jars'}/*:{INSTALLED / 'classes'}", "JavaScenario")
+    with running(tmp_path / "data", "--rocketmq-transaction-check-ms=100", *FLAGS) as broker:
+        port = str(broker.port("rocketmq"))
+        assert run(*java, port, "plain", "half", code=137) == ["half"]
+        broker.kill()
+        broker.start()
+        assert run(*java, port, "plain", "check") == ["checked left behind", "received [left behind]"]

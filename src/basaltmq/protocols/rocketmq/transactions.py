@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from basaltmq.protocols.rocketmq.host import Host
 
 CHECK_EVERY_MS: Final = 30_000
+NOBODY_ASKED_MS: Final = 5_000
+"""Delay before the next check if no producer of the topic is connected."""
+
 CHECKS_MAX: Final = 15
 """Checks after which a transaction is rolled back."""
 
@@ -96,7 +99,8 @@ class Transactions:
             self.decide(batch, record_id, half, wire.ROLLBACK)
             return
         is_asked = self._ask(record_id, half)
-        later = msgspec.structs.replace(half, check_ms=now_ms + CHECK_EVERY_MS, checks=half.checks + is_asked)
+        after_ms = CHECK_EVERY_MS if is_asked else NOBODY_ASKED_MS
+        later = msgspec.structs.replace(half, check_ms=now_ms + after_ms, checks=half.checks + is_asked)
         put_half(batch, record_id, later, before=half)
 
     def _ask(self, record_id: bytes, half: Half) -> bool:

@@ -22,7 +22,7 @@ import org.apache.rocketmq.client.apis.producer.Producer;
 import org.apache.rocketmq.client.apis.producer.Transaction;
 import org.apache.rocketmq.client.apis.producer.TransactionResolution;
 
-/** RocketMQ's Java client against a broker: JavaScenario PORT tls|plain. */
+/** RocketMQ's Java client against a broker: JavaScenario PORT tls|plain [half|check]. */
 public class JavaScenario {
     static final ClientServiceProvider PROVIDER = ClientServiceProvider.loadService();
 
@@ -48,9 +48,38 @@ public class JavaScenario {
         return found;
     }
 
+    /** Leaves a half message behind, or decides on one that another producer has left. */
+    static void transaction(ClientConfiguration configuration, String part) throws Exception {
+        String topic = "java-transactions";
+        Producer producer = PROVIDER.newProducerBuilder()
+            .setClientConfiguration(configuration)
+            .setTopics(topic)
+            .setTransactionChecker(view -> {
+                System.out.println("checked " + text(view));
+                return TransactionResolution.COMMIT;
+            })
+            .build();
+        if (part.equals("half")) {
+            producer.send(message(topic, "left behind").build(), producer.beginTransaction());
+            System.out.println("half");
+            Runtime.getRuntime().halt(137);
+        }
+        SimpleConsumer consumer = PROVIDER.newSimpleConsumerBuilder()
+            .setClientConfiguration(configuration)
+            .setConsumerGroup("java-transactions")
+            .setAwaitDuration(Duration.ofSeconds(5))
+            .setSubscriptionExpressions(Collections.singletonMap(topic, FilterExpression.SUB_ALL))
+            .build();
+        System.out.println("received " + received(consumer, 1));
+        System.exit(0);
+    }
+
     public static void main(String[] arguments) throws Exception {
         ClientConfigurationBuilder builder = ClientConfiguration.newBuilder().setEndpoints("127.0.0.1:" + arguments[0]);
         ClientConfiguration configuration = builder.enableSsl(arguments[1].equals("tls")).build();
+        if (arguments.length > 2) {
+            transaction(configuration, arguments[2]);
+        }
         String topic = "java-" + arguments[1];
         Producer producer = PROVIDER.newProducerBuilder()
             .setClientConfiguration(configuration)
