@@ -85,6 +85,8 @@ class Host:
         self._token: Final = random.Random(secrets.randbits(128))  # noqa: S311 - a fence, not a secret
         self._held = Held()
         self._consumptions: OrderedDict[tuple[str, UUID], Consumption] = OrderedDict()
+        self._groups_in_use: dict[UUID, set[str]] = {}
+        """Groups that have a consumption, by topic: many topics may be deleted together."""
         self._of_topic: dict[str, dict[Waiting, None]] = {}
         """Consumptions with waiting calls, and waiting pull calls, by topic."""
         self._dirty: dict[Consumption, None] = {}
@@ -211,6 +213,7 @@ class Host:
         if found is not None:
             self._dropped(found)
         self._consumptions[key] = made
+        self._groups_in_use.setdefault(topic.id, set()).add(group)
         if len(self._consumptions) > CONSUMPTIONS_MAX or self._held.is_full:
             self._drop_idle()
         return made
@@ -232,6 +235,10 @@ class Host:
     def _dropped(self, consumption: Consumption) -> None:
         consumption.close()
         consumption.subscription.close()
+        groups = self._groups_in_use[consumption.topic.id]
+        groups.discard(consumption.group)
+        if not groups:
+            del self._groups_in_use[consumption.topic.id]
 
     def new_id(self) -> bytes:
         """Return the id of a scheduled or half record."""
@@ -328,7 +335,7 @@ class Host:
                 self.loop.call_soon_threadsafe(self.lites.parent_deleted, event.name, event.id)
 
     def _forget(self, object_id: UUID) -> None:
-        for key in [each for each in self._consumptions if each[1] == object_id]:
-            gone = self._consumptions.pop(key)
+        for group in list(self._groups_in_use.get(object_id, ())):
+            gone = self._consumptions.pop((group, object_id))
             self._dirty.pop(gone, None)
             self._dropped(gone)
