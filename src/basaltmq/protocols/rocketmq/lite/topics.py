@@ -38,6 +38,9 @@ class LiteTopics:
         self._orphaned: dict[str, str] = {}
         """Names and ids of deleted topics that may have lite topics."""
         self._sweeping: asyncio.Task[None] | None = None
+        self._batches_created = 0
+        self._has_any = True
+        """Whether there may be lite topics. Looking for the first one passes the tombstones of deleted topics."""
 
     def close(self) -> None:
         for task in (self._creating, self._sweeping):
@@ -63,6 +66,8 @@ class LiteTopics:
 
     def parent_deleted(self, parent: str, parent_id: UUID) -> None:
         """Delete the lite topics of a deleted topic. A start repeats it if a crash interrupts it."""
+        if not self._has_any:
+            return
         self._orphaned[parent] = str(parent_id)
         self._start_sweep(self._delete_orphaned)
 
@@ -88,6 +93,8 @@ class LiteTopics:
                         made = await asyncio.to_thread(self._create, {name: at for name, (at, _) in batch.items()})
                 except BasaltError as error:
                     made = [error] * len(batch)
+                self._batches_created += 1
+                self._has_any = True
                 for (_, future), result in zip(batch.values(), made, strict=True):
                     if future.cancelled():
                         continue
@@ -140,8 +147,7 @@ class LiteTopics:
 
     async def _delete_orphaned(self) -> None:
         while self._orphaned:
-            if not await self._page(LITE, 1):
-                # Usually a virtual host has none, and many topics may be deleted together.
+            if not await self._look() and not self._has_any:
                 self._orphaned.clear()
                 return
             parent, parent_id = self._orphaned.popitem()
@@ -157,15 +163,23 @@ class LiteTopics:
 
     async def _sweep(self) -> None:
         """Look at the first lite topic of each topic."""
-        after = LITE
-        while page := await self._page(after, 1):
+        page = await self._look()
+        while page:
             parent = page[0].name[len(LITE) :].partition("$")[0]
             lite_of = page[0].config.lite_of
             found = self._host.plane.topics.find(parent)
             if lite_of is not None and (found is None or str(found.id) != lite_of):
                 await self._delete(parent, lite_of)
             # `%` follows `$`, so this is behind all lite topics of the parent.
-            after = f"{LITE}{parent}%"
+            page = await self._page(f"{LITE}{parent}%", 1)
+
+    async def _look(self) -> list[Topic]:
+        """Return the first lite topic. Usually a virtual host has none, and many topics may be deleted together."""
+        created = self._batches_created
+        found = await self._page(LITE, 1)
+        if not found and self._creating is None and created == self._batches_created:
+            self._has_any = False
+        return found
 
     async def _page(self, after: str, limit: int) -> list[Topic]:
         """Return lite topics by name, after a name."""
