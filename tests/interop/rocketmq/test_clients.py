@@ -90,15 +90,3 @@ def test_the_java_client(tmp_path: Path, mode: str) -> None:
         "true",
         "true [room lite 0, room lite 1, room lite 2]",
     ]
-
-
-@needs("java", "classes/JavaScenario.class")
-@pytest.mark.spec("C7")
-def test_the_java_client_decides_for_a_producer_that_died_with_a_half_message(tmp_path: Path) -> None:
-    java = ("java", "-cp", f"{INSTALLED / 'jars'}/*:{INSTALLED / 'classes'}", "JavaScenario")
-    with running(tmp_path / "data", "--rocketmq-transaction-check-ms=100", *FLAGS) as broker:
-        port = str(broker.port("rocketmq"))
-        assert run(*java, port, "plain", "half", code=137) == ["half"]
-        broker.kill()
-        broker.start()
-        assert run(*java, port, "plain", "check") == ["checked left behind", "received [left behind]"]

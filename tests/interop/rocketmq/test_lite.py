@@ -14,8 +14,6 @@ from tests.interop.server import Broker, running
 from basaltmq.http_client import path
 from basaltmq.wire import rocketmq_wire_pb2 as wire
 
-pytestmark = pytest.mark.spec("G3")
-
 
 def send(client: Client, topic: str, lite: str, body: bytes) -> wire.SendMessageResponse:
     made: wire.SendMessageResponse = client.send(message(topic, body, message_type=wire.LITE, lite_topic=lite))
@@ -134,7 +132,6 @@ def test_the_same_attempt_id_receives_the_same_lite_messages(client: Client, con
     assert sorted(bodies(again)) == sorted(bodies(first)) == [b"a", b"b"]
 
 
-@pytest.mark.spec("P10")
 def test_deleting_a_topic_deletes_its_lite_topics(tmp_path: Path) -> None:
     with running(tmp_path / "data", *FLAGS) as broker, Client(broker.port("rocketmq")) as client:
 
