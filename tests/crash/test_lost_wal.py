@@ -66,6 +66,21 @@ def test_the_newest_wal_that_is_lost_with_synced_is_noticed(tmp_path: Path) -> N
         basaltmq.open(path)
 
 
+def test_repair_names_records_of_lost_topics_but_not_of_deleted_ones(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    with basaltmq.open(path) as db:
+        db.topic("deleted").append([b"x"] * 10)
+        db.delete_topic("deleted")
+    killed(path, batches=3)
+    for wal in wal_files(path):
+        wal.unlink()
+    code, said = run(path, "repair", "--accept-loss")
+    assert code == 0, said
+    lost = [line.split(": ", 1)[1] for line in said.splitlines() if "of an unknown name" in line]
+    assert lost == ["a partition is lost: shard 2, offsets 0 to 8", "a partition is lost: shard 3, offsets 0 to 2"]
+    assert "nothing to repair" in run(path, "repair", "--accept-loss")[1]
+
+
 def test_synced_alone_is_written_again_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "data"
     following = killed(path, batches=3)

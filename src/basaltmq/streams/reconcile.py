@@ -6,6 +6,7 @@
                      shard for a partition without one
     shard counter    raises it above every shard number found, frames of the log included: a new shard must not read
                      the bytes of a lost shard (promise P10)
+    unknown shards   reports the offsets of frames of the log without a shard row, unless the shard was deleted
     record index     rebuilds the index of the `rocksdb` engine from its records
     groups           deletes committed offsets of missing topics; rebuilds the rows that list groups by topic
 
@@ -26,7 +27,7 @@ import msgspec
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.record import NAME, ROOT, ConfiguredRecord, StoredValue, decode_value, encode_parent, encode_value
 from basaltmq.errors import BasaltError, CorruptionError
-from basaltmq.log.frame import COLUMNAR, KAFKA
+from basaltmq.log.frame import COLUMNAR, DROP, KAFKA
 from basaltmq.log.lane_view import LaneView
 from basaltmq.log.recovery import scan
 from basaltmq.store.api import Store
@@ -57,6 +58,7 @@ class _Evidence:
     lane: int = 0
     first: int = 0
     following: int = 0
+    is_dropped: bool = False
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class _Shards:
 
     rows: dict[int, ShardMeta] = field(default_factory=dict)
     names: dict[tuple[UUID, int], int] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
     last: int = 0
 
 
@@ -114,6 +117,7 @@ class _Reconciliation:
             self._copy_numbers()
             self._counter()
             self._rows.flush()
+            self._report_unknown()
         if self._losses.hit(Family.STREAM_RECORDS, Family.STREAM_RECORD_INDEX, Family.SHARDS):
             self._records()
         if self._losses.hit(Family.CONSUMER_OFFSETS, Family.TOPIC_GROUPS, Family.CONFIGURED_OBJECTS):
@@ -140,7 +144,10 @@ class _Reconciliation:
                     shards.names[stream_keys.decode_shard_name_key(key)] = number
                     shards.last = max(shards.last, number)
                 elif kind in (b"X", b"Y"):
-                    shards.last = max(shards.last, int.from_bytes(key[1:], "big"))
+                    number = int.from_bytes(key[1:], "big")
+                    shards.last = max(shards.last, number)
+                    if kind == b"X":
+                        shards.deleted.add(number)
             except (BasaltError, ValueError):
                 self._rows.delete(Family.SHARDS, key)
 
@@ -276,12 +283,10 @@ class _Reconciliation:
         """Return what the lanes and the records show about each shard. Reads them once."""
         if self._evidence is None:
             self._evidence = {}
-            for lane, shard, first, following in self._frames():
-                seen = self._evidence.get(shard)
-                if seen is None:
-                    self._evidence[shard] = _Evidence(lane, first, following)
-                else:
-                    seen.first, seen.following = min(seen.first, first), max(seen.following, following)
+            for lane, shard, first, following, is_dropped in self._frames():
+                seen = self._evidence.setdefault(shard, _Evidence(lane, first, following))
+                seen.first, seen.following = min(seen.first, first), max(seen.following, following)
+                seen.is_dropped |= is_dropped
             for shard in self._shards_with_records():
                 start, end = key_parts.prefix_range(shard.to_bytes(8, "big"))
                 first_key = next(iter(self._store.scan(Family.STREAM_RECORDS, start, end)))[0]
@@ -293,7 +298,15 @@ class _Reconciliation:
                 )
         return self._evidence
 
-    def _frames(self) -> Iterator[tuple[int, int, int, int]]:
+    def _report_unknown(self) -> None:
+        """Report the records of the log whose shard has no row, so that their topic is unknown."""
+        for number, seen in sorted(self._read_evidence().items()):
+            is_known = number in self._shards.rows or number in self._shards.deleted or seen.is_dropped
+            if not is_known and seen.first < seen.following:
+                text = f"a partition is lost: shard {number}, offsets {seen.first} to {seen.following - 1}"
+                self.found.append(_loss("topic of an unknown name", text))
+
+    def _frames(self) -> Iterator[tuple[int, int, int, int, bool]]:
         if not self._log.is_dir():
             return
         for directory in sorted(each for each in self._log.iterdir() if each.is_dir() and each.name.isdecimal()):
@@ -309,9 +322,9 @@ class _Reconciliation:
                     header = found.header
                     if header.kind in (COLUMNAR, KAFKA):
                         following = header.base_offset + header.last_delta + 1
-                        yield int(directory.name), header.shard, header.base_offset, following
+                        yield int(directory.name), header.shard, header.base_offset, following, False
                     else:
-                        yield int(directory.name), header.shard, OFFSET_MAX, 0
+                        yield int(directory.name), header.shard, OFFSET_MAX, 0, header.kind == DROP
             finally:
                 lane.close()
 
