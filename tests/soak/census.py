@@ -70,6 +70,7 @@ class Census:
     messages: dict[Label, list[Held]] = field(default_factory=dict)
     records: dict[tuple[str, int, Label], Recorded] = field(default_factory=dict)
     frames: dict[int, list[Frame]] = field(default_factory=dict)
+    _partitions: dict[tuple[str, Label], Recorded] = field(default_factory=dict)
 
     @classmethod
     def take(cls, store: Path) -> Census:
@@ -89,6 +90,14 @@ class Census:
         census._topics(store)
         census._log(store / LOG)
         return census
+
+    def record_of(self, topic: str, partition: int | None, label: Label) -> Recorded | None:
+        """Return the record of a label in a partition. None: in any partition."""
+        if partition is not None:
+            return self.records.get((topic, partition, label))
+        if not self._partitions:
+            self._partitions = {(its_topic, its_label): at for (its_topic, _, its_label), at in self.records.items()}
+        return self._partitions.get((topic, label))
 
     def _topics(self, store: Path) -> None:
         with StreamView.open(store) as view:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tests.interop.server import ROOT, Broker
-from tests.soak import amqp, embedded, grpc_queues, kafka, mqtt
+from tests.soak import amqp, embedded, grpc_queues, kafka, mqtt, rocketmq
 from tests.soak.ledger import Label, Ledger, Place, check_order
 
 from basaltmq.pipeline.audit.store import audit_rows
@@ -37,9 +37,9 @@ Missing: TypeAlias = dict[Place, list[Label]]
 
 
 def vhost_of(place: Place) -> str:
-    """Return the virtual host of a place. Kafka, MQTT and gRPC use the default one."""
+    """Return the virtual host of a place. All protocols but AMQP 0-9-1 use the default one."""
     first = place.split("|", 1)[0]
-    return "/" if first in ("kafka", "mqtt", "rule", "grpc") else first
+    return "/" if first in ("kafka", "mqtt", "rule", "grpc", "rocketmq") else first
 
 
 def basalt(*arguments: str) -> tuple[int, str]:
@@ -90,7 +90,7 @@ def check_broker(broker: Broker, ledger: Ledger, vhosts: tuple[str, ...]) -> Mis
     tasks: list[Callable[[], Missing]] = [partial(_check_amqp, broker, ledger, vhost) for vhost in vhosts]
     if "/" in vhosts:
         tasks += [partial(_check_kafka, broker, ledger), partial(_check_grpc, broker, ledger)]
-        tasks.append(partial(_check_mqtt, broker, ledger))
+        tasks += [partial(_check_mqtt, broker, ledger), partial(_check_rocketmq, broker, ledger)]
     missing: Missing = {}
     with ThreadPoolExecutor(len(tasks) or 1, "soak-drain") as pool:
         for found in [pool.submit(task) for task in tasks]:
@@ -123,6 +123,10 @@ def _check_grpc(broker: Broker, ledger: Ledger) -> Missing:
 
 def _check_mqtt(broker: Broker, ledger: Ledger) -> Missing:
     return {mqtt.PLACE: ledger.compare(mqtt.PLACE, mqtt.drain(broker, DRAIN_S))}
+
+
+def _check_rocketmq(broker: Broker, ledger: Ledger) -> Missing:
+    return {rocketmq.PLACE: ledger.compare(rocketmq.PLACE, rocketmq.drain(broker, DRAIN_S))}
 
 
 def check_rule(broker: Broker, ledger: Ledger) -> Missing:

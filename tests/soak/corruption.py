@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pika
 import pika.exceptions
 from tests.interop.server import Broker, running
-from tests.soak import amqp, checker, embedded
+from tests.soak import amqp, checker, embedded, rocketmq
 from tests.soak.census import Census
 from tests.soak.ledger import Label, Ledger, Place
 from tests.soak.report import Report
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
     pattern: str
     """Below the directory of a store."""
     is_log: bool = False
-    """Kinds whose damage stays after a repair: verify always reports a damaged frame of the log."""
+    """Kinds whose damage stays after a repair: verify reports a damaged frame always, and ENDS until the next open."""
 
 
 KINDS = {
@@ -65,6 +65,7 @@ KINDS = {
         Kind("committed", "log/*/COMMITTED", is_log=True),
         Kind("lane", "log/*/LANE", is_log=True),
         Kind("lane-copy", "log/*/LANE.copy", is_log=True),
+        Kind("ends", "ENDS", is_log=True),
         Kind("vhost", "../.vhost"),
         Kind("secret", "../secret"),
         Kind("sst", "kv/*.sst"),
@@ -318,20 +319,25 @@ class CorruptionRound:
 def is_named(place: Place, label: Label, census: Census, report: Report) -> bool:
     """Return whether the report names the loss of a message."""
     if is_stream(place):
-        topic, partition = topic_of(place)
-        return report.names_record(census.records.get((topic, partition, label)), census)
+        return report.names_record(census.record_of(*topic_of(place), label), census)
     queue = place.split("|", 1)[1]
     held = [each for each in census.messages.get(label, ()) if each.queue in (queue, amqp.DEAD, f"{queue}.dlq")]
     return any(report.names_message(each) for each in held)
 
 
 def is_stream(place: Place) -> bool:
-    return place.startswith("kafka|") or place == embedded.TOPIC_PLACE or place.endswith(f"|{amqp.STREAM}")
+    return (
+        place.startswith("kafka|")
+        or place in (embedded.TOPIC_PLACE, rocketmq.PLACE)
+        or place.endswith(f"|{amqp.STREAM}")
+    )
 
 
-def topic_of(place: Place) -> tuple[str, int]:
-    """Return topic and partition of a stream."""
+def topic_of(place: Place) -> tuple[str, int | None]:
+    """Return topic and partition of a stream. None: the broker chose the partition of each record."""
     name = place.split("|", 1)[1]
+    if place == rocketmq.PLACE:
+        return name, None
     if place.startswith("kafka|"):
         topic, _, partition = name.rpartition("-")
         return topic, int(partition)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.interop.server import Broker
-from tests.soak import amqp, amqp10, checker, grpc_queues, kafka, mqtt
+from tests.soak import amqp, amqp10, checker, grpc_queues, kafka, mqtt, rocketmq
 from tests.soak.admin import AdminClient
 from tests.soak.clients import Client, Round
 from tests.soak.corruption import ACTIONS, CorruptionRound
@@ -27,7 +27,7 @@ from tests.soak.ledger import Ledger
 from basaltmq.http_client import path
 
 VHOSTS = ("/", "shop", "über")
-FLAGS = ("--kafka-enabled=true",)
+FLAGS = ("--kafka-enabled=true", *rocketmq.FLAGS)
 
 ROUND_S = (3.0, 8.0)
 """How long clients work in a round."""
@@ -115,6 +115,7 @@ class Soak:
         grpc_queues.create_queue(self.broker)
         mqtt.create_session(self.broker)
         mqtt.create_rule(self.broker)
+        rocketmq.create_topic(self.broker)
 
     def _round(self) -> None:
         self.rounds += 1
@@ -154,6 +155,9 @@ class Soak:
             grpc_queues.GrpcProducer(turn, "producer"),
             grpc_queues.GrpcWorker(turn, "worker-1"),
             grpc_queues.GrpcWorker(turn, "worker-2"),
+            rocketmq.Producer(turn, "producer"),
+            rocketmq.Consumer(turn, "consumer-1"),
+            rocketmq.Consumer(turn, "consumer-2"),
         ]
         return clients
 
