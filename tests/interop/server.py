@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.interop.ports import free_port
+
 from basaltmq.http_client import GUEST, HttpClient, Login
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +50,7 @@ class Broker:
         """Start the process and wait until it listens. Ports stay the same over restarts."""
         assert self.process is None, "it runs"
         self._seen = self._log.stat().st_size if self._log.exists() else 0
-        ports = [f"--{name.replace('_', '-')}-port={self.ports.get(name, 0)}" for name in LISTENERS]
+        ports = [f"--{name.replace('_', '-')}-port={self.ports.get(name) or free_port()}" for name in LISTENERS]
         command = [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={self.data_dir}", "--log-format=json"]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("BASALT_")}
         with open(self._log, "ab") as log:

@@ -11,7 +11,7 @@ import amqp
 import pytest
 from tests.interop.server import Broker
 
-WAIT_S = 20
+WAIT_S = 60
 kombu: Any = importlib.import_module("kombu")  # its types are for others
 
 

@@ -12,7 +12,7 @@ from tests.interop.amqp091.conftest import connect
 from tests.interop.server import Broker
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-WAIT_S = 20
+WAIT_S = 60
 
 
 def take(channel: Any, queue: str, count: int, **consume: Any) -> list[tuple[Any, Any, bytes]]:

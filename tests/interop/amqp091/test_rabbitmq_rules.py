@@ -11,7 +11,7 @@ from pika.exceptions import ChannelClosedByBroker
 from tests.interop.amqp091.conftest import connect
 from tests.interop.server import Broker
 
-WAIT_S = 20
+WAIT_S = 60
 
 
 def close_code(call: Any) -> int:

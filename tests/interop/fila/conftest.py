@@ -19,6 +19,7 @@ import fila
 import grpc
 import pytest
 from fila.v1 import admin_pb2, admin_pb2_grpc
+from tests.interop.ports import free_port
 
 PROCESS = Path(__file__).with_name("server_process.py")
 WAIT_S = 30.0
@@ -51,7 +52,7 @@ class Server:
 
     def __init__(self, directory: Path, options: dict[str, Any]) -> None:
         self.directory = directory
-        self._options = options
+        self._options = {"port": free_port(), **options}
         self.start()
 
     def start(self) -> None:

@@ -54,14 +54,14 @@ def test_every_confirmed_enqueue_survives_a_crash(serve: Callable[..., Server]) 
             for i in range(10_000):
                 confirmed[number].append(client.enqueue("q", {"n": str(number)}, b"%d" % i))
                 if i == 30:
-                    enough.wait(30)
+                    enough.wait(120)
         except fila.RPCError:
             return
 
     threads = [threading.Thread(target=produce, args=(number,)) for number in range(PRODUCERS)]
     for thread in threads:
         thread.start()
-    enough.wait(60)
+    enough.wait(120)
     server.kill()
     for thread in threads:
         thread.join(60)

@@ -170,7 +170,7 @@ def test_a_script_sets_fairness_key_and_weight(admin: Admin, client: fila.Client
 
 @pytest.mark.spec("C7")
 def test_an_expired_lease_counts_as_a_failed_attempt(admin: Admin, client: fila.Client) -> None:
-    queue = admin.queue(visibility_timeout_ms=300)
+    queue = admin.queue(visibility_timeout_ms=3_000)
     sent = client.enqueue(queue, None, b"slow")
     stream = client.consume(queue)
     assert (first := next(stream)).attempt_count == 0
@@ -184,7 +184,7 @@ def test_an_expired_lease_counts_as_a_failed_attempt(admin: Admin, client: fila.
 @pytest.mark.spec("C7")
 def test_the_first_consumers_late_ack_does_not_settle_the_second_delivery(admin: Admin, server: Server) -> None:
     """The sync and the async client have a connection each, which is how this wire tells consumers apart."""
-    queue = admin.queue(visibility_timeout_ms=400)
+    queue = admin.queue(visibility_timeout_ms=3_000)
 
     async def race(first: fila.Client) -> None:
         async with fila.AsyncClient(server.address) as second:

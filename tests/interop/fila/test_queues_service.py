@@ -160,7 +160,7 @@ def test_a_request_with_an_outdated_token_has_no_effect(client: Client, queue: s
 @pytest.mark.spec("C7")
 def test_an_extended_lease_stays_and_another_expires(client: Client, queue: str) -> None:
     client.enqueue(queue, [b"kept", b"lost"])
-    kept, lost = client.lease(queue, 2, visibility_ms=700)
+    kept, lost = client.lease(queue, 2, visibility_ms=4_000)
     before = kept.token
     client.extend(kept, 3_600_000)
     assert kept.token != before, "a part of a lease has a token of its own"

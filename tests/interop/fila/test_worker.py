@@ -118,9 +118,9 @@ def test_a_long_handler_keeps_its_message(client: Client, queue: str, admin: Adm
 
     def handle(message: Leased) -> None:
         begun.append(message.attempts)
-        time.sleep(1.6)
+        time.sleep(5)
 
-    with Worker(client, queue, handle, concurrency=2, visibility_ms=500) as worker:
+    with Worker(client, queue, handle, concurrency=2, visibility_ms=3_000) as worker:
         until(lambda: worker.handled == 1)
     assert begun == [0]
     assert worker.late == 0
@@ -138,7 +138,7 @@ def test_a_hanging_handler_loses_its_message_without_lease_extension(client: Cli
         if message.attempts == 0:
             assert first.wait(WAIT_S)
 
-    with Worker(client, queue, handle, concurrency=2, visibility_ms=300, keep_alive=False) as worker:
+    with Worker(client, queue, handle, concurrency=2, visibility_ms=3_000, keep_alive=False) as worker:
         until(lambda: worker.handled == 1)
         first.set()
         until(lambda: worker.late == 1)

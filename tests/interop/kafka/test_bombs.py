@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def resident_peak_bytes(broker: Broker) -> int:
     assert broker.process is not None
     status = Path(f"/proc/{broker.process.pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) << 10
+
+
+def processor_s(broker: Broker) -> float:
+    """Return the processor time of the broker, which other programs hardly change."""
+    assert broker.process is not None
+    fields = Path(f"/proc/{broker.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.promise("P8")
@@ -78,10 +86,10 @@ def test_a_batch_of_many_records_is_delivered_one_by_one(own_broker: Broker) -> 
     connection = pika.BlockingConnection(pika.URLParameters(broker.url("amqp")))
     channel = connection.channel()
     channel.basic_qos(prefetch_count=1)
-    began = time.monotonic()
+    began_s = processor_s(broker)
     delivered = channel.consume("many", arguments={"x-stream-offset": "first"}, inactivity_timeout=30)
     for number, (method, _, body) in zip(range(500), delivered, strict=False):
         assert body == b"%d" % number
         channel.basic_ack(method.delivery_tag)
-    assert time.monotonic() - began < 20, "500 times the batch take 25 s on a quiet machine"
+    assert processor_s(broker) - began_s < 15, "500 times the batch take 25 s"
     connection.close()

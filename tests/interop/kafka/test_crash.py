@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
 import pytest
 from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.kafka.raw import RawClient, batch_of
+from tests.interop.ports import free_port
 from tests.interop.server import running
 
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e
 
 WAIT_S = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def flags(port: int) -> tuple[str, ...]:

@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from tests.interop.kafka.client_modules import confluent_kafka
 from tests.interop.kafka.raw import RawClient
-from tests.interop.kafka.test_crash import flags, free_port
+from tests.interop.kafka.test_crash import flags
+from tests.interop.ports import free_port
 from tests.interop.server import running
 from tests.unit.streams.view_rig import values
 

@@ -15,7 +15,7 @@ from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.protocols.mqtt.wire.fields import read_binary, read_varint
 from basaltmq.protocols.mqtt.wire.properties import Properties, read_properties
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Answer(NamedTuple):

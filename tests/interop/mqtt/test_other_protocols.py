@@ -11,7 +11,7 @@ import pytest
 from tests.interop.mqtt.device import V311, Device
 from tests.interop.server import Broker
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

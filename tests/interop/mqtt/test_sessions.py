@@ -7,7 +7,7 @@ import time
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 from paho.mqtt.reasoncodes import ReasonCode
-from tests.interop.mqtt.device import V5, V31, V311, Device, several
+from tests.interop.mqtt.device import V5, V31, V311, Device, several, wait_for_messages
 from tests.interop.mqtt.raw import Raw
 from tests.interop.server import Broker
 
@@ -84,7 +84,7 @@ def test_unacknowledged_messages_are_sent_again_with_their_identifiers_and_order
         assert not any(each.dup for each in device.messages)
         device.client.ack(first[0][1], 1)
         device.client.ack(first[4][1], 1)
-        time.sleep(0.3)
+        wait_for_messages(own_broker, "again", 8)
         if crash:
             own_broker.kill()
             own_broker.start()

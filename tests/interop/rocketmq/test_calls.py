@@ -76,9 +76,9 @@ def test_messages_are_received_with_their_properties_and_settled(client: Client)
 
 def test_a_message_is_delivered_again_after_its_invisible_duration(client: Client) -> None:
     sent(client, "again", b"one")
-    _, (first,) = client.receive("g", "again", invisible_ms=200)
+    _, (first,) = client.receive("g", "again", invisible_ms=4_000)
     assert client.receive("g", "again")[0] == wire.MESSAGE_NOT_FOUND
-    code, (second,) = client.receive("g", "again", polling_ms=10_000)
+    code, (second,) = client.receive("g", "again", polling_ms=20_000)
     assert (code, second.system_properties.delivery_attempt) == (wire.OK, 2)
     assert client.ack("g", "again", handle_of(first)).status.code == wire.INVALID_RECEIPT_HANDLE
     assert client.ack("g", "again", handle_of(second)).status.code == wire.OK
@@ -87,9 +87,7 @@ def test_a_message_is_delivered_again_after_its_invisible_duration(client: Clien
 def test_an_expired_handle_is_refused_before_the_message_is_delivered_again(client: Client) -> None:
     sent(client, "expired", b"one")
     _, (found,) = client.receive("g", "expired", invisible_ms=100)
-    until = time.time_ns() + 300_000_000
-    while time.time_ns() < until:
-        time.sleep(0.05)
+    time.sleep(0.3)
     assert client.ack("g", "expired", handle_of(found)).status.code == wire.INVALID_RECEIPT_HANDLE
 
 

@@ -15,7 +15,7 @@ from basaltmq.protocols.grpc.http2 import frames as f
 
 FILES = Path(__file__).parents[2] / "fixtures" / "tls"
 TIMEOUT_MS = 500
-CLOSED_S = 25.0
+CLOSED_S = 60.0
 """asyncio gives a TLS handshake 60 s by itself."""
 
 LISTENERS = ("amqps", "kafka", "fila", "admin", "mqtts", "mqtt_ws")

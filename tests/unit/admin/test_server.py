@@ -12,7 +12,7 @@ from basaltmq.admin.http import server as module
 from basaltmq.admin.http.message import HttpError, Request, Response
 from basaltmq.admin.http.server import HEAD_BYTES_MAX, Admitted, HttpServer
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 BODY_MAX = 1000
 
 

@@ -19,7 +19,7 @@ from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.protocols.mqtt.wire.properties import Properties
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from basaltmq.protocols.mqtt.wire import packets as p
 from basaltmq.protocols.mqtt.wire.decoder import Decoder, Limits
 from basaltmq.protocols.mqtt.wire.encoder import encode
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 MESSAGE_BYTES_MAX = 100_000
 
 

@@ -23,7 +23,7 @@ from basaltmq.protocols.mqtt.wire.decoder import Decoder, Limits
 from basaltmq.protocols.mqtt.wire.encoder import encode
 from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 VERSIONS = [p.V31, p.V311, p.V5]
 
 
