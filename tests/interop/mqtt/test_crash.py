@@ -1,4 +1,4 @@
-"""kill -9 under load: QoS 1 at least once, QoS 2 exactly once, each in order."""
+"""kill -9 under load: QoS 1 at least once, QoS 2 exactly once, each in order, and a rule copies exactly once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tests.interop.mqtt.raw import Answer, Raw
@@ -155,17 +156,33 @@ def until(done: Callable[[], bool], *clients: Reconnecting) -> None:
         time.sleep(0.05)
 
 
+def copied(broker: Broker) -> list[int]:
+    """Return the numbers in the stream of the rule."""
+    found: list[int] = []
+    for partition in range(2):
+        page: dict[str, Any] = {"next_offset": 0, "records": [0]}
+        while page["records"]:
+            lines = f"/api/topics/%2F/copies/{partition}/lines"
+            page = broker.call("GET", lines, offset=page["next_offset"], limit=1000)
+            found += [int(each["value"]) for each in page["records"]]
+    return found
+
+
 def _grew(publishers: dict[int, Publisher], before: dict[int, int]) -> bool:
     return all(each.completed > before[qos] + 50 for qos, each in publishers.items())
 
 
 @pytest.mark.spec("G1")
 @pytest.mark.promise("P1")
-def test_kill_9_loses_no_message_and_duplicates_no_qos_2_message(own_broker: Broker) -> None:
+def test_kill_9_loses_no_message_and_duplicates_no_qos_2_message_nor_its_copy_by_a_rule(
+    own_broker: Broker,
+) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     chance = random.Random(seed)
     port = own_broker.port("mqtt")
+    own_broker.call("PUT", "/api/topics/%2F/copies", {"partitions": 2})
+    own_broker.call("PUT", "/api/mqtt/rules/%2F/copies", {"filter": "crash/2", "topic": "copies"})
     subscribers = {qos: Subscriber(port, f"sub{qos}", f"crash/{qos}") for qos in (1, 2)}
     until(lambda: all(each.sessions for each in subscribers.values()), *subscribers.values())
     time.sleep(0.5)
@@ -183,6 +200,7 @@ def test_kill_9_loses_no_message_and_duplicates_no_qos_2_message(own_broker: Bro
         until(lambda: not any(each.flows for each in publishers.values()), *clients)
         total = {qos: each.next for qos, each in publishers.items()}
         until(lambda: all(len(set(each.seen)) >= total[qos] for qos, each in subscribers.items()), *clients)
+        until(lambda: len(set(copied(own_broker))) >= total[2], *clients)
         time.sleep(0.5)
     finally:
         for client in clients:
@@ -191,6 +209,7 @@ def test_kill_9_loses_no_message_and_duplicates_no_qos_2_message(own_broker: Bro
             client.end()
     assert set(subscribers[1].seen) == set(range(total[1]))
     assert sorted(subscribers[2].seen) == list(range(total[2])), "QoS 2 is exactly once"
+    assert sorted(copied(own_broker)) == list(range(total[2])), "a rule copies exactly once"
     first = list(dict.fromkeys(subscribers[1].seen))
     print(f"QoS 1: {total[1]} sent, {len(subscribers[1].seen)} received; QoS 2: {total[2]} sent")
     assert len(first) == total[1]

@@ -11,6 +11,7 @@ Layouts of `mqtt_sessions`:
     due              | 'd' | due ns u64 | kind (1) | client id |
     group member     | 'g' | lp(group and filter) | client id |
     rule             | 'r' | rule name |
+    rule position    | 'p' | lp(rule name) | shard u64 |
 
 Layout of `mqtt_retained`:
 
@@ -33,6 +34,7 @@ OUTBOUND: Final = b"o"
 DUE: Final = b"d"
 MEMBER: Final = b"g"
 RULE: Final = b"r"
+RULE_POSITION: Final = b"p"
 
 _U16: Final = Struct(">H")
 
@@ -98,6 +100,24 @@ def decode_member_key(key: bytes) -> tuple[str, str]:
         raise malformed(key)
     group, at = take_text(key, 1)
     return group, decode_unprefixed(key[at:])
+
+
+def rule_position_key(rule: str, shard: int) -> bytes:
+    return rule_positions_prefix(rule) + U64.pack(shard)
+
+
+def rule_positions_prefix(rule: str) -> bytes:
+    return RULE_POSITION + lp(rule)
+
+
+def decode_rule_position_key(key: bytes) -> tuple[str, int]:
+    if key[:1] != RULE_POSITION:
+        raise malformed(key)
+    rule, at = take_text(key, 1)
+    if len(key) != at + U64.size:
+        raise malformed(key)
+    shard: int = U64.unpack_from(key, at)[0]
+    return rule, shard
 
 
 def retained_key(topic: str) -> bytes:

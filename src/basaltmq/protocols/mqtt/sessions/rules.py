@@ -6,12 +6,13 @@
 
 A rule has a durable queue that is bound to the topic exchange. So a message is confirmed like any other, is in the same
 batch as its QoS 2 identifier, and waits in the queue while the stream cannot be written. Publishers of all protocols
-and wills reach the stream. Messages keep their order. A crash between the append and its acknowledgement appends a
-message twice, but loses nothing.
+and wills reach the stream. Messages keep their order. Each is appended exactly once, also if the broker crashes between
+the append and its acknowledgement (`rule_positions.py`).
 
 A record has the payload as its value, the time of the publish, and these headers:
 
     topic          the topic of the message
+    message-id     16 bytes, different for each message
     content-type   if there is one
     others         user properties, or text headers of AMQP
 """
@@ -22,6 +23,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -38,12 +40,14 @@ from basaltmq.log.batches.record import Record
 from basaltmq.protocols.mqtt.sessions import rows
 from basaltmq.protocols.mqtt.sessions.message import Decoded
 from basaltmq.protocols.mqtt.sessions.rows import RuleRow
+from basaltmq.protocols.mqtt.sessions.rule_positions import ID_HEADER, RulePositions
 from basaltmq.protocols.mqtt.wire import topics
 from basaltmq.protocols.mqtt.wire.errors import MqttError
 from basaltmq.queues.leases.delivery import Delivery
 from basaltmq.store.families import Family
 from basaltmq.store.keys import mqtt as keys
 from basaltmq.store.keys.parts import prefix_range
+from basaltmq.streams.adapter import Append
 from basaltmq.streams.partitions import Partitioner, partition_of_key
 
 QUEUE_PREFIX: Final = "mqtt.rule."
@@ -157,7 +161,8 @@ class Rules:
         self.get(name)
         forwarder = self._running.pop(name)
         forwarder.stop()
-        self._vhost.write_rows(RowChange([rows.delete(keys.client_key(keys.RULE, name))]))
+        deleted = [rows.delete(keys.client_key(keys.RULE, name)), *RulePositions.deletions(self._vhost, name)]
+        self._vhost.write_rows(RowChange(deleted))
         self._vhost.delete_queue(forwarder.rule.queue)
 
     def close(self) -> None:
@@ -189,11 +194,17 @@ class Forwarder:
         self._waiting: deque[Delivery] = deque()
         """Deliveries that are not appended yet."""
         self._retry: asyncio.TimerHandle | None = None
+        self._positions = RulePositions(vhost, rule.name, rule.topic)
+        self._has_positions = False
+        """Whether the records after the positions were read."""
         self._is_stuck = False
         """Whether the last append failed, which is then logged."""
         self._is_stopped = False
         self._consumer = vhost.subscribe(rule.queue, self, tag=rule.queue, prefetch=PREFETCH, owner=self)
         self.appended = 0
+        with suppress(BasaltError):
+            # Without the topic, once it exists.
+            self._find_copied()
 
     def deliver(self, consumer: Consumer, deliveries: Sequence[Any]) -> None:
         hidden = [each for each in deliveries if topics.hides(self.rule.filter, self._topic(each))]
@@ -231,12 +242,15 @@ class Forwarder:
         while self._waiting:
             left = self._take()
             try:
+                self._find_copied()
+                left = self._without_copied(left)
                 topic = self._vhost.streams.plane.topics.get(self.rule.topic)
                 for partition, part in self._split(left, topic.config.partitions).items():
                     engine, shard = self._vhost.streams.plane.drivers.route(topic, partition)
-                    done = engine.confirmed(engine.batch_write(shard, [record for _, record in part]))
+                    append = engine.batch_write(shard, [record for _, record in part])
+                    self._positions.appended(append)
                     moved = [delivery for delivery, _ in part]
-                    done.add_done_callback(partial(self._appended, moved))
+                    engine.confirmed(append).add_done_callback(partial(self._appended, moved, append))
                     gone = {each.id for each in moved}
                     left = [each for each in left if each.id not in gone]
             except BasaltError as error:
@@ -244,12 +258,31 @@ class Forwarder:
                 return
             self._is_stuck = False
 
+    def _find_copied(self) -> None:
+        if not self._has_positions:
+            waiting = self._vhost.plane.stats(self.rule.queue)["messages"]
+            self._positions.find_copied(is_queue_empty=not waiting)
+            self._has_positions = True
+
+    def _without_copied(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Acknowledge messages that were appended before a crash. Return the others."""
+        known = self._positions.copied
+        copied = [each for each in deliveries if each.id in known] if known else []
+        if not copied:
+            return deliveries
+        self._settle(copied, ACK)
+        self._consumer.credit(len(copied))
+        return [each for each in deliveries if each.id not in known]
+
     def _try_again(self, deliveries: list[Delivery], error: BasaltError) -> None:
+        if self._is_stopped:
+            self._settle(deliveries, REQUEUE)
+            return
         self._waiting.extendleft(reversed(deliveries))
         if not self._is_stuck:
             _log.warning("vhost %r: MQTT rule %r waits: %s", self._vhost.name, self.rule.name, error)
         self._is_stuck = True
-        if self._retry is None and not self._is_stopped:
+        if self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._append)
 
     def _take(self) -> list[Delivery]:
@@ -279,7 +312,7 @@ class Forwarder:
         envelope = envelope or envelope_of(delivery.headers)
         topic = self._decoded.get(envelope).topic
         found = amqp.parse(amqp.decode_envelope(envelope)[2])
-        headers: list[tuple[str, bytes | None]] = [("topic", topic.encode())]
+        headers: list[tuple[str, bytes | None]] = [("topic", topic.encode()), (ID_HEADER, delivery.id)]
         if found.content_type is not None:
             headers.append(("content-type", found.content_type.encode(errors="replace")))
         for name, value in found.headers.items():
@@ -288,18 +321,21 @@ class Forwarder:
         time_ms = delivery.message().enqueued_ns // NS_PER_MS
         return Record(body, key=self.rule.key_of(topic), headers=tuple(headers), timestamp_ms=time_ms)
 
-    def _appended(self, moved: list[Delivery], done: asyncio.Future[None]) -> None:
-        if done.cancelled() or not self._vhost.is_up or self._is_stopped:
+    def _appended(self, moved: list[Delivery], append: Append, done: asyncio.Future[None]) -> None:
+        if done.cancelled() or not self._vhost.is_up:
             return
         error = done.exception()
         if isinstance(error, StorageError):
             self._vhost.fail(error)
         elif isinstance(error, BasaltError):
+            self._positions.failed(append)
             self._try_again(moved, error)
         else:
             self.appended += len(moved)
             self._settle(moved, ACK)
-            self._consumer.credit(len(moved))
+            self._vhost.write_rows(self._positions.acknowledged(append))
+            if not self._is_stopped:
+                self._consumer.credit(len(moved))
             self._vhost.streams.notify(self.rule.topic)
 
     def _settle(self, deliveries: list[Delivery], outcome: str) -> None:
