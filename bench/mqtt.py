@@ -8,8 +8,9 @@
 - retained: a subscription of `#` while another client sends a ping every 5 ms.
 - offline sessions: memory, and the start after it.
 
-mosquitto: Debian's package. The load is `bench/mqtt_load/mqtt_load.c`, compiled with cc when the bench starts. A
-figure is the median of the turns, a ratio the median of the ratios within the turns.
+mosquitto: Debian's package. HiveMQ CE, if BASALT_HIVEMQ names a folder with its jars. The load is
+`bench/mqtt_load/mqtt_load.c`, compiled with cc when the bench starts. A figure is the median of the turns, a ratio the
+median of the ratios within the turns.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, Final
 
 from bench.log_rig import bench_path
 from bench.row import Row
+from bench.side_by_side import jvm_brokers
 from bench.side_by_side.brokers import basalt_mqtt, mosquitto
 from bench.side_by_side.process import Side
 from bench.size import sized
@@ -77,6 +79,8 @@ def run() -> list[Row]:
             print("mqtt: mosquitto skipped: install Debian's mosquitto", file=sys.stderr, flush=True)
         else:
             sides.append(stack.enter_context(mosquitto(program, folder)))
+        if (home := jvm_brokers.distribution("BASALT_HIVEMQ")) is not None:
+            sides.append(stack.enter_context(jvm_brokers.hivemq(home, folder)))
         # First, while no memory is free for reuse.
         rows = [_idle(load, side) for side in sides]
         for title, (options, bar) in LOADS.items():
@@ -100,12 +104,13 @@ def _compared(load: Path, sides: list[Side], title: str, options: dict[str, Any]
     for name, each in seen.items():
         rows.append(Row(f"{title}, {name}", statistics.median(one["rate"] for one in each), "msg/s"))
         rows.append(Row("  p99 until delivery", statistics.median(one["p99_ms"] for one in each), "ms"))
-    if len(sides) == 2:
-        ours, theirs = (seen[side.name] for side in sides)
+    ours = seen[sides[0].name]
+    for peer in sides[1:]:
+        theirs = seen[peer.name]
         ratio = statistics.median(one["rate"] / two["rate"] for one, two in zip(ours, theirs, strict=True))
         slower = statistics.median(one["p99_ms"] / two["p99_ms"] for one, two in zip(ours, theirs, strict=True))
-        rows.append(Row(f"{title}: Basalt / mosquitto", ratio, "x", f">= {bar:g}", ratio >= bar))
-        rows.append(Row("  p99: Basalt / mosquitto", slower, "x", "<= 1", slower <= 1))
+        rows.append(Row(f"{title}: Basalt / {peer.name}", ratio, "x", f">= {bar:g}", ratio >= bar))
+        rows.append(Row(f"  p99: Basalt / {peer.name}", slower, "x", "<= 1", slower <= 1))
     return rows
 
 
