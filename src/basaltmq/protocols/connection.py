@@ -32,6 +32,9 @@ WRITE_LOW_BYTES: Final = 256 << 10
 WRITE_STOP_BYTES: Final = 16 << 20
 """Unsent bytes above which the connection is not read. It leaves room for the responses to pipelined requests."""
 
+PART_BYTES_LARGE: Final = 16 << 10
+"""Mean size from which on the parts of an output are not joined before they are written."""
+
 CLOSE_S: Final = 5
 """Seconds that a client has to respond when the broker closes the connection."""
 
@@ -45,8 +48,8 @@ class SocketConnection(asyncio.Protocol):
     protocol_name: ClassVar[str]
     """Name of the protocol for the management API."""
 
-    def __init__(self, out: list[bytes]) -> None:
-        """`out` gets the output until the end of the turn."""
+    def __init__(self, out: list[Any]) -> None:
+        """`out` gets the output until the end of the turn, in bytes or views."""
         self.name = ""
         self.is_full = False
         """The client does not read, and its consumers are paused."""
@@ -158,11 +161,14 @@ class SocketConnection(asyncio.Protocol):
         if not out or transport is None:
             out.clear()
             return
-        data = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
+        size = sum(map(len, out))
         self._has_sent = True
-        self.sent_bytes += len(data)
-        transport.write(data)
+        self.sent_bytes += size
+        if size >= len(out) * PART_BYTES_LARGE:
+            transport.writelines(out)
+        else:
+            transport.write(b"".join(out))
+        out.clear()
         if self.is_full and transport.get_write_buffer_size() > WRITE_STOP_BYTES:
             self.pause_reading("unread")
 

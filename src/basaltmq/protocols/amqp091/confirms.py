@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from basaltmq.protocols.amqp091.outbox import encode_confirm
+from basaltmq.protocols.amqp091.outbox import Output, encode_confirm
 
 
 class Confirms:
@@ -29,7 +29,7 @@ class Confirms:
     def unanswered(self) -> int:
         return self.last - self.low - len(self._ahead)
 
-    def answer(self, numbers: Sequence[int], ok: bool, out: list[bytes]) -> None:
+    def answer(self, numbers: Sequence[int], ok: bool, out: Output) -> None:
         """Confirm or nack messages. Numbers are ascending, and each is passed once."""
         ahead = self._ahead
         if not ahead and numbers[0] == self.low + 1 and numbers[-1] - numbers[0] == len(numbers) - 1 and ok:

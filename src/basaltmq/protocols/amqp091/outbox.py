@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, TypeAlias
 
 from basaltmq.broker.consumers.consumer import Delivered
 from basaltmq.broker.message.properties import EMPTY_ENVELOPE, encode_shortstr, properties_start, visible
@@ -28,10 +28,14 @@ from basaltmq.protocols.amqp091.wire.frames import (
     HEADER,
     METHOD,
     OVERHEAD_BYTES,
+    body_frames,
     encode_content,
 )
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
 from basaltmq.queues.leases.delivery import Delivery
+
+Output: TypeAlias = "list[bytes | memoryview[int]]"
+"""What a connection sends at the end of the turn. Parts of large bodies are views."""
 
 PIECES_MAX: Final = 128
 """Cache limit per consumer. A queue rarely has more kinds of messages at a time; about 50 KiB with usual names."""
@@ -59,7 +63,7 @@ class DeliverWriter:
         self._piece_bytes = frame_bytes_max - OVERHEAD_BYTES
         self._pieces: dict[tuple[bytes, int, bool], tuple[bytes, bytes]] = {}
 
-    def write(self, out: list[bytes], tag: int, redelivered: bool, envelope: bytes, body: bytes) -> None:
+    def write(self, out: Output, tag: int, redelivered: bool, envelope: bytes, body: bytes) -> None:
         """Append one delivery to the output."""
         size = len(body)
         pieces = self._pieces.get((envelope, size, redelivered))
@@ -68,12 +72,11 @@ class DeliverWriter:
         if 0 < size <= self._piece_bytes:
             out += (pieces[0], _TAG.pack(tag), pieces[1], body, END_BYTE)
             return
-        out += (pieces[0], _TAG.pack(tag), pieces[1])
-        for at in range(0, size, self._piece_bytes):
-            piece = body[at : at + self._piece_bytes]
-            out += (HEAD.pack(BODY, self._channel, len(piece)), piece, END_BYTE)
+        out.append(b"".join((pieces[0], _TAG.pack(tag), pieces[1])))
+        if size:
+            out += body_frames(self._channel, body, self._piece_bytes)
 
-    def write_all(self, out: list[bytes], tag: int, deliveries: Sequence[Delivered]) -> None:
+    def write_all(self, out: Output, tag: int, deliveries: Sequence[Delivered]) -> None:
         """Append deliveries with tags from `tag` on. Adjacent messages are often alike, so parts are reused."""
         pieces_of, pack, piece_bytes = self._pieces.get, _TAG.pack, self._piece_bytes
         last_envelope, last_size, last_redelivered = b"", -1, False
@@ -121,7 +124,7 @@ class DeliverWriter:
 
 
 def write_content(
-    out: list[bytes], channel: int, method: m.Method, properties: bytes, body: bytes, frame_bytes_max: int
+    out: Output, channel: int, method: m.Method, properties: bytes, body: bytes, frame_bytes_max: int
 ) -> None:
     """Append a method with its content (basic.return, basic.get-ok) to the output."""
     out.append(encode_method(channel, method))

@@ -6,8 +6,8 @@ same method frame are only compared. Everything else (large bodies, messages spl
 methods) is parsed frame by frame. Both paths yield the same messages in the same order.
 
 Bounds: an incomplete frame (at most the negotiated frame size) is kept in chunks and joined once it is complete, so
-byte-by-byte input costs no more. Incomplete contents of all channels together hold at most `content_bytes_max`. After a
-framing error all further input is ignored.
+byte-by-byte input costs no more. The chunks of a body frame are joined with those of the whole body. Incomplete
+contents of all channels together hold at most `content_bytes_max`. After a framing error all further input is ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from basaltmq.protocols.amqp091.events import (
 )
 from basaltmq.protocols.amqp091.tuning import Limits, Tuning
 from basaltmq.protocols.amqp091.wire import methods as m
-from basaltmq.protocols.amqp091.wire.content import ChannelState
+from basaltmq.protocols.amqp091.wire.content import ChannelState, OpenFrame, Piece, piece_of
 from basaltmq.protocols.amqp091.wire.errors import (
     CHANNEL_ERROR,
     COMMAND_INVALID,
@@ -92,10 +92,12 @@ class Session:
         self.tuning = Tuning.before(limits)
         self.phase = Phase.HEADER
         self.channels: dict[int, ChannelState] = {}
-        self.outgoing: list[bytes] = []
+        self.outgoing: list[Piece] = []
         self._codecs = codecs()
         self._memo: dict[bytes, tuple[ChannelState, m.BasicPublish]] = {}
         self._frame_buffer = FrameBuffer()
+        self._open_frame: OpenFrame | None = None
+        """The incomplete body frame. The frame buffer is empty then."""
         self._content_bytes = 0
         self._ignores_input = False
 
@@ -121,6 +123,10 @@ class Session:
             self.phase = Phase.START_OK
             yield HeaderAccepted()
         try:
+            if self._open_frame is not None:
+                at, event = self._go_on(self._open_frame, data)
+                if event is not None:
+                    yield event
             yield from self._parse(data, at)
         except ConnectionFault as fault:
             # After a frame error the next frame boundary is unknown; other faults leave the framing intact.
@@ -156,7 +162,11 @@ class Session:
             if stop >= end:
                 if kind not in _KINDS:
                     raise _unknown(kind)
-                self._hold(data, at, size + OVERHEAD_BYTES)
+                if kind == BODY:
+                    self._open_frame = OpenFrame(number, size)
+                    self._open_frame.add(data, at + HEAD_BYTES)
+                else:
+                    self._hold(data, at, size + OVERHEAD_BYTES)
                 return
             if data[stop] != END:
                 raise ConnectionFault(FRAME_ERROR, f"a frame ends with {data[stop]:#04x} instead of {END:#04x}")
@@ -230,6 +240,27 @@ class Session:
             return None
         if kind not in _KINDS:
             raise _unknown(kind)
+        state = self._content_channel(number)
+        if state is None:
+            return None
+        if kind == HEADER:
+            return self._header(state, data, at, stop)
+        at += HEAD_BYTES
+        return self._body(state, [piece_of(data, at, stop)], stop - at)
+
+    def _go_on(self, frame: OpenFrame, data: bytes) -> tuple[int, Event | None]:
+        """Continue a body frame. Return the position behind what it took, and the event that it completed."""
+        at = frame.add(data, 0)
+        if at == len(data):
+            return at, None
+        self._open_frame = None
+        if data[at] != END:
+            raise ConnectionFault(FRAME_ERROR, f"a frame ends with {data[at]:#04x} instead of {END:#04x}")
+        state = self._content_channel(frame.number)
+        return at + 1, None if state is None else self._body(state, frame.pieces, frame.size)
+
+    def _content_channel(self, number: int) -> ChannelState | None:
+        """Return the channel of a content frame; None if its content is ignored."""
         if self.phase is Phase.CLOSING:
             return None
         if self.phase is not Phase.RUNNING:
@@ -237,36 +268,34 @@ class Session:
         state = self.channels.get(number)
         if state is None:
             raise ConnectionFault(UNEXPECTED_FRAME, f"content frame on channel {number}, which is not open")
-        if state.phase is CLOSING:
-            return None
-        return self._content(state, kind, data, at, stop)
+        return None if state.phase is CLOSING else state
 
-    def _content(self, state: ChannelState, kind: int, data: bytes, at: int, stop: int) -> Event | None:
-        if kind == HEADER:
-            body_bytes = state.header(data, at, stop)
-            if body_bytes > self.limits.message_bytes_max:
-                fault = ChannelFault(
-                    PRECONDITION_FAILED,
-                    f"message size {body_bytes} is larger than the maximum of {self.limits.message_bytes_max}",
-                    m.BasicPublish.number,
+    def _header(self, state: ChannelState, data: bytes, at: int, stop: int) -> Event | None:
+        body_bytes = state.header(data, at, stop)
+        if body_bytes > self.limits.message_bytes_max:
+            fault = ChannelFault(
+                PRECONDITION_FAILED,
+                f"message size {body_bytes} is larger than the maximum of {self.limits.message_bytes_max}",
+                m.BasicPublish.number,
+            )
+            self.close_channel(state.number, fault)
+            return ChannelFailed(state.number, fault)
+        return None if body_bytes else self._published(state)
+
+    def _body(self, state: ChannelState, pieces: list[Piece], size: int) -> Event | None:
+        if not state.body(pieces, size):
+            self._content_bytes += size
+            if self._content_bytes > self.limits.content_bytes_max:
+                raise ConnectionFault(
+                    RESOURCE_ERROR,
+                    f"incomplete messages of all channels exceed {self.limits.content_bytes_max} bytes",
                 )
-                self.close_channel(state.number, fault)
-                return ChannelFailed(state.number, fault)
-            if body_bytes:
-                return None
-        else:
-            size = stop - at - HEAD_BYTES
-            if not state.body(data[at + HEAD_BYTES : stop]):
-                self._content_bytes += size
-                if self._content_bytes > self.limits.content_bytes_max:
-                    raise ConnectionFault(
-                        RESOURCE_ERROR,
-                        f"incomplete messages of all channels exceed {self.limits.content_bytes_max} bytes",
-                    )
-                return None
-            self._content_bytes -= state.got_bytes - size
-        method, properties, body = state.take()
-        return Published(state.number, [(method, properties, body)])
+            return None
+        self._content_bytes -= state.got_bytes - size
+        return self._published(state)
+
+    def _published(self, state: ChannelState) -> Published:
+        return Published(state.number, [state.take()])
 
     def _method(self, number: int, data: bytes, at: int, stop: int) -> Event | None:
         start = at + HEAD_BYTES

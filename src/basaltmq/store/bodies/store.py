@@ -7,7 +7,7 @@ dead-lettering and requeues work on rows as before, and bodies in older rows sta
 
     write    append bodies (pwritev) ─> one WriteBatch: rows, places, live bytes of files, durable end ─> WAL
     sync     fdatasync body files    ─> sync WAL ─> confirms. Files dead by then are removed
-    read     place ─> pread, check the CRC
+    read     16 MiB of bodies that were just written are in memory (`recent`); place ─> pread, check the CRC
 
 States of a file: current (receives appends), full, dead (no live bytes), removed. A restart ends the current file.
 
@@ -54,6 +54,7 @@ from basaltmq.errors import BasaltError, CorruptionError, LimitExceededError, St
 from basaltmq.store.batch import BATCH_BYTES_MAX, DELETE, PUT, Batch, Operation
 from basaltmq.store.bodies.files import BodyFile, BodyFiles
 from basaltmq.store.bodies.reading import CONTENT, PLACES, BodySnapshot, Row, with_bodies
+from basaltmq.store.bodies.recent import RecentBodies
 from basaltmq.store.directory import os_error
 from basaltmq.store.families import Family
 from basaltmq.store.integrity.body_frames import (
@@ -119,6 +120,9 @@ class BodyStore(RocksStore):
             path, db, options, database, sealer=sealer, synced=synced, unreadable=unreadable, reopen=reopen
         )
         self._files = BodyFiles(path / BODIES, held=held)
+        self._recent = RecentBodies()
+        self._written: dict[bytes, bytes] = {}
+        """The bodies of the batch that is being written."""
         self._is_view = held is not None
         self._tidying = threading.Lock()
         self._tidier: threading.Thread | None = None
@@ -131,6 +135,10 @@ class BodyStore(RocksStore):
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         if family is CONTENT and self._has_bodies():
+            recent = self._recent.get(key)
+            if recent is not None:
+                self.require_open()
+                return recent
             row = super().get(PLACES, key)
             if row is not None:
                 return self.body(key, row)
@@ -139,9 +147,12 @@ class BodyStore(RocksStore):
     def get_many(self, family: Family, keys: Sequence[bytes]) -> list[bytes | None]:
         if family is not CONTENT or not self._has_bodies():
             return super().get_many(family, keys)
-        rows = super().get_many(PLACES, keys)
-        small = iter(super().get_many(CONTENT, [key for key, row in zip(keys, rows, strict=True) if row is None]))
-        return [next(small) if row is None else self.body(key, row) for key, row in zip(keys, rows, strict=True)]
+        recent = [self._recent.get(key) for key in keys]
+        others = [key for key, body in zip(keys, recent, strict=True) if body is None]
+        rows = super().get_many(PLACES, others)
+        small = iter(super().get_many(CONTENT, [key for key, row in zip(others, rows, strict=True) if row is None]))
+        read = (next(small) if row is None else self.body(key, row) for key, row in zip(others, rows, strict=True))
+        return [next(read) if body is None else body for body in recent]
 
     def scan(
         self, family: Family, start: bytes = b"", end: bytes | None = None, *, reverse: bool = False
@@ -197,6 +208,7 @@ class BodyStore(RocksStore):
         if CONTENT not in map(_FAMILY_OF, ops) and not any(each.family is CONTENT for each in columns):
             return super()._native(batch)
         self._files.begin()
+        self._written = {}
         try:
             diverted, body_bytes = self._diverted(batch.ops)
             native, size_bytes = super()._native(diverted)
@@ -218,6 +230,9 @@ class BodyStore(RocksStore):
         if error is not None:
             self._files.undo()
             return error
+        for key, body in self._written.items():
+            self._recent.add(key, body)
+        self._written = {}
         if self._files.is_due():
             self._tidy_later()
         self._files.begin()
@@ -232,6 +247,8 @@ class BodyStore(RocksStore):
         before: dict[bytes, Place | None] = {}
 
         def release(key: bytes) -> None:
+            self._recent.drop(key)
+            self._written.pop(key, None)
             place = before[key] if key in before else self._place(key)
             if place is not None:
                 self._files.release(key, place)
@@ -246,6 +263,7 @@ class BodyStore(RocksStore):
                 release(key)
                 place = self._files.append(key, value)
                 before[key] = place
+                self._written[key] = value
                 batch.put(PLACES, key, place.encode())
             else:
                 batch.ops.append(op)
@@ -463,6 +481,7 @@ class BodyStore(RocksStore):
     def continue_as(self, fresh: RocksStore) -> None:
         assert isinstance(fresh, BodyStore), "opened by open_store"
         self._files = fresh._files
+        self._recent = RecentBodies()
         self._is_stopping = False
         super().continue_as(fresh)
 

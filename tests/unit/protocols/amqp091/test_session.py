@@ -400,17 +400,49 @@ def test_a_message_over_the_limit_closes_its_channel_before_its_body_arrives() -
     assert [type(event).__name__ for event in events] == ["Published", "ChannelFailed"]
 
 
-def test_an_incomplete_frame_is_joined_once() -> None:
+def test_the_pieces_of_an_incomplete_body_frame_are_joined_once() -> None:
     """Sent byte by byte, the work grows with the bytes, not with their square."""
     session = running(frame_max=131072)
     raw = body(b"x" * 100_000)
     drain(session, PUBLISH + header(100_000) + raw[:10])
     for at in range(10, 1000):
         drain(session, raw[at : at + 1])
-    assert len(session._frame_buffer) == 1000
-    assert len(session._frame_buffer._parts) == 1
+    assert session._open_frame is not None
+    assert [len(piece) for piece in session._open_frame.pieces] == [993]
     assert [len(each[5]) for each in published(drain(session, raw[1000:]))] == [100_000]
-    assert len(session._frame_buffer) == 0
+    assert session._open_frame is None
+
+
+@pytest.mark.parametrize("read_bytes", [7, 8, 9, 4_103, 65_536, 131_071, 131_072, 256_000])
+def test_a_body_of_many_frames_arrives_as_it_was_sent_however_it_is_read(read_bytes: int) -> None:
+    session = running(frame_max=131072)
+    content = bytes(range(251)) * 2_000
+    frames = b"".join(body(content[at : at + 131_064]) for at in range(0, len(content), 131_064))
+    raw = PUBLISH + header(len(content)) + frames + publish(b"small")
+    found = []
+    for at in range(0, len(raw), read_bytes):
+        found += published(drain(session, raw[at : at + read_bytes]))
+    assert [each[5] for each in found] == [content, b"small"]
+    assert all(type(each[5]) is bytes for each in found)
+
+
+def test_a_body_frame_in_pieces_must_end_with_the_frame_end() -> None:
+    session = running(frame_max=131072)
+    raw = body(b"x" * 100_000)
+    drain(session, PUBLISH + header(100_000) + raw[:50_000])
+    drain(session, raw[50_000:-1])
+    (failed,) = drain(session, b"\0")
+    assert isinstance(failed, ConnectionFailed)
+    assert failed.fault.code == FRAME_ERROR
+
+
+def test_small_pieces_of_a_body_do_not_keep_whole_reads_in_memory() -> None:
+    session = running(frame_max=131072)
+    heartbeats = HEARTBEAT_FRAME * 10_000
+    drain(session, PUBLISH + header(100_000) + body(b"x" * 5_000) + heartbeats)
+    assert [type(piece) for piece in session.channels[1].pieces] == [bytes]
+    drain(session, body(b"x" * 60_000) + body(b"x" * 35_000)[:30_000])
+    assert [type(piece) for piece in session.channels[1].pieces] == [bytes, memoryview]
 
 
 def test_the_cache_of_routes_is_bounded() -> None:

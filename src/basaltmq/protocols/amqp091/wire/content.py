@@ -1,12 +1,52 @@
-"""Assembly of a published message: method, header frame, and body frames up to the announced size."""
+"""Assembly of a published message: method, header frame, and body frames up to the announced size.
+
+A body is copied once. Large pieces stay views of the socket reads that they arrived in until the body is complete.
+"""
 
 from __future__ import annotations
+
+from typing import Final, TypeAlias
 
 from basaltmq.protocols.amqp091.wire.errors import FRAME_ERROR, UNEXPECTED_FRAME, ConnectionFault
 from basaltmq.protocols.amqp091.wire.frames import BASIC_CLASS, CONTENT_FIXED_BYTES, CONTENT_HEAD, HEAD_BYTES
 from basaltmq.protocols.amqp091.wire.methods import BasicPublish
 from basaltmq.protocols.amqp091.wire.states import OPEN, ChannelPhase
 from basaltmq.protocols.frame_buffer import add_part
+
+Piece: TypeAlias = "bytes | memoryview[int]"
+
+VIEW_SHARE: Final = 4
+"""A piece of at least a quarter of its read is a view. A view keeps the whole read in memory."""
+
+VIEW_BYTES_MIN: Final = 4096
+"""A view of fewer bytes costs as much as a copy."""
+
+
+def piece_of(data: bytes, at: int, stop: int) -> Piece:
+    """Return a part of a read without a copy if it is large."""
+    if stop - at >= VIEW_BYTES_MIN and (stop - at) * VIEW_SHARE >= len(data):
+        return memoryview(data)[at:stop]
+    return data[at:stop]
+
+
+class OpenFrame:
+    """The payload of a body frame whose end has not arrived."""
+
+    __slots__ = ("missing_bytes", "number", "pieces", "size")
+
+    def __init__(self, number: int, size: int) -> None:
+        self.number = number
+        """The channel."""
+        self.size = self.missing_bytes = size
+        self.pieces: list[Piece] = []
+
+    def add(self, data: bytes, at: int) -> int:
+        """Take bytes from `at` on. Return the position after them."""
+        stop = min(len(data), at + self.missing_bytes)
+        if stop > at:
+            add_part(self.pieces, piece_of(data, at, stop))
+            self.missing_bytes -= stop - at
+        return stop
 
 
 class ChannelState:
@@ -21,7 +61,7 @@ class ChannelState:
         self.properties: bytes | None = None
         self.body_bytes = 0
         self.got_bytes = 0
-        self.pieces: list[bytes] = []
+        self.pieces: list[Piece] = []
 
     def header(self, data: bytes, at: int, stop: int) -> int:
         """Read the header frame at `at` whose payload ends at `stop`. Return the announced body size in bytes."""
@@ -40,17 +80,18 @@ class ChannelState:
         self.body_bytes = int(body_bytes)
         return self.body_bytes
 
-    def body(self, piece: bytes) -> bool:
-        """Add a body frame. Return whether the body is complete."""
+    def body(self, pieces: list[Piece], size: int) -> bool:
+        """Add a body frame of `size` bytes. Return whether the body is complete."""
         if self.properties is None:
             raise self._unexpected("a content body")
-        self.got_bytes += len(piece)
+        self.got_bytes += size
         if self.got_bytes > self.body_bytes:
             raise ConnectionFault(
                 FRAME_ERROR,
                 f"the body frames on channel {self.number} exceed the announced {self.body_bytes} bytes",
             )
-        add_part(self.pieces, piece)
+        for piece in pieces:
+            add_part(self.pieces, piece)
         return self.got_bytes == self.body_bytes
 
     def take(self) -> tuple[BasicPublish, bytes, bytes]:
@@ -60,7 +101,7 @@ class ChannelState:
         assert properties is not None
         self.drop()
         self.phase = OPEN
-        return method, properties, pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return method, properties, bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
     def drop(self) -> None:
         """Discard an incomplete content."""

@@ -51,15 +51,26 @@ def encode_frame(kind: int, channel: int, payload: bytes) -> bytes:
     return HEAD.pack(kind, channel, len(payload)) + payload + END_BYTE
 
 
-def encode_content(channel: int, properties: bytes, body: bytes, frame_bytes_max: int) -> Sequence[bytes]:
+def body_frames(channel: int, body: bytes, piece_bytes: int) -> list[bytes | memoryview[int]]:
+    """Return the frames of a body with views of it. The end of a frame and the head of the next are one part."""
+    view = memoryview(body)
+    parts: list[bytes | memoryview[int]] = []
+    before = b""
+    for at in range(0, len(body), piece_bytes):
+        piece = view[at : at + piece_bytes]
+        parts += (before + HEAD.pack(BODY, channel, len(piece)), piece)
+        before = END_BYTE
+    parts.append(before)
+    return parts
+
+
+def encode_content(
+    channel: int, properties: bytes, body: bytes, frame_bytes_max: int
+) -> Sequence[bytes | memoryview[int]]:
     """Encode header and body frames of a content. The body is split at the peer's frame size."""
     size = CONTENT_FIXED_BYTES + len(properties)
     header = CONTENT_HEAD.pack(HEADER, channel, size, BASIC_CLASS, 0, len(body)) + properties + END_BYTE
     piece_bytes = frame_bytes_max - OVERHEAD_BYTES
     if len(body) <= piece_bytes:
         return (header, HEAD.pack(BODY, channel, len(body)), body, END_BYTE) if body else (header,)
-    parts = [header]
-    for at in range(0, len(body), piece_bytes):
-        piece = body[at : at + piece_bytes]
-        parts += (HEAD.pack(BODY, channel, len(piece)), piece, END_BYTE)
-    return parts
+    return [header, *body_frames(channel, body, piece_bytes)]

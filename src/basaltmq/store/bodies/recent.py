@@ -1,0 +1,32 @@
+"""Bodies that were just written, in memory. Consumers that keep up get them without a read and a check of the file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+RECENT_BYTES_MAX: Final = 16 << 20
+"""Four leases of large messages (broker/consumers/queue.py)."""
+
+
+class RecentBodies:
+    """The newest bodies of a store. Changed with the store's lock held, read without it."""
+
+    __slots__ = ("_bodies", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._bodies: dict[bytes, bytes] = {}
+        self._size_bytes = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._bodies.get(key)
+
+    def add(self, key: bytes, body: bytes) -> None:
+        """Add a body that is written. The oldest ones make room for it."""
+        self.drop(key)
+        self._bodies[key] = body
+        self._size_bytes += len(body)
+        while self._size_bytes > RECENT_BYTES_MAX:
+            self.drop(next(iter(self._bodies)))
+
+    def drop(self, key: bytes) -> None:
+        self._size_bytes -= len(self._bodies.pop(key, b""))
