@@ -257,6 +257,11 @@ class QueueTable:
             return self._streams.depth(queue)
         return self._plane.stats(queue.name)["ready"]
 
+    def holds_messages(self, name: str) -> bool:
+        """Whether a queue has messages in any state: ready, leased or delayed."""
+        counts = self._plane.stats(name)
+        return any(counts[state] for state in ("ready", "leased", "delayed"))
+
     def delete(self, name: str, *, if_unused: bool = False, if_empty: bool = False, owner: object = None) -> int:
         """Delete a queue and return the number of its ready messages; 0 if it does not exist."""
         ready = self.check_delete(name, if_unused=if_unused, if_empty=if_empty, owner=owner)

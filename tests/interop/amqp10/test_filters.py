@@ -223,3 +223,28 @@ def test_selectors_see_messages_of_other_protocols_and_of_streams(broker: Broker
     options = Filter({symbol("o"): first, symbol("s"): selector})
     assert texts(receiver(client, "f-stream", options=options, credit=10), 3) == ["0", "4", "5"]
     client.close()
+
+
+@pytest.mark.spec("G2")
+def test_a_stream_is_filtered_by_the_values_of_its_publishers(broker: Broker) -> None:
+    broker.call("PUT", "/api/queues/%2F/f-values", {"durable": True, "arguments": {"x-queue-type": "stream"}})
+    client = connect(broker)
+    for number in range(9):
+        message = Message(body=b"%d" % number, inferred=True)
+        if number % 3:
+            message.annotations = {symbol("x-stream-filter-value"): f"v{number % 3}"}
+        send(client, "/queues/f-values", message)
+
+    def read(count: int, wanted: Any, unfiltered: bool | None = None) -> list[str]:
+        chosen = {symbol("rabbitmq:stream-filter"): wanted, symbol("rabbitmq:stream-offset-spec"): "first"}
+        if unfiltered is not None:
+            chosen[symbol("rabbitmq:stream-match-unfiltered")] = unfiltered
+        options = Filter({name: Described(name, value) for name, value in chosen.items()})
+        return texts(receiver(client, "/queues/f-values", options=options, credit=10), count)
+
+    assert read(3, "v1") == ["1", "4", "7"]
+    assert read(6, ["v1", "v2"], unfiltered=False) == ["1", "2", "4", "5", "7", "8"]
+    assert read(6, "v2", unfiltered=True) == ["0", "2", "3", "5", "6", "8"]
+    with pytest.raises(LinkDetached, match="amqp:invalid-field"):
+        read(1, 5)
+    client.close()

@@ -15,7 +15,7 @@ from tests.interop.server import Broker
 
 SCENARIOS = Path(__file__).parent / "clients"
 INSTALLED = Path(os.environ.get("BASALT_AMQP10_CLIENTS", Path.home() / ".cache" / "basalt" / "amqp10-clients"))
-WAIT_S = 60.0
+WAIT_S = 120.0
 MESSAGES = [f"m{number}" for number in range(10)]
 
 
@@ -74,5 +74,40 @@ def test_qpid_jms(broker: Broker) -> None:
         "rolled back true",
         "committed b",
         "again b true",
+        "closed",
+    ]
+
+
+@pytest.mark.spec("G2", "A8")
+@needs("java", "classes/JmsSubscriptions.class")
+def test_qpid_jms_subscriptions(own_broker: Broker) -> None:
+    broker = own_broker
+    broker.call("PUT", "/api/users/jms-scram", {"password": "secret", "tags": []})
+    broker.call("PUT", "/api/permissions/%2F/jms-scram", {"configure": ".*", "write": ".*", "read": ".*"})
+    for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+        broker.call("PUT", f"/api/users/jms-scram/scram/{mechanism}", {"password": "secret"})
+    path = f"{INSTALLED / 'jars'}/*:{INSTALLED / 'classes'}"
+    found = run("java", "-cp", path, "JmsSubscriptions", str(broker.port())).splitlines()
+    assert found == [
+        "same client id InvalidClientIDException",
+        "shared m1m2",
+        "other selector JMSException",
+        "in use JMSException",
+        "again true",
+        "changed nothing",
+        "gone InvalidDestinationException",
+        "global xy",
+        "global kept",
+        "other topic JMSException",
+        "volatile vw",
+        "replaced new",
+        "to a queue",
+        "no queue InvalidDestinationException",
+        "expired nothing",
+        "PLAIN",
+        "SCRAM-SHA-256",
+        "SCRAM-SHA-512",
+        "ANONYMOUS",
+        "wrong password JMSSecuritySaslException",
         "closed",
     ]

@@ -43,14 +43,9 @@ class Node(NamedTuple):
         return bool(self.queue)
 
 
-def queue_address(name: str) -> str:
-    """Return the address of a queue."""
-    return QUEUES + quote(name, safe="")
-
-
-def exchange_address(name: str) -> str:
-    """Return the address of an exchange."""
-    return EXCHANGES + quote(name, safe="")
+def address_of(node: Node) -> str:
+    """Return the address of a dynamic node."""
+    return QUEUES + quote(node.queue, safe="") if node.is_queue else EXCHANGES + quote(node.exchange, safe="")
 
 
 def parse(address: str, vhost: VHost, *, is_topic: bool = False) -> Node:

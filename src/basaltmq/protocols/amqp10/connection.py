@@ -12,20 +12,22 @@ continues in the next turn. A message that has to wait parks the input behind it
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from basaltmq.broker.queue_table import GENERATED
+from basaltmq.broker.message.operations import ACK, SETTLE_S
 from basaltmq.errors import AuthenticationError, BasaltError
 from basaltmq.protocols.amqp10 import sasl
 from basaltmq.protocols.amqp10.coordinator import Coordinator
+from basaltmq.protocols.amqp10.dynamic_nodes import DynamicNodes
 from basaltmq.protocols.amqp10.input import Input, Wait
+from basaltmq.protocols.amqp10.link import Link
 from basaltmq.protocols.amqp10.message import Incoming, Outgoing
 from basaltmq.protocols.amqp10.session import Session
 from basaltmq.protocols.amqp10.usage import Usage
 from basaltmq.protocols.amqp10.wire import performatives as p
+from basaltmq.protocols.amqp10.wire import types as t
 from basaltmq.protocols.amqp10.wire.errors import (
     CONNECTION_FORCED,
     DECODE_ERROR,
@@ -43,6 +45,7 @@ from basaltmq.protocols.amqp10.wire.frames import (
     EMPTY_FRAME,
     FRAME_BYTES_MIN,
     HEADER,
+    IS_ACCEPTED,
     SASL,
     SASL_HEADER,
     Frame,
@@ -61,8 +64,8 @@ UNCONFIRMED_BYTES_MAX: Final = 32 << 20
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16_384
 IDLE_MS_MIN: Final = 2000  # Timeouts are checked once per second.
-TOPIC_PREFIX: Final = "amqp10.topic."
-"""Prefix of the exchanges of temporary topics."""
+OPEN_FAILED: Final = "amqp:connection-establishment-failed"
+"""Property of an open that is followed by a close."""
 
 VHOST_PREFIX: Final = "vhost:"
 DEFAULT_VHOST: Final = "/"
@@ -85,6 +88,8 @@ class Connection(SocketConnection):
         super().__init__(self.out)
         self.server = server
         self.sessions: dict[int, Session] = {}
+        self.links: dict[tuple[str, bool], Link] = {}
+        """Attached links by name and role of the client."""
         self.incoming = Incoming()
         self.outgoing = Outgoing()
         self.coordinator = Coordinator(self)
@@ -99,6 +104,8 @@ class Connection(SocketConnection):
         self.delivered = 0
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self.input = Input(self._reader, server.shares)
+        self._accepting: dict[Session, None] = {}
+        """Sessions with deliveries that this input has accepted."""
         self._is_behind = False
         self._state = _WAITING
         self._login: sasl.Login | None = None
@@ -127,7 +134,11 @@ class Connection(SocketConnection):
         wait: Wait | None = None
         has_more = False
         try:
-            has_more, wait = self.input.take(self._handle, lambda: "step" in self._pause_reasons)
+            try:
+                has_more, wait = self.input.take(self._handle, lambda: "step" in self._pause_reasons)
+            finally:
+                while self._accepting:
+                    self._accepting.popitem()[0].settle_accepted()
         except Exception as error:
             self._broke(error)
         finally:
@@ -175,6 +186,13 @@ class Connection(SocketConnection):
         if descriptor in (_DISPOSITION, _FLOW):
             fields, _ = read_fields(raw, at + 3, end)
             session = self._find(channel)
+            if fields[4] is IS_ACCEPTED and fields[3] is True and fields[0] is True and fields[2] in (None, fields[1]):
+                # Clients that acknowledge each delivery. One settlement for all of them costs a third.
+                if session.is_open and type(fields[1]) is int:
+                    session.accept(fields[1])
+                    self._accepting[session] = None
+                    self.input.later_s = SETTLE_S[ACK]
+                return None
             return self._in_session(session, descriptor, fields)
         performative, at = p.decode(raw, at, end)
         if isinstance(performative, p.Transfer | p.Disposition | p.Flow):
@@ -348,6 +366,7 @@ class Connection(SocketConnection):
         vhost.attach(self, self._vhost_failed)
         self._vhost = vhost
         self.container_id = received.container_id
+        self.server.containers.enter(self, name, received)
         self.client_properties = {str(key): str(value) for key, value in (received.properties or {}).items()}
         self.client_properties["container_id"] = self.container_id
         limits = self.server.limits
@@ -359,15 +378,31 @@ class Connection(SocketConnection):
         self._number = node.connections.add(self, user=self.user.name, vhost=name)
         self.server.watch(name)
 
-    def _send_open(self) -> None:
+    @property
+    def dynamic_nodes(self) -> DynamicNodes:
+        return self.server.dynamic_nodes(self.vhost)
+
+    @property
+    def is_connected(self) -> bool:
+        return self._transport is not None and self._state == _RUNNING
+
+    def link_ended(self, link: Link) -> None:
+        """Forget a link that is not attached any more."""
+        self.usage.link_ended()
+        key = link.name, link.role
+        if self.links.get(key) is link:
+            del self.links[key]
+
+    def _send_open(self, *, has_failed: bool = False) -> None:
         limits = self.server.limits
+        properties = self.server.properties
         answer = p.Open(
             container_id=self.server.container_id,
             max_frame_size=limits.frame_bytes_max,
             channel_max=min(limits.channel_max, 0xFFFF),
             idle_time_out=limits.heartbeat_s * 500 or None,
             offered_capabilities=list(self.server.capabilities),
-            properties=self.server.properties,
+            properties={**properties, t.Symbol(OPEN_FAILED): True} if has_failed else properties,
         )
         self.out.append(frame(0, p.encode(answer)))
 
@@ -381,8 +416,8 @@ class Connection(SocketConnection):
             return
         self.server.shares.in_portions(self._stopping(list(self.sessions.values())), self.sessions.clear)
         if self._state == _OPENING:
-            self._send_open()
-        self.out.append(frame(0, p.encode(p.Close(error=p.error_of(fault.condition, fault.text)))))
+            self._send_open(has_failed=True)
+        self.out.append(frame(0, p.encode(p.Close(error=p.error_of(fault.condition, fault.text, fault.info)))))
         self._state = _CLOSING
         self._closing_s = CLOSE_S
         self.read_until_closed()
@@ -460,8 +495,11 @@ class Connection(SocketConnection):
 
     def unregister(self) -> None:
         super().unregister()
+        if self._vhost is not None:
+            self.server.containers.leave(self, self._vhost.name)
         # Break the reference cycles, so that the memory is freed without the garbage collector.
         self.sessions.clear()
+        self.links.clear()
         del self.coordinator
 
     def count_unconfirmed(self, size: int) -> None:
@@ -480,28 +518,6 @@ class Connection(SocketConnection):
         if exchange:
             self.server.node.permissions.check_topic(self.user, self.vhost.name, exchange, kind, key)
 
-    def declare_dynamic(self) -> str:
-        """Create a queue with a generated name that belongs to this connection."""
-        self.check("configure", GENERATED)
-        return self.vhost.declare_queue("", exclusive=True, owner=self).name
-
-    def declare_dynamic_topic(self) -> str:
-        """Create an exchange with a generated name, which ends with its link."""
-        name = f"{TOPIC_PREFIX}{secrets.token_urlsafe(16)}"
-        self.check("configure", name)
-        self.vhost.declare_exchange(name, "fanout", durable=False)
-        return name
-
-    def delete_dynamic_topic(self, name: str) -> None:
-        """Delete a generated exchange."""
-        if self.vhost.is_up:
-            self.vhost.delete_exchange(name)
-
-    def delete_dynamic(self, name: str) -> None:
-        """Delete a generated queue."""
-        if self.vhost.is_up and name in self.vhost.queues.by_name:
-            self.vhost.delete_queue(name, owner=self)
-
     def _flush(self) -> None:
         if self._state == _CLOSED:
             self.out.clear()
@@ -516,6 +532,7 @@ class Connection(SocketConnection):
         self.is_full = False
         self.resume_reading("unread")
         for session in self.sessions.values():
+            session.go_on()
             session.update_full()
 
     def block_publisher(self, reason: str) -> None:

@@ -172,12 +172,12 @@ class Coordinator:
     def _find(self, txn_id: bytes) -> Transaction | None:
         return self._open.get(txn_id)
 
-    def publish(self, link: Receiver, state: p.TransactionalState, message: Publish, route: Route) -> None:
+    def publish(self, state: p.TransactionalState, message: Publish, route: Route, *, is_routed: bool) -> None:
         """Publish a message when the transaction is discharged."""
         transaction = self._find(state.txn_id)
         if transaction is None:
             raise LinkFault(UNKNOWN_TRANSACTION, "the transaction of a message is not open on this connection")
-        if not route.fan_out and not link.is_topic:
+        if not is_routed:
             transaction.failure = "a message of the transaction has no route"
         transaction.copies += route.copies
         transaction.size += len(message[3]) + len(message[4])

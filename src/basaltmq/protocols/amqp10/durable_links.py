@@ -40,7 +40,6 @@ from basaltmq.store.keys.catalog import link_delivery_key
 from basaltmq.store.keys.parts import prefix_range
 
 if TYPE_CHECKING:
-    from basaltmq.protocols.amqp10.receiver import Receiver
     from basaltmq.protocols.amqp10.sender import Sender
 
 LINKS_MAX: Final = 100_000
@@ -59,10 +58,8 @@ class DurableLinks:
 
     def __init__(self, vhost: VHost) -> None:
         self.vhost = vhost
-        self.attached: dict[tuple[str, str], Sender] = {}
-        """Durable links with a receiving client, by container and name."""
-        self.targets: dict[tuple[str, str], Receiver] = {}
-        """The same for sending clients."""
+        self._attached: dict[tuple[str, str], dict[Sender, None]] = {}
+        """Durable links with a receiving client, by container and name. Shared subscriptions have several, in order."""
         self._suspended: dict[tuple[str, str], tuple[str, dict[bytes, int]]] = {}
         """Queue, and lease tokens by delivery tag."""
         self._links: dict[tuple[str, str], Link] = {}
@@ -78,6 +75,21 @@ class DurableLinks:
 
     def close(self) -> None:
         self._store.close()
+
+    def attached(self, container: str, name: str) -> list[Sender]:
+        """Return the attached links of a durable link or a shared subscription."""
+        return list(self._attached.get((container, name), ()))
+
+    def join(self, container: str, name: str, link: Sender) -> None:
+        """Add an attached link."""
+        self._attached.setdefault((container, name), {})[link] = None
+
+    def leave(self, container: str, name: str, link: Sender) -> None:
+        """Remove an attached link. Idempotent."""
+        links = self._attached.get((container, name), {})
+        links.pop(link, None)
+        if not links:
+            self._attached.pop((container, name), None)
 
     def find(self, container: str, name: str) -> p.Source | None:
         """Return the source of a durable link."""

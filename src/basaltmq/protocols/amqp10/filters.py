@@ -1,6 +1,8 @@
 """Filters of a source: what they mean for a consumer.
 
     rabbitmq:stream-offset-spec             first, last, next, an offset, a time, or an interval: where a stream is read
+    rabbitmq:stream-filter                  one or several values of the annotation x-stream-filter-value
+    rabbitmq:stream-match-unfiltered        true: also messages without this annotation
     apache.org:selector-filter:string       a selector of JMS
     amqp:sql-filter                         the same conditions, with the names of RabbitMQ
     apache.org:no-local-filter:list         no messages that the same container has sent
@@ -32,6 +34,11 @@ from basaltmq.protocols.amqp10.wire import types as t
 from basaltmq.protocols.amqp10.wire.errors import INVALID_FIELD, Fault, LinkFault
 
 STREAM_OFFSET: Final = "rabbitmq:stream-offset-spec"
+STREAM_FILTER: Final = "rabbitmq:stream-filter"
+MATCH_UNFILTERED: Final = "rabbitmq:stream-match-unfiltered"
+FILTER_VALUE: Final = "x-stream-filter-value"
+"""Annotation of a message in a stream."""
+
 SELECTORS: Final = ("apache.org:selector-filter:string", 0x0000_468C_0000_0004, "amqp:sql-filter", 0x120)
 NO_LOCAL: Final = ("apache.org:no-local-filter:list", 0x0000_468C_0000_0003)
 PROPERTIES: Final = ("amqp:properties-filter", 0x173)
@@ -59,12 +66,17 @@ def filters_of(given: dict[Any, Any] | None, container: str) -> Filters:
     accepted: dict[Any, Any] = {}
     arguments: dict[str, Any] = {}
     conditions: list[Accepts] = []
-    is_no_local = False
+    is_no_local = matches_unfiltered = False
+    stream_values: frozenset[str | None] | None = None
     for name, value in (given or {}).items():
         described = value if isinstance(value, t.Described) else t.Described(name, value)
         kind, content = described.descriptor, described.value
         if kind == STREAM_OFFSET:
             arguments[OFFSET_HEADER] = _offset(content)
+        elif kind == STREAM_FILTER:
+            stream_values = _stream_values(content)
+        elif kind == MATCH_UNFILTERED and isinstance(content, bool):
+            matches_unfiltered = content
         elif kind in SELECTORS:
             conditions.append(_selector(content))
         elif kind in NO_LOCAL:
@@ -77,6 +89,9 @@ def filters_of(given: dict[Any, Any] | None, container: str) -> Filters:
         else:
             continue
         accepted[name] = value
+    if stream_values is not None:
+        wanted = stream_values | {None} if matches_unfiltered else stream_values
+        conditions.append(lambda view: _text(view.annotation(FILTER_VALUE)) in wanted)
     return Filters(accepted, arguments, _all_of(conditions) if conditions else None, is_no_local)
 
 
@@ -142,6 +157,17 @@ def _matcher(wanted: Any) -> Callable[[Any], bool]:
         return lambda value: isinstance(value, str) and value == text
     is_boolean = isinstance(wanted, bool)
     return lambda value: isinstance(value, bool) == is_boolean and not isinstance(value, str) and value == wanted
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _stream_values(content: Any) -> frozenset[str | None]:
+    values = content if isinstance(content, list) else [content]
+    if not values or len(values) > FIELDS_MAX or not all(isinstance(each, str) for each in values):
+        raise LinkFault(INVALID_FIELD, f"{STREAM_FILTER} must be one or up to {FIELDS_MAX} strings")
+    return frozenset(map(str, values))
 
 
 def _offset(value: Any) -> Any:

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.protocols.amqp10.wire import performatives as p
-from basaltmq.protocols.amqp10.wire.errors import LinkFault
+from basaltmq.protocols.amqp10.wire.errors import STOLEN, LinkFault
 
 if TYPE_CHECKING:
     from basaltmq.protocols.amqp10.session import Session
@@ -18,17 +18,21 @@ _log: Final = logging.getLogger(__name__)
 class Link:
     """One link. The broker uses the client's handle."""
 
-    __slots__ = ("attach", "handle", "is_ending", "name", "session", "vhost")
+    __slots__ = ("attach", "handle", "is_ending", "is_stolen", "name", "role", "session", "vhost")
 
     def __init__(self, session: Session, attach: p.Attach) -> None:
         self.session = session
         self.vhost = session.vhost
         self.name = attach.name
         self.handle = attach.handle
+        self.role = attach.role
+        """The client's role."""
         self.attach: p.Attach | None = attach
         """The client's attach, until it is answered."""
         self.is_ending = False
         """We have sent detach, and wait for the client's."""
+        self.is_stolen = False
+        """The client has attached the link elsewhere."""
 
     def answer(self, *, source: Any, target: Any, **fields: Any) -> None:
         """Send our attach."""
@@ -64,6 +68,7 @@ class Link:
         if self.is_ending:
             return
         self.is_ending = True
+        self.is_stolen = fault.condition == STOLEN
         _log.info("%s: link %.80r: %s", self.session.connection.name, self.name, fault)
         self.stop(is_closed=True)
         error = p.error_of(fault.condition, fault.text)

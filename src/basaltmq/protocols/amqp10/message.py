@@ -49,6 +49,10 @@ HEADERS_BYTES_MAX: Final = 32 << 10
 ORIGIN: Final = "x-opt-publisher-container"
 """Header with the container that has sent a message, if that container has a link with a no-local filter."""
 
+JMS_DESTINATION: Final = "x-opt-jms-dest"
+_JMS_TOPICS: Final = (1, 3)
+"""Annotation with the kind of a destination, and its values for a topic and a temporary topic."""
+
 KNOWN_MAX: Final = 1024
 KNOWN_BYTES_MAX: Final = 1024
 """Limits of the caches of converted sections: entries, and bytes of each."""
@@ -73,7 +77,8 @@ class Received(NamedTuple):
     body: bytes
     to: str | None = None
     subject: str | None = None
-    group: str | None = None
+    is_to_topic: bool = False
+    """The property `to` names a topic of JMS."""
 
 
 class Incoming:
@@ -94,7 +99,7 @@ class Incoming:
             body = _data_after(raw, len(head))
             if body is not None:
                 known = self._last
-                return Received(known.properties, body, known.to, known.subject, known.group)
+                return Received(known.properties, body, known.to, known.subject, known.is_to_topic)
         start = next((start for kind, start, _, _ in s.walk(raw, 0, len(raw)) if kind >= s.DATA), len(raw))
         body = _data_after(raw, start)
         if body is None or start > KNOWN_BYTES_MAX:
@@ -107,7 +112,7 @@ class Incoming:
                 self._known.clear()
             self._known[head] = found
         self._last_head, self._last = head, found
-        return Received(found.properties, body, found.to, found.subject, found.group)
+        return Received(found.properties, body, found.to, found.subject, found.is_to_topic)
 
 
 def _data_after(raw: bytes, at: int) -> bytes | None:
@@ -150,7 +155,11 @@ def convert(raw: bytes) -> Received:
         headers[BARE_HEADER] = KeptSections(flags, annotations, before, after).encode()
     if headers:
         made.set_headers(headers)
-    return Received(properties.encode(made), body, given[2], given[3], given[10])
+    return Received(properties.encode(made), body, given[2], given[3], _is_to_topic(found.message_annotations))
+
+
+def _is_to_topic(annotations: Mapping[Any, Any] | None) -> bool:
+    return annotations is not None and annotations.get(JMS_DESTINATION) in _JMS_TOPICS
 
 
 def _broker_properties(given: list[Any], found: s.Sections) -> Properties:

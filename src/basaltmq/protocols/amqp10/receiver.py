@@ -30,7 +30,6 @@ from basaltmq.protocols.amqp10.wire.errors import (
     MESSAGE_SIZE,
     NOT_FOUND,
     RESOURCE_LIMIT,
-    STOLEN,
     TRANSFER_LIMIT,
     UNAUTHORIZED,
     Fault,
@@ -124,8 +123,8 @@ class Receiver(Link):
         self._credit = 0
         self._number = 0
         self._delivery: _Delivery | None = None
-        self._pending: dict[int, tuple[int, int]] = {}
-        """Delivery id and size of unconfirmed messages, by their number."""
+        self._pending: dict[int, tuple[int, int, bool]] = {}
+        """Unconfirmed messages by their number: delivery id, size, and whether a topic of JMS gets it."""
         self._released: set[int] = set()
         self._checked: set[tuple[str, str]] = set()
         self._is_waiting = False
@@ -147,17 +146,17 @@ class Receiver(Link):
         if target is None:
             raise LinkFault(INVALID_FIELD, "the link has no target")
         if target.dynamic:
+            is_topic = "temporary-topic" in (target.capabilities or ())
+            connection = self.session.connection
+            self.node = connection.dynamic_nodes.create(connection, target.dynamic_node_properties, is_topic=is_topic)
             self.is_dynamic = True
-            if "temporary-topic" in (target.capabilities or ()):
-                self.node = Node(exchange=self.session.connection.declare_dynamic_topic(), key="")
-                target.address = addresses.exchange_address(self.node.exchange)
-            else:
-                self.node = Node(queue=self.session.connection.declare_dynamic())
-                target.address = addresses.queue_address(self.node.queue)
+            target.address = addresses.address_of(self.node)
         elif target.address is not None:
             self.is_topic = not addresses.TOPICS.isdisjoint(target.capabilities or ())
-            self.node = addresses.parse(target.address, self.vhost, is_topic=self.is_topic)
-            self._require(self.node)
+            node = addresses.parse(target.address, self.vhost, is_topic=self.is_topic)
+            self._require(node)
+            self.node = node
+            self.session.connection.dynamic_nodes.joined(node)
         if self._is_durable(target):
             self._take_over(target)
             return
@@ -187,9 +186,6 @@ class Receiver(Link):
         attach, connection = self.attach, self.session.connection
         assert attach is not None, "the attach is not answered"
         links, container = connection.server.durable_links(self.vhost), connection.container_id
-        other = links.targets.get((container, self.name))
-        if other is not None:
-            other.end(LinkFault(STOLEN, "the same container has attached the link again"))
         # What an earlier connection has published must be visible in the rows.
         self.vhost.tick.flush()
         if self.vhost.tick.gathered:
@@ -201,7 +197,6 @@ class Receiver(Link):
             self.vhost.write_rows(RowChange(links.tag_rows(container, self.name, forgotten, None)))
         self._known = set(stored) - set(forgotten)
         self._durable = (links, container, self.name)
-        links.targets[container, self.name] = self
         kept = [tag for tag in stored if tag in self._known]
         links.save_target(container, self.name, target, _Saved(self, target, kept))
 
@@ -339,7 +334,10 @@ class Receiver(Link):
         connection.is_publisher = True
         number = 0
         if isinstance(delivery.state, p.TransactionalState):
-            connection.coordinator.publish(self, delivery.state, (self, exchange, key, raw, body, True, 0), route)
+            # A topic needs no subscribers.
+            is_routed = bool(route.fan_out) or self.is_topic or message.is_to_topic
+            published = (self, exchange, key, raw, body, True, 0)
+            connection.coordinator.publish(delivery.state, published, route, is_routed=is_routed)
             if not delivery.is_settled:
                 state = p.TransactionalState(txn_id=delivery.state.txn_id, outcome=p.Accepted())
                 self._confirm([delivery.delivery_id], p.encode(state))
@@ -347,7 +345,7 @@ class Receiver(Link):
             return None
         if not delivery.is_settled:
             self._number = number = self._number + 1
-            self._pending[number] = (delivery.delivery_id, len(body))
+            self._pending[number] = (delivery.delivery_id, len(body), self.is_topic or message.is_to_topic)
             self.unconfirmed += 1
             connection.count_unconfirmed(len(body))
         vhost.publish_many([(self, exchange, key, raw, body, True, number)])
@@ -374,7 +372,7 @@ class Receiver(Link):
         if node is None:
             if message.to is None:
                 raise LinkFault(INVALID_FIELD, "a message on a link without target address has no property 'to'")
-            node = addresses.parse(message.to, self.vhost)
+            node = addresses.parse(message.to, self.vhost, is_topic=message.is_to_topic)
             self._require(node)
         if node.is_queue:
             if node.queue not in self.vhost.queues.by_name:
@@ -410,7 +408,7 @@ class Receiver(Link):
 
     def returned(self, exchange: str, routing_key: str, properties: bytes, body: bytes, number: int) -> None:
         """A message has no route: its outcome will be `released`."""
-        if number and not self.is_topic:
+        if number and not self._pending[number][2]:
             self._released.add(number)
 
     def confirmed(self, numbers: Sequence[int], ok: bool) -> None:
@@ -418,7 +416,7 @@ class Receiver(Link):
         pending = self._pending
         found = [pending.pop(number) for number in numbers]
         self.unconfirmed -= len(found)
-        self.session.connection.count_unconfirmed(-sum([size for _, size in found]))
+        self.session.connection.count_unconfirmed(-sum([size for _, size, _ in found]))
         if self.is_ending or not self.session.is_open:
             return
         if ok and self._released:
@@ -430,7 +428,7 @@ class Receiver(Link):
                 )
                 found = [each for number, each in zip(numbers, found, strict=True) if number not in mine]
         if found:
-            self._confirm([delivery_id for delivery_id, _ in found], ACCEPTED if ok else _FULL)
+            self._confirm([delivery_id for delivery_id, _, _ in found], ACCEPTED if ok else _FULL)
         self.top_up()
         self.session.connection.flush_now()
 
@@ -498,15 +496,15 @@ class Receiver(Link):
         self.session.connection.coordinator.link_ended(self)
         if self._durable is not None:
             links, container, name = self._durable
-            if links.targets.get((container, name)) is self:
-                del links.targets[container, name]
             if is_closed and not self.is_ending:
                 links.delete_target(container, name)
-        if self.is_dynamic and self.node is not None:
-            if self.node.is_queue:
-                self.session.connection.delete_dynamic(self.node.queue)
+        node, self.node = self.node, None
+        if node is not None:
+            nodes = self.session.connection.dynamic_nodes
+            if self.is_dynamic:
+                nodes.ended(node)
             else:
-                self.session.connection.delete_dynamic_topic(self.node.exchange)
+                nodes.left(node)
 
 
 class _Saved:

@@ -27,9 +27,9 @@ from basaltmq.protocols.amqp10.wire import performatives as p
 from basaltmq.protocols.amqp10.wire.errors import (
     INVALID_FIELD,
     NOT_FOUND,
+    NOT_IMPLEMENTED,
     RESOURCE_DELETED,
     RESOURCE_LOCKED,
-    STOLEN,
     LinkFault,
 )
 from basaltmq.protocols.amqp10.wire.frames import encode_transfer, transfer_bytes
@@ -59,6 +59,8 @@ class Parts(NamedTuple):
     tag: bytes
     payload: bytes
     is_settled: bool
+    at: int = 0
+    """What was sent."""
 
 
 class Sender(Link):
@@ -74,7 +76,10 @@ class Sender(Link):
         "_is_draining",
         "_is_own",
         "_is_settled",
-        "_links_queue",
+        "_is_shared",
+        "_membership",
+        "_node",
+        "_terms",
         "consumer",
         "default_outcome",
         "delivery_count",
@@ -102,8 +107,14 @@ class Sender(Link):
         """The queue is that of a link or subscription to an exchange, with the permissions of the exchange."""
         self._accepts: Callable[[Any], bool] | None = None
         """The filter of a subscription. It drops the other messages, which are for nobody else."""
-        self._links_queue = False
-        """The queue was created for this link."""
+        self._node: Node | None = None
+        """The queue that was created for this link, or that it names."""
+        self._membership: tuple[DurableLinks, str, str] | None = None
+        """Where the link is attached to a durable link or a shared subscription."""
+        self._terms: tuple[Any, Any] | None = None
+        """Address and filter of that subscription."""
+        self._is_shared = False
+        """Several links consume one subscription."""
         self._is_settled = attach.snd_settle_mode == p.SETTLED
         self._durable: tuple[DurableLinks, str, str] | None = None
         """The durable links of the virtual host, container and name, if this is one."""
@@ -124,9 +135,10 @@ class Sender(Link):
             return
         connection = self.session.connection
         if source.dynamic:
-            self.queue = connection.declare_dynamic()
+            self._node = connection.dynamic_nodes.create(connection, source.dynamic_node_properties)
             self.is_dynamic = True
-            address: str | None = addresses.queue_address(self.queue)
+            self.queue = self._node.queue
+            address: str | None = addresses.address_of(self._node)
         else:
             address = source.address
             if address is None:
@@ -138,6 +150,8 @@ class Sender(Link):
                 self._make_durable(source)
             if node.is_queue:
                 self.queue = node.queue
+                self._node = node
+                connection.dynamic_nodes.joined(node)
             else:
                 self._bind(node, source)
         if not self._is_own and not self.is_dynamic:
@@ -168,7 +182,8 @@ class Sender(Link):
             selection=selection,
         )
         self.consumer.limit(0)
-        if self.session.is_full or connection.is_full:
+        self.session.update_full()
+        if self.session.is_paused:
             self.consumer.pause()
         answered = p.Source(
             address=address,
@@ -208,7 +223,7 @@ class Sender(Link):
         source = links.find(container, name)
         if source is None:
             raise LinkFault(NOT_FOUND, f"container '{container:.80}' has no durable link '{name:.80}'")
-        if (container, name) in links.attached:
+        if links.attached(container, name):
             raise LinkFault(RESOURCE_LOCKED, f"the durable link '{name:.80}' is attached")
         connection.check("configure", subscription_queue(container, name))
         self._durable = (links, container, name)
@@ -218,11 +233,8 @@ class Sender(Link):
         """Find the durable link of this container and name, and take it from an earlier connection."""
         connection = self.session.connection
         links = connection.server.durable_links(self.vhost)
-        is_shared = "shared" in (source.capabilities or ())
         container, name = _owner(self.name, connection.container_id, source.capabilities or ())
-        other = links.attached.get((container, name))
-        if other is not None and not is_shared:
-            other.end(LinkFault(STOLEN, "the same container has attached the link again"))
+        self._join(links, container, name, source)
         stored = links.find(container, name)
         accepted = filters.filters_of(source.filter, connection.container_id).accepted or None
         if stored is not None and (stored.address, stored.filter) != (source.address, accepted):
@@ -230,6 +242,20 @@ class Sender(Link):
             connection.check("configure", subscription_queue(container, name))
             links.delete(container, name)
         self._durable = (links, container, name)
+
+    def _join(self, links: DurableLinks, container: str, name: str, source: p.Source) -> None:
+        """Attach to a durable link or a shared subscription. Its links must agree on address and filter."""
+        accepted = filters.filters_of(source.filter, self.session.connection.container_id).accepted
+        self._is_shared = "shared" in (source.capabilities or ())
+        self._terms = (source.address, accepted)
+        for other in links.attached(container, name):
+            if not (self._is_shared and other._is_shared and other._terms == self._terms):
+                raise LinkFault(
+                    RESOURCE_LOCKED,
+                    f"the subscription '{name:.80}' is in use, with another address or filter, or by one consumer only",
+                )
+        links.join(container, name, self)
+        self._membership = (links, container, name)
 
     def _take_over(self, unsettled: dict[Any, Any]) -> None:
         """Settle the deliveries of an earlier link of which the client knows the outcome, and requeue the others."""
@@ -248,7 +274,6 @@ class Sender(Link):
             else:
                 self.vhost.settle([Settlement(self.queue, token, [tag], *outcome)])
         self._requeue([(token, tag) for tag, token in kept.items()])
-        links.attached[container, name] = self
 
     def _bind(self, node: Node, source: p.Source) -> None:
         """Create a queue for this link or subscription, and bind it to the exchange."""
@@ -259,16 +284,20 @@ class Sender(Link):
         connection.check_topic(node.exchange, "read", key)
         capabilities = source.capabilities or ()
         if self._durable is None and "shared" not in capabilities:
-            self.queue = connection.declare_dynamic()
+            self._node = connection.dynamic_nodes.create(connection, None)
+            self.is_dynamic = True
+            self.queue = self._node.queue
         else:
             container, name = _owner(self.name, connection.container_id, capabilities)
             is_durable = self._durable is not None
-            self.queue = subscription_queue(container, name if is_durable else f"{name}|volatile")
+            if not is_durable:
+                name = f"{name}|volatile"
+                self._join(connection.server.durable_links(self.vhost), container, name, source)
+            self.queue = subscription_queue(container, name)
             for kind in ("configure", "write", "read"):
                 connection.check(kind, self.queue)
             self.vhost.declare_queue(self.queue, durable=is_durable, auto_delete=not is_durable)
         self._is_own = True
-        self._links_queue = self._durable is None and "shared" not in capabilities
         self.vhost.bind_queue(self.queue, node.exchange, key, owner=connection)
 
     def flow(self, fields: list[Any]) -> None:
@@ -276,6 +305,8 @@ class Sender(Link):
         if self.attach is not None:
             self._early_flow = fields
             return
+        if isinstance(fields[10], dict) and "txn-id" in fields[10]:
+            raise LinkFault(NOT_IMPLEMENTED, "messages cannot be acquired in a transaction, only settled")
         given, credit, is_draining, echo = fields[5], fields[6], bool(fields[8]), fields[9]
         consumer = self.consumer
         if credit is not None and consumer is not None:
@@ -406,6 +437,8 @@ class Sender(Link):
                 unsettled[delivery_id] = (each.token, tag)
             delivery_id = (delivery_id + 1) & _U32
             sent += 1
+            if size > frame_bytes_max and session.has_parts:
+                break
         session.next_delivery_id = delivery_id
         session.sent(session.remote_window - window)
         self.delivery_count = (self.delivery_count + sent) & _U32
@@ -435,20 +468,32 @@ class Sender(Link):
             if not self._is_settled:
                 entries += [(each.token, each.id) for each in waiting if each.token]
             self._requeue(entries)
-            if self.queue and (self.is_dynamic or self._links_queue):
-                self.session.connection.delete_dynamic(self.queue)
+        self._leave()
+        node, self._node = self._node, None
+        if node is not None:
+            nodes = self.session.connection.dynamic_nodes
+            if self.is_dynamic:
+                nodes.ended(node)
+            else:
+                nodes.left(node)
+
+    def _leave(self) -> None:
+        if self._membership is not None:
+            links, container, name = self._membership
+            links.leave(container, name, self)
 
     def _keeps(self, *, is_closed: bool) -> bool:
         """End a durable link: delete it if the client has closed it. Return whether its deliveries are kept."""
         if self._durable is None:
             return False
         links, container, name = self._durable
-        if links.attached.get((container, name)) is self:
-            del links.attached[container, name]
+        self._leave()
         if is_closed and not self.is_ending:
-            links.delete(container, name)
+            if not links.attached(container, name):
+                links.delete(container, name)
             return False
-        return not self.is_ending and not self._is_settled
+        # Other consumers of a shared subscription get what this one has not settled.
+        return (self.is_stolen or not self.is_ending) and not (self._is_settled or self._is_shared)
 
     def _requeue(self, entries: list[tuple[int, bytes]]) -> None:
         size = SETTLE_PORTIONS[REQUEUE]

@@ -16,7 +16,9 @@ from basaltmq.broker.node import Node
 from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost import VHost
 from basaltmq.protocols.amqp10.connection import Connection
+from basaltmq.protocols.amqp10.containers import SOLE_CONNECTION, Containers
 from basaltmq.protocols.amqp10.durable_links import DurableLinks
+from basaltmq.protocols.amqp10.dynamic_nodes import DynamicNodes
 from basaltmq.protocols.amqp10.wire import types as t
 from basaltmq.protocols.server import ConnectionServer
 
@@ -29,7 +31,7 @@ RABBITMQ: Final = "RabbitMQ"
 RABBITMQ_VERSION: Final = "4.0.0"
 """Version that goes with the product RabbitMQ: its client libraries for AMQP 1.0 require at least this one."""
 
-CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "LINK_PAIR_V1_0", "SHARED-SUBS")
+CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "LINK_PAIR_V1_0", "SHARED-SUBS", SOLE_CONNECTION)
 FRAME_BYTES_MAX: Final = 131_072
 
 
@@ -79,10 +81,24 @@ class Server(ConnectionServer[Connection]):
             t.Symbol("version"): RABBITMQ_VERSION if product == RABBITMQ else __version__,
             t.Symbol("platform"): f"Basalt {__version__}",
         }
+        self.containers = Containers()
         self._durable: dict[str, DurableLinks] = {}
+        self._dynamic: dict[str, DynamicNodes] = {}
 
     def protocol(self) -> Connection:
         return Connection(self)
+
+    def _sweep(self) -> None:
+        for nodes in self._dynamic.values():
+            nodes.sweep()
+        super()._sweep()
+
+    def dynamic_nodes(self, vhost: VHost) -> DynamicNodes:
+        """Return the dynamic nodes of a virtual host."""
+        found = self._dynamic.get(vhost.name)
+        if found is None or found.vhost is not vhost:
+            found = self._dynamic[vhost.name] = DynamicNodes(vhost)
+        return found
 
     def durable_links(self, vhost: VHost) -> DurableLinks:
         """Return the durable links of a virtual host, opened if necessary."""

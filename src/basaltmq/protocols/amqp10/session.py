@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from basaltmq.broker.message.operations import SETTLE_PORTIONS, SETTLE_S, RowChange, Settlement
+from basaltmq.broker.message.operations import ACK, SETTLE_PORTIONS, SETTLE_S, RowChange, Settlement
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.amqp10.link import Link
 from basaltmq.protocols.amqp10.management import ADDRESS, RequestLink, ResponseLink
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 INCOMING_WINDOW: Final = 4096
 """Transfer frames that a client may send before it gets a flow."""
 
+FRAMES_PER_TURN: Final = 256
+PART_BYTES_PER_TURN: Final = 1 << 20
+"""Limits for the parts of a large delivery that are written in one turn of the loop. A frame takes about 1 us."""
+
 OUTGOING_WINDOW: Final = 0x7FFF_FFFF
 U32: Final = 0xFFFF_FFFF
 
@@ -72,6 +76,8 @@ class Session:
         """Links for responses of the management node."""
         self.unsettled: dict[int, Sender] = {}
         """Links of the deliveries to the client that it has not settled, by delivery id."""
+        self._accepted: dict[tuple[str, int], list[bytes]] = {}
+        """Ids of deliveries that the input of this turn has accepted, by queue and lease token."""
         self.in_transaction = 0
         """Deliveries that open transactions will settle."""
         self.is_open = True
@@ -85,10 +91,10 @@ class Session:
         self._waiting: deque[tuple[Sender, Sequence[Any]]] = deque()
         """Deliveries that wait for the window."""
         self._parts: Parts | None = None
-        """The rest of a delivery that waits for the window."""
+        """The rest of a delivery that waits for the window or the next turn."""
+        self._is_due = False
+        """The next turn sends what waits."""
         self._is_full = False
-        self._receiving: Receiver | None = None
-        """The link whose delivery is incomplete in this session."""
         answer = p.Begin(
             remote_channel=channel,
             next_outgoing_id=0,
@@ -110,7 +116,10 @@ class Session:
         if handle > self.connection.server.handle_max:
             raise Fault(NOT_ALLOWED, f"handle {handle} exceeds the limit of {self.connection.server.handle_max}")
         self.connection.usage.count_link()
-        link = self.links[handle] = self._make(attach)
+        if attach.role == p.SENDER or attach.source is not None:
+            # Without a source the client looks up a subscription, which may be in use.
+            self.connection.server.containers.steal(self.connection, attach)
+        link = self.links[handle] = self.connection.links[attach.name, attach.role] = self._make(attach)
         try:
             link.open()
         except BasaltError as error:
@@ -138,9 +147,7 @@ class Session:
     def detach(self, detach: p.Detach) -> None:
         link = self.link(detach.handle, "detach")
         del self.links[detach.handle]
-        self.connection.usage.link_ended()
-        if self._receiving is link:
-            self._receiving = None
+        self.connection.link_ended(link)
         link.detached(is_closed=bool(detach.closed))
 
     def transfer(self, fields: list[Any], raw: bytes, at: int, end: int) -> Wait | None:
@@ -176,15 +183,17 @@ class Session:
         seen = next_incoming_id if isinstance(next_incoming_id, int) else 0
         ahead = (self.next_outgoing_id - seen) & U32
         self.remote_window = max(0, incoming_window - ahead) if ahead <= 0x7FFF_FFFF else 0
-        if self.remote_window and (self._waiting or self._parts is not None):
-            self._send_waiting()
+        self.go_on()
         self.update_full()
         for each in self.responses:
             each.send_waiting()
         if fields[4] is not None:
             link = self.link(fields[4], "flow")
             if not link.is_ending:
-                link.flow(fields)
+                try:
+                    link.flow(fields)
+                except LinkFault as fault:
+                    link.end(fault)
         elif fields[9]:
             self.send(self._flow())
 
@@ -222,12 +231,15 @@ class Session:
         self.next_outgoing_id = (self.next_outgoing_id + frames) & U32
 
     def write_parts(self, parts: Parts) -> None:
-        """Write a delivery in several frames, as far as the window allows."""
+        """Write a delivery in several frames, as far as the window and the turn allow."""
         connection = self.connection
         room = connection.frame_bytes_max - transfer_bytes(parts.tag)
-        payload = parts.payload
-        at, size = 0, len(payload)
-        while at < size and self.remote_window > 0:
+        payload, at = parts.payload, parts.at
+        size = len(payload)
+        frames = min(self.remote_window, max(1, min(FRAMES_PER_TURN, PART_BYTES_PER_TURN // room)))
+        for _ in range(frames):
+            if at >= size:
+                break
             part = payload[at : at + room]
             at += room
             flags = parts.is_settled + 2 * (at < size)
@@ -236,9 +248,25 @@ class Session:
             )
             connection.out.append(part)
             self.sent(1)
-        self._parts = parts._replace(payload=payload[at:]) if at < size else None
+        self._parts = parts._replace(at=at) if at < size else None
+        if self._parts is not None and self.remote_window > 0:
+            self._is_due = True
+            connection.server.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._is_due = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Send what waits, as far as the window and the client's reading allow."""
+        if self._is_due or not (self._waiting or self._parts is not None):
+            return
+        if self.is_open and self.remote_window > 0 and not self.connection.is_full:
+            self._send_waiting()
+            self.update_full()
 
     def _send_waiting(self) -> None:
+        """Send parts and deliveries that wait. The window is open."""
         if self._parts is not None:
             self.write_parts(self._parts)
         while self._waiting and self._parts is None:
@@ -259,6 +287,11 @@ class Session:
             or len(self.unsettled) >= UNSETTLED_MAX
         )
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the consumers of the session's links are paused."""
+        return self._is_full
+
     def update_full(self) -> None:
         """Pause or resume the consumers of the session's links."""
         is_full = self.is_full or self.connection.is_full
@@ -267,6 +300,11 @@ class Session:
             for link in self.links.values():
                 if isinstance(link, Sender):
                     link.pause(is_full)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a delivery is sent incompletely, so no other one may follow."""
+        return self._parts is not None
 
     def waiting(self) -> Iterable[tuple[Sender, Sequence[Any]]]:
         return self._waiting
@@ -298,6 +336,24 @@ class Session:
         link, token, message_id = entry
         self.unsettled[delivery_id] = link
         link.unsettled[delivery_id] = (token, message_id)
+
+    def accept(self, delivery_id: int) -> None:
+        """Acknowledge a delivery with the others of this input."""
+        link = self.unsettled.pop(delivery_id, None)
+        if link is None:
+            return
+        token, message_id = link.unsettled.pop(delivery_id)
+        link.settled += 1
+        if token:
+            # Copies have no lease.
+            self._accepted.setdefault((link.queue, token), []).append(message_id)
+
+    def settle_accepted(self) -> None:
+        """Settle the deliveries that this input has accepted."""
+        accepted, self._accepted = self._accepted, {}
+        self.vhost.settle([Settlement(queue, token, ids, ACK) for (queue, token), ids in accepted.items()])
+        if self._is_full:
+            self.update_full()
 
     def disposition(self, fields: list[Any]) -> Iterator[tuple[float, bool]]:
         """Handle a disposition in portions. Yield for each its cost later in the turn, and whether more follow."""
@@ -402,7 +458,7 @@ class Session:
         self.close()
         while self.links:
             _, link = self.links.popitem()
-            self.connection.usage.link_ended()
+            self.connection.link_ended(link)
             try:
                 link.detached(is_closed=False)
             except BasaltError as error:

@@ -6,7 +6,7 @@ A fault ends the smallest thing it concerns. A `LinkFault` detaches a link, a `S
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from basaltmq import errors
 from basaltmq.errors import BasaltError
@@ -35,16 +35,18 @@ STOLEN: Final = "amqp:link:stolen"
 TRANSACTION_ROLLBACK: Final = "amqp:transaction:rollback"
 UNKNOWN_TRANSACTION: Final = "amqp:transaction:unknown-id"
 
-_TEXT_CHARS_MAX: Final = 1000
+_TEXT_BYTES_MAX: Final = 300
+"""An error must fit into the smallest frame, of 512 bytes."""
 
 
 class Fault(Exception):
     """An error condition with a description. It closes the connection."""
 
-    def __init__(self, condition: str, text: str) -> None:
+    def __init__(self, condition: str, text: str, info: dict[Any, Any] | None = None) -> None:
         super().__init__(f"{condition}: {text}")
         self.condition = condition
-        self.text = text[:_TEXT_CHARS_MAX]
+        self.text = text.encode(errors="replace")[:_TEXT_BYTES_MAX].decode(errors="ignore")
+        self.info = info
 
 
 class SessionFault(Fault):

@@ -89,6 +89,8 @@ def frame(channel: int, body: bytes, kind: int = AMQP) -> bytes:
 
 
 _FIELDS_MAX: Final = 11
+IS_ACCEPTED: Final = t.Described(t.Ulong(0x24), [])
+"""What `read_fields` returns for the outcome accepted: always the same object."""
 
 
 def quick_descriptor(raw: bytes, at: int) -> int:
@@ -130,6 +132,9 @@ def read_fields(raw: bytes, at: int, end: int) -> tuple[list[Any], int]:
                 start = at + 1
                 at = start + raw[at]
                 fields[number] = raw[start:at]
+            elif code == 0 and raw[at : at + 3] == b"\x53\x24\x45":
+                fields[number] = IS_ACCEPTED
+                at += 3
             elif code != 0x40:
                 fields[number], at = t.decode(raw, at - 1, stop, 1)
     except IndexError:

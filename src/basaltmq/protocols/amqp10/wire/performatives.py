@@ -439,5 +439,5 @@ def expect(value: Any, cls: type[AnyComposite]) -> AnyComposite | None:
     raise Fault(DECODE_ERROR, f"expected {_KINDS[cls][1]}, got {type(value).__name__.lower()}")
 
 
-def error_of(condition: str, text: str) -> ErrorInfo:
-    return ErrorInfo(condition=condition, description=text)
+def error_of(condition: str, text: str, info: Map | None = None) -> ErrorInfo:
+    return ErrorInfo(condition=condition, description=text, info=info)
