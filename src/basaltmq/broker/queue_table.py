@@ -331,6 +331,11 @@ class QueueTable:
         queue.used_ns = self._clock_ns()
         if consumer.selection is not None:
             self._plane.readers.end(consumer.selection.scan)
+        if queue.groups is not None:
+            for scan in queue.groups.remove(consumer):
+                self._plane.readers.end(scan)
+            for each in queue.consumers:
+                queue.consumers.add_if_ready(each)
         theirs = self._consuming.get(consumer.owner)
         if theirs is not None:
             theirs.pop(consumer, None)

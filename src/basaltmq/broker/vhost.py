@@ -410,6 +410,8 @@ class VHost:
                 raise PreconditionFailedError(f"consumers of stream '{queue}' in vhost '{self.name}' must {what}")
             with Guard(self):
                 found.stream.begin(consumer, self._clock_ns() // 1_000_000)
+        if found.groups is not None:
+            found.groups.add(consumer)
         found.has_ready = True
         self.queues.add_consumer(consumer)
         return consumer

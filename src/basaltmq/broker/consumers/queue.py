@@ -19,6 +19,7 @@ import msgspec
 
 from basaltmq.broker.consumers.consumer import Consumer, Consumers
 from basaltmq.broker.consumers.direct import DirectSink
+from basaltmq.broker.consumers.groups import MessageGroups
 from basaltmq.broker.message import amqp_table
 from basaltmq.broker.routing.arguments import (
     QUEUE_ARGUMENTS,
@@ -99,7 +100,7 @@ def effective(settings: QueueSettings, definition: Mapping[str, Any]) -> QueueSe
     changes: dict[str, Any] = {}
     for name, value in definition.items():
         known = QUEUE_ARGUMENTS.get(f"x-{name}")
-        if known is None or name in ("queue-type", "max-priority", "single-active-consumer"):
+        if known is None or name in ("queue-type", "max-priority", "single-active-consumer", "basalt-message-groups"):
             continue
         checked = known.check(value)
         has = getattr(settings, known.field)
@@ -145,6 +146,7 @@ class BrokerQueue:
         "delivered",
         "direct",
         "durable",
+        "groups",
         "has_ready",
         "is_plain",
         "is_stream",
@@ -187,6 +189,7 @@ class BrokerQueue:
         self.stream: Any = None
         self.has_ready = True
         """False after a lease found the queue empty. The plane's ready notification sets it again."""
+        self.groups = MessageGroups() if settings.message_groups else None
         self.direct: DirectSink | None = None
         """Receives transient messages without the queue, while the queue is empty."""
         self.lease_max = LEASE_FIRST

@@ -27,6 +27,12 @@ class Selection:
         self.waiting: deque[bytes] = deque()
         """Keys of accepted messages for which the consumer had no credit."""
 
+    def start_over(self) -> Scan:
+        """Read the queue again from its head, where leased messages are not ready. Return the old scan."""
+        self.waiting.clear()
+        old, self.scan = self.scan, Scan()
+        return old
+
     @property
     def is_behind(self) -> bool:
         """Whether there may be messages that the consumer has not read."""

@@ -8,6 +8,7 @@ Basalt's own arguments:
     x-basalt-lease-ms         a delivery that is not settled within this time fails and is redelivered
     x-basalt-fairness-header  the header whose value is a message's fairness key
     x-basalt-throttle-header  the header whose value is a message's throttle key
+    x-basalt-message-groups   all messages with the same group-id (or app_id) go to one consumer, in order
     x-basalt-dedup-ms         deduplication window: a second message with the same id within it is dropped
 
 A quorum queue is a durable queue with a delivery limit: there is one node, and confirmed messages are on disk.
@@ -71,6 +72,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     dead_letter_routing_key: str | None = None
     priorities_max: int = 0
     single_active: bool = False
+    message_groups: bool = False
     delivery_limit: int | None = None
     lease_ms: int | None = None
     fairness_header: str | None = None
@@ -146,6 +148,7 @@ QUEUE_ARGUMENTS: Final[Mapping[str, _Argument]] = {
     "x-basalt-lease-ms": _Argument("lease_ms", _whole(1, DURATION_MS_MAX)),
     "x-basalt-fairness-header": _Argument("fairness_header", _text),
     "x-basalt-throttle-header": _Argument("throttle_header", _text),
+    "x-basalt-message-groups": _Argument("message_groups", _truth),
     "x-basalt-dedup-ms": _Argument("dedup_ms", _whole(1, DURATION_MS_MAX)),
 }
 
@@ -163,6 +166,7 @@ NOT_OF_STREAMS: Final = (
     "x-basalt-lease-ms",
     "x-basalt-fairness-header",
     "x-basalt-throttle-header",
+    "x-basalt-message-groups",
     "x-basalt-dedup-ms",
 )
 
