@@ -46,17 +46,17 @@ def test_a_client_certificate_identifies_its_user(tmp_path: Path) -> None:
 @pytest.mark.spec("G2")
 def test_a_silent_client_is_closed_and_one_that_sends_empty_frames_is_not(tmp_path: Path) -> None:
     with (
-        running(tmp_path / "data", "--limits-heartbeat-s=2") as broker,
+        running(tmp_path / "data", "--limits-heartbeat-s=8") as broker,
         raw_client(broker.port()) as silent,
         raw_client(broker.port()) as alive,
     ):
         silent.login()
         silent.send(p.Open(container_id="silent"))
-        assert silent.take(p.Open).idle_time_out == 1000
+        assert silent.take(p.Open).idle_time_out == 4000
         alive.open()
         alive.sock.settimeout(0.3)
         silent.sock.settimeout(0.05)
-        for _ in range(200):
+        for _ in range(400):
             alive.sock.sendall(f.EMPTY_FRAME)
             try:
                 assert silent.error(p.Close) == "amqp:resource-limit-exceeded"
