@@ -48,6 +48,23 @@ TOPIC_RESOURCE, GROUP_RESOURCE = 2, 32
 _TXN = {"transactional_id": VICTIM, "producer_id": 1, "producer_epoch": 0}
 _MEMBER = {"group_id": VICTIM, "generation_id": 1, "member_id": "m"}
 _COMMIT = [{"name": VICTIM, "partitions": [{"partition_index": 0, "committed_offset": 9, "committed_metadata": ""}]}]
+_ANY_ACL = {
+    "resource_type": 1,
+    "pattern_type": 1,
+    "principal": None,
+    "host": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+_ACL = {
+    "resource_type": TOPIC_RESOURCE,
+    "resource_name": VICTIM,
+    "pattern_type": 3,
+    "principal": "User:neighbour",
+    "host": "*",
+    "operation": 2,
+    "permission_type": 3,
+}
 _PROTOCOLS = [{"name": "range", "metadata": b""}]
 
 
@@ -146,6 +163,9 @@ def bodies(topic_id: UUID) -> Bodies:
         ],
         k.LIST_CONFIG_RESOURCES: [(1, {"resource_types": []})],
         k.DESCRIBE_TOPIC_PARTITIONS: [(0, {"topics": []})],
+        k.DESCRIBE_ACLS: [(3, {**_ANY_ACL, "resource_name": None})],
+        k.CREATE_ACLS: [(3, {"creations": [{**_ANY_ACL, **_ACL}]})],
+        k.DELETE_ACLS: [(3, {"filters": [{**_ANY_ACL, "resource_name": None}]})],
         k.DESCRIBE_USER_SCRAM_CREDENTIALS: [(0, {"users": None}), (0, {"users": [{"name": "guest"}]})],
         k.ALTER_USER_SCRAM_CREDENTIALS: [
             (0, {"deletions": [scram], "upsertions": []}),

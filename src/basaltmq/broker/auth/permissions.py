@@ -2,7 +2,8 @@
 
 Objects of the node's catalog under their user:
 
-    permission   vhost's name   ->   {"configure", "write", "read": patterns, "topics": {exchange: {"write", "read"}}}
+    permission   vhost's name   ->   {"configure", "write", "read": patterns, "topics": {exchange: {"write", "read"}},
+                                      "acls": rules for Kafka requests (`acls.py`)}
 
 A pattern is a regular expression that must match a part of the name. An empty pattern matches only the empty name. A
 user without a row for a virtual host cannot use it. If an exchange has topic permissions, routing keys must match them
@@ -12,18 +13,20 @@ because every publish needs them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
+from basaltmq.broker.auth import acls as acl_rows
+from basaltmq.broker.auth.acls import ACLS_MAX, Acl, Operation, Resource
 from basaltmq.broker.auth.patterns import Pattern, compiled, escaped, stored
 from basaltmq.broker.auth.users import User
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
 from basaltmq.catalog.objects import CatalogObject
 from basaltmq.catalog.record import ROOT as _ROOT
-from basaltmq.errors import AccessRefusedError, NotFoundError, UserNotFoundError
+from basaltmq.errors import AccessRefusedError, InvalidArgumentError, NotFoundError, UserNotFoundError
 
 CONFIGURE: Final = "configure"
 WRITE: Final = "write"
@@ -66,6 +69,8 @@ class Permissions:
         self._durable = durable
         self._results: dict[tuple[str, ...], bool] = {}
         self._rows: dict[tuple[str, str], dict[str, Any] | None] = {}
+        self._acls: dict[tuple[str, str], tuple[Acl, ...]] = {}
+        self._decisions: dict[tuple[str, str, Resource, str, Operation], bool | None] = {}
         self._patterns: dict[str, Pattern] = {}
         self._watchers: list[Callable[[], None]] = []
 
@@ -178,6 +183,42 @@ class Permissions:
                         user.name, each.name, exchange, patterns.get(WRITE, ""), patterns.get(READ, "")
                     )
 
+    def acls(self, user: str, vhost: str) -> tuple[Acl, ...]:
+        """Return the ACLs of a user in a virtual host."""
+        key = (user, vhost)
+        found = self._acls.get(key)
+        if found is None:
+            if len(self._acls) >= RESULTS_MAX:
+                self._acls.clear()
+            found = self._acls[key] = acl_rows.stored(self._row(user, vhost) or {})
+        return found
+
+    def decide(self, user: str, vhost: str, resource: Resource, name: str, operation: Operation) -> bool | None:
+        """Return whether ACLs allow or deny an operation; None if no ACL covers it."""
+        acls = self.acls(user, vhost)
+        if not acls:
+            return None
+        key = (user, vhost, resource, name, operation)
+        if key not in self._decisions:
+            if len(self._decisions) >= RESULTS_MAX:
+                self._decisions.clear()
+            self._decisions[key] = acl_rows.decision(acls, resource, name, operation)
+        return self._decisions[key]
+
+    async def set_acls(self, user: str, vhost: str, acls: Sequence[Acl]) -> None:
+        """Replace the ACLs of a user. A user without permissions in the virtual host may then connect to it."""
+        if len(acls) > ACLS_MAX:
+            raise InvalidArgumentError(f"user {user!r} can have at most {ACLS_MAX} ACLs in vhost {vhost!r}")
+        old = self._find(user, vhost)
+        rows = acl_rows.to_store(acls)
+        if old is not None:
+            self._catalog.update(old.id, {**old.attributes, "acls": rows})
+        elif rows:
+            attributes = {CONFIGURE: "", WRITE: "", READ: "", "acls": rows}
+            self._catalog.create(Kind.PERMISSION, vhost, self._owner(user).id, attributes)
+        self.forget()
+        await self._durable()
+
     def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
         """Call `watcher` after each change of users or permissions. Returns a function that unregisters it."""
         self._watchers.append(watcher)
@@ -187,6 +228,8 @@ class Permissions:
         """Empty the caches after a change of users or permissions, and notify the watchers."""
         self._results.clear()
         self._rows.clear()
+        self._acls.clear()
+        self._decisions.clear()
         self._patterns.clear()
         for watcher in list(self._watchers):
             watcher()

@@ -23,6 +23,8 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from basaltmq.broker.auth.acls import Operation, Resource
+from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.broker.auth.sasl import PLAIN, ScramLogin, read_plain
 from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
@@ -61,6 +63,8 @@ LOOP_DECODED_BYTES_MAX: Final = 32 << 10
 """Size of a request above which a thread decodes it: a partition of a request takes 10 to 20 bytes and 3 us. A large
 Produce is an exception, because its records are not decoded."""
 
+OPERATION_OF: Final = {READ: Operation.READ, WRITE: Operation.WRITE, CONFIGURE: Operation.ALTER}
+"""Operation of an ACL for each kind of permission, unless the handler names another one."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -429,18 +433,27 @@ class Connection(asyncio.Protocol):
             self.user = user
             self._is_authenticated = True
 
-    def check(self, kind: str, resource: str) -> None:
-        node, user = self.server.node, self.user
+    def check(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> None:
+        node, user, vhost = self.server.node, self.user, self.server.settings.vhost
         if user is None or (user.is_anonymous and node.users.anonymous_name() != user.name):
-            raise AccessRefusedError(f"{kind} access to '{resource}' refused: authenticate with SASL first")
-        node.permissions.check(user, self.server.settings.vhost, kind, resource)
+            raise AccessRefusedError(f"{kind} access to '{name}' refused: authenticate with SASL first")
+        wanted = operation or OPERATION_OF[kind]
+        allowed = node.permissions.decide(user.name, vhost, resource, name, wanted)
+        if allowed is None and resource is not Resource.CLUSTER:
+            node.permissions.check(user, vhost, kind, name)
+        elif not allowed:
+            raise AccessRefusedError(f"{wanted.name} on {resource.name} '{name}' refused by ACL for user '{user.name}'")
 
     def is_administrator(self) -> bool:
         return self.user is not None and self.server.node.users.is_administrator(self.user)
 
-    def may(self, kind: str, resource: str) -> bool:
+    def may(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> bool:
         try:
-            self.check(kind, resource)
+            self.check(kind, name, operation, resource)
         except AccessRefusedError:
             return False
         return True

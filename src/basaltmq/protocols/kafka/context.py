@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, NamedTuple, Protocol
 from uuid import UUID
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.config.settings import KafkaListener
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.node import Node
@@ -83,11 +84,18 @@ class Client(Protocol):
         """Return the host and port that Metadata responses name to this client."""
         ...
 
-    def check(self, kind: str, resource: str) -> None:
-        """Raise AccessRefusedError unless the client has this permission (configure, write or read)."""
+    def check(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> None:
+        """Raise AccessRefusedError unless an ACL or a permission (configure, write or read) allows an operation.
+
+        The default operation is READ for read, WRITE for write, and ALTER for configure.
+        """
         ...
 
-    def may(self, kind: str, resource: str) -> bool: ...
+    def may(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> bool: ...
 
     def is_administrator(self) -> bool: ...
 

@@ -12,7 +12,7 @@ from basaltmq.broker.node import Node
 from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.errors import BasaltError, VHostDownError
 from basaltmq.protocols.kafka import fetch, list_offsets, produce, session
-from basaltmq.protocols.kafka.admin import cluster, configs, scram_users, topics
+from basaltmq.protocols.kafka.admin import acls, cluster, configs, scram_users, topics
 from basaltmq.protocols.kafka.connection import Connection
 from basaltmq.protocols.kafka.context import Context, Handler, Settings
 from basaltmq.protocols.kafka.groups import classic_requests as groups
@@ -39,6 +39,9 @@ def handlers() -> dict[int, Handler]:
         k.DELETE_RECORDS: topics.delete_records,
         k.DESCRIBE_CONFIGS: configs.describe_configs,
         k.ALTER_CONFIGS: configs.alter_configs,
+        k.DESCRIBE_ACLS: acls.describe,
+        k.CREATE_ACLS: acls.create,
+        k.DELETE_ACLS: acls.delete,
         k.DESCRIBE_USER_SCRAM_CREDENTIALS: scram_users.describe,
         k.ALTER_USER_SCRAM_CREDENTIALS: scram_users.alter,
         k.DESCRIBE_CLUSTER: topics.describe_cluster,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.auth.permissions import READ, WRITE
 from basaltmq.broker.auth.sasl import PLAIN
 from basaltmq.broker.auth.scram import SHA_256, SHA_512
@@ -62,10 +63,10 @@ def _coordinator(client: Client, kind: int, key: str) -> Fields:
     """Return the coordinator, if the client has permission for the group or the transactional id."""
     if kind == GROUP:
         code, message = e.GROUP_AUTHORIZATION_FAILED, f"read access to group {key!r} refused"
-        may_use = client.may(READ, key)
+        may_use = client.may(READ, key, Operation.DESCRIBE, Resource.GROUP)
     elif kind == TRANSACTION:
         code, message = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, f"write access to transactional id {key!r} refused"
-        may_use = client.may(WRITE, key)
+        may_use = client.may(WRITE, key, Operation.DESCRIBE, Resource.TRANSACTIONAL_ID)
     else:
         code, message = e.INVALID_REQUEST, f"unknown coordinator type {kind}; use 0 (group) or 1 (transaction)"
         may_use = False

@@ -11,6 +11,7 @@ from tests.unit.log.strategies import transactional
 from tests.unit.protocols.kafka.test_kafka_context import AnyUser, batch_of
 from tests.unit.protocols.kafka.test_kafka_transactions import TIMEOUT_MS, Harness
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
 from basaltmq.errors import AccessRefusedError
 from basaltmq.protocols.kafka.context import Client
@@ -31,12 +32,16 @@ class LimitedUser(AnyUser):
     def __init__(self, denied: Right | None) -> None:
         self._denied = denied
 
-    def may(self, kind: str, resource: str) -> bool:
-        return (kind, resource) != self._denied
+    def may(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> bool:
+        return resource is not Resource.CLUSTER and (kind, name) != self._denied
 
-    def check(self, kind: str, resource: str) -> None:
-        if not self.may(kind, resource):
-            raise AccessRefusedError(f"{kind} access to '{resource}' refused")
+    def check(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> None:
+        if not self.may(kind, name, operation, resource):
+            raise AccessRefusedError(f"{kind} access to '{name}' refused")
 
     def is_administrator(self) -> bool:
         return False
@@ -308,7 +313,8 @@ SHOWN = frozenset(
 )
 """Leave out what the client may not see."""
 
-ADMINISTRATORS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRAM_CREDENTIALS))
+CREDENTIALS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRAM_CREDENTIALS))
+ADMINISTRATORS = CREDENTIALS | {k.DESCRIBE_ACLS, k.CREATE_ACLS, k.DELETE_ACLS}
 
 
 @pytest.fixture(scope="module")
@@ -418,7 +424,7 @@ def test_auto_creation_of_topics_requires_the_configure_permission(harness: Harn
     assert harness.context.plane.topics.find("passing") is None
 
 
-@pytest.mark.parametrize("key", sorted(ADMINISTRATORS))
+@pytest.mark.parametrize("key", sorted(CREDENTIALS))
 def test_only_administrators_may_manage_credentials(harness: Harness, key: int) -> None:
     changed = {"deletions": [{"name": "guest", "mechanism": 1}], "upsertions": []}
     response = ask(harness, None, key, 0, {"users": None} if key == k.DESCRIBE_USER_SCRAM_CREDENTIALS else changed)

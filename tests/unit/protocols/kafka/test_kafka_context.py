@@ -13,6 +13,7 @@ import google_crc32c
 import pytest
 from tests.log_frames import encode_plain
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.vhost_streams import VHostStreams
 from basaltmq.durability import Durability
 from basaltmq.errors import CorruptionError, InvalidConfigError
@@ -60,10 +61,14 @@ class AnyUser:
     def address(self) -> tuple[str, int]:
         return "localhost", 9092
 
-    def check(self, kind: str, resource: str) -> None:
+    def check(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> None:
         return
 
-    def may(self, kind: str, resource: str) -> bool:
+    def may(
+        self, kind: str, name: str, operation: Operation | None = None, resource: Resource = Resource.TOPIC
+    ) -> bool:
         return True
 
 

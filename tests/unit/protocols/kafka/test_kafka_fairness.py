@@ -182,9 +182,9 @@ def test_metadata_of_topics_with_many_partitions_is_split_and_reads_no_shards(
     described: list[str] = []
     describe = topics._described
 
-    def counting(topic: Any, request: Any) -> Any:
+    def counting(client: Any, topic: Any, request: Any) -> Any:
         described.append(topic.name)
-        return describe(topic, request)
+        return describe(client, topic, request)
 
     monkeypatch.setattr(topics, "_described", counting)
 

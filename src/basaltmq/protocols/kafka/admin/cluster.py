@@ -15,7 +15,8 @@ from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.kafka.admin.configs import BROKER, TOPIC
-from basaltmq.protocols.kafka.admin.topics import PAGE, is_visible
+from basaltmq.protocols.kafka.admin.topics import PAGE
+from basaltmq.protocols.kafka.authorization import may_describe, topic_operations
 from basaltmq.protocols.kafka.context import NODE_ID, Client, Context
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
@@ -174,7 +175,7 @@ async def list_config_resources(context: Context, client: Client, request: Reque
         found += [
             {"resource_name": topic.name, "resource_type": TOPIC}
             async for topic in _topics(context)
-            if is_visible(client, topic.name)
+            if may_describe(client, topic.name)
         ]
     return {"config_resources": found}
 
@@ -197,7 +198,14 @@ async def describe_topic_partitions(context: Context, client: Client, request: R
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": first}}
         end = min(found.partitions, max(0, first) + left)
         partitions = [_described_partition(number) for number in range(max(0, first), end)]
-        topics.append({"name": name, "topic_id": found.id, "partitions": partitions})
+        topics.append(
+            {
+                "name": name,
+                "topic_id": found.id,
+                "partitions": partitions,
+                "topic_authorized_operations": topic_operations(client, name),
+            }
+        )
         left -= len(partitions)
         if end < found.partitions:
             return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": end}}
@@ -213,13 +221,13 @@ async def _described_topics(
         turns = Turns()
         for name in names:
             if name >= start:
-                yield name, context.plane.topics.summary(name) if is_visible(client, name) else None
+                yield name, context.plane.topics.summary(name) if may_describe(client, name) else None
                 await turns.yield_if_due()
         return
-    if start and (found := context.plane.topics.summary(start)) is not None and is_visible(client, start):
+    if start and (found := context.plane.topics.summary(start)) is not None and may_describe(client, start):
         yield start, found
     async for topic in _topics(context, start or None):
-        if is_visible(client, topic.name):
+        if may_describe(client, topic.name):
             yield topic.name, topic
 
 

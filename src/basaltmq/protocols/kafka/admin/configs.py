@@ -10,6 +10,7 @@ import asyncio
 from functools import partial
 from typing import Final
 
+from basaltmq.broker.auth.acls import Operation
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.broker.scheduling.turns import in_turns
 from basaltmq.durability import Durability
@@ -61,7 +62,7 @@ def _described(context: Context, client: Client, has_synonyms: bool, has_documen
             # The empty name asks for defaults of all brokers that were set while they run. There are none.
             rows = _broker(context, client) if name else []
         elif kind == TOPIC:
-            client.check(READ, name)
+            client.check(READ, name, Operation.DESCRIBE_CONFIGS)
             rows = topic_rows(context.topic(name).config, context.settings.topic_durability)
         elif kind == group_configs.GROUP:
             rows = group_configs.described(context, client, name)
@@ -169,7 +170,7 @@ async def _altered(context: Context, client: Client, item: Fields, validate_only
         if item["resource_type"] == group_configs.GROUP:
             await group_configs.alter(context, client, item, validate_only)
             return response
-        client.check(CONFIGURE, name)
+        client.check(CONFIGURE, name, Operation.ALTER_CONFIGS)
         before = config = context.topic(name).config
         for each in item["configs"]:
             config = _with(config, each, context.settings.topic_durability)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.auth.permissions import CONFIGURE, READ
 from basaltmq.errors import InvalidArgumentError, InvalidConfigError
 from basaltmq.protocols.kafka.admin.topic_settings import INT
@@ -82,7 +83,8 @@ async def alter(context: Context, client: Client, item: Fields, validate_only: b
 def _check(client: Client, kind: str, name: str) -> None:
     if not name or len(name.encode()) > NAME_BYTES_MAX:
         raise InvalidArgumentError(f"a group name must have 1 to {NAME_BYTES_MAX} bytes")
-    if not client.may(kind, name):
+    operation = Operation.DESCRIBE_CONFIGS if kind == READ else Operation.ALTER_CONFIGS
+    if not client.may(kind, name, operation, Resource.GROUP):
         raise Refused(e.GROUP_AUTHORIZATION_FAILED, f"{kind} access to group {name!r} refused")
 
 

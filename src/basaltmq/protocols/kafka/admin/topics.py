@@ -10,12 +10,14 @@ from functools import lru_cache, partial
 from struct import Struct
 from typing import Final
 
-from basaltmq.broker.auth.permissions import CONFIGURE, READ, WRITE
+from basaltmq.broker.auth.acls import Operation
+from basaltmq.broker.auth.permissions import CONFIGURE
 from basaltmq.catalog.kinds import Kind
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError, OffsetOutOfRangeError, TopicExistsError
 from basaltmq.protocols.kafka.admin.configs import topic_rows
 from basaltmq.protocols.kafka.admin.topic_settings import topic_config
+from basaltmq.protocols.kafka.authorization import cluster_operations, may_create, may_describe, topic_operations
 from basaltmq.protocols.kafka.context import NODE_ID, Client, Context, Response
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import CREATED_CONFIG, METADATA_PARTITION, Request
@@ -65,7 +67,10 @@ def metadata(context: Context, client: Client, request: Request) -> Response:
         page, next_after = context.plane.topics.summaries(limit=PAGE)
         if next_after is None and sum([topic.partitions for topic in page]) <= PORTION_PARTITIONS:
             return _cluster(
-                context, client, [_described(each, request) for each in page if is_visible(client, each.name)]
+                context,
+                client,
+                request,
+                [_described(client, each, request) for each in page if may_describe(client, each.name)],
             )
         return _metadata_paged(context, client, request)
     found: list[Fields | None] = [None] * len(requested)
@@ -77,7 +82,7 @@ def metadata(context: Context, client: Client, request: Request) -> Response:
                 break
     if None in found:
         return _metadata_made(context, client, requested, found, request)
-    return _cluster(context, client, found)
+    return _cluster(context, client, request, found)
 
 
 class _Portion:
@@ -107,23 +112,30 @@ async def _metadata_paged(context: Context, client: Client, request: Request) ->
     while True:
         page, after = context.plane.topics.summaries(start_after=after, limit=PAGE)
         for topic in page:
-            described = _described(topic, request) if is_visible(client, topic.name) else None
+            described = _described(client, topic, request) if may_describe(client, topic.name) else None
             if described is not None:
                 topics.append(described)
             if portion.is_done(described):
                 await asyncio.sleep(0)
         if after is None:
-            return _cluster(context, client, topics)
+            return _cluster(context, client, request, topics)
 
 
-def _cluster(context: Context, client: Client, topics: Sequence[Fields | None]) -> Fields:
+def _cluster(context: Context, client: Client, request: Request, topics: Sequence[Fields | None]) -> Fields:
     host, port = client.address()
     return {
+        **_cluster_operations(client, request),
         "brokers": [{"node_id": NODE_ID, "host": host, "port": port, "rack": None}],
         "cluster_id": context.settings.cluster_id,
         "controller_id": NODE_ID,
         "topics": topics,
     }
+
+
+def _cluster_operations(client: Client, request: Request) -> Fields:
+    if not request.body["include_cluster_authorized_operations"]:
+        return {}
+    return {"cluster_authorized_operations": cluster_operations(client)}
 
 
 async def _metadata_made(
@@ -139,14 +151,10 @@ async def _metadata_made(
                 missing.setdefault(each["name"], []).append(at)
             if portion.is_done(found[at]):
                 await asyncio.sleep(0)
-    for name, described in zip(missing, await _made(context, list(missing), request), strict=True):
+    for name, described in zip(missing, await _made(context, client, list(missing), request), strict=True):
         for at in missing[name]:
             found[at] = described
-    return _cluster(context, client, found)
-
-
-def is_visible(client: Client, name: str) -> bool:
-    return any(client.may(kind, name) for kind in (READ, WRITE, CONFIGURE))
+    return _cluster(context, client, request, found)
 
 
 def _metadata_of(context: Context, client: Client, item: Fields, request: Request) -> Fields | None:
@@ -157,23 +165,23 @@ def _metadata_of(context: Context, client: Client, item: Fields, request: Reques
         if request.version < IDS_SINCE:
             return {"error_code": e.UNSUPPORTED_VERSION, "topic_id": item["topic_id"]}
         topic = None if item["topic_id"] == NIL else context.plane.topics.summary_of(item["topic_id"])
-        if topic is None or not is_visible(client, topic.name):
+        if topic is None or not may_describe(client, topic.name):
             return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": None, "topic_id": item["topic_id"]}
-        return _described(topic, request)
-    if not is_visible(client, name):
+        return _described(client, topic, request)
+    if not may_describe(client, name):
         return {"error_code": e.TOPIC_AUTHORIZATION_FAILED, "name": name}
     topic = context.plane.topics.summary(name)
     if topic is not None:
-        return _described(topic, request)
+        return _described(client, topic, request)
     if not is_name(name):
         return {"error_code": e.INVALID_TOPIC_EXCEPTION, "name": name}
-    may_create = context.settings.auto_create and request.body["allow_auto_topic_creation"]
-    if may_create and client.may(CONFIGURE, name):
+    is_wanted = context.settings.auto_create and request.body["allow_auto_topic_creation"]
+    if is_wanted and may_create(client, name):
         return None
     return {"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name}
 
 
-async def _made(context: Context, names: list[str], request: Request) -> list[Fields]:
+async def _made(context: Context, client: Client, names: list[str], request: Request) -> list[Fields]:
     """Create topics with the default settings and describe them."""
     config = topic_config((), context.settings.partitions, context.settings.topic_durability)
     made = await _create(context, [NewTopic(name, config) for name in names])
@@ -187,7 +195,7 @@ async def _made(context: Context, names: list[str], request: Request) -> list[Fi
         if topic is None:
             described.append({"error_code": e.UNKNOWN_TOPIC_OR_PARTITION, "name": name})
         else:
-            described.append(_described(topic, request))
+            described.append(_described(client, topic, request))
         if portion.is_done(described[-1]):
             await asyncio.sleep(0)
     return described
@@ -206,10 +214,13 @@ async def _create(context: Context, wanted: Iterable[NewTopic]) -> list[Topic | 
     return made
 
 
-def _described(topic: TopicSummary, request: Request) -> Fields:
+def _described(client: Client, topic: TopicSummary, request: Request) -> Fields:
     is_flexible = request.version >= request.api.flexible_since
     partitions = _partitions(topic.partitions, request.version, is_flexible)
-    return {"name": topic.name, "topic_id": topic.id, "partitions": partitions}
+    response = {"name": topic.name, "topic_id": topic.id, "partitions": partitions}
+    if request.body["include_topic_authorized_operations"]:
+        response["topic_authorized_operations"] = topic_operations(client, topic.name)
+    return response
 
 
 @lru_cache(maxsize=CACHED_PARTITION_LISTS_MAX)
@@ -262,7 +273,7 @@ def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) 
         return _refused(
             name, e.INVALID_TOPIC_EXCEPTION, "a topic name must have 1 to 249 of the characters A-Z a-z 0-9 . _ -"
         )
-    if not client.may(CONFIGURE, name):
+    if not may_create(client, name):
         return _refused(name, e.TOPIC_AUTHORIZATION_FAILED, f"configure access to '{name}' refused")
     partitions = len(item["assignments"]) or item["num_partitions"]
     if partitions == -1:
@@ -332,7 +343,7 @@ def _deletable(context: Context, client: Client, item: Fields) -> Fields:
         if name is None:
             return {"name": None, "topic_id": item["topic_id"], "error_code": e.UNKNOWN_TOPIC_ID}
     response = {"name": name, "topic_id": item["topic_id"]}
-    if not client.may(CONFIGURE, name):
+    if not client.may(CONFIGURE, name, Operation.DELETE):
         return {**response, "error_code": e.TOPIC_AUTHORIZATION_FAILED}
     if context.is_queue(name):
         message = f"{name!r} is an AMQP stream queue; delete the queue instead"
@@ -389,7 +400,7 @@ async def delete_records(context: Context, client: Client, request: Request) -> 
 async def _trimmed(context: Context, client: Client, name: str, item: Fields) -> Fields:
     partition, offset = item["partition_index"], item["offset"]
     try:
-        client.check(CONFIGURE, name)
+        client.check(CONFIGURE, name, Operation.DELETE)
         engine, shard = context.engine(context.topic(name), partition)
         info = engine.shard_info(shard)
         latest = engine.state_of(shard).high_watermark
@@ -408,6 +419,7 @@ async def _trimmed(context: Context, client: Client, name: str, item: Fields) ->
 def describe_cluster(context: Context, client: Client, request: Request) -> Response:
     host, port = client.address()
     return {
+        **_cluster_operations(client, request),
         "endpoint_type": request.body["endpoint_type"],
         "cluster_id": context.settings.cluster_id,
         "controller_id": NODE_ID,

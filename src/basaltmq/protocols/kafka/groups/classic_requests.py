@@ -8,8 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.auth.permissions import READ
 from basaltmq.broker.scheduling.turns import Turns, in_turns
+from basaltmq.protocols.kafka.authorization import with_group_operations
 from basaltmq.protocols.kafka.groups.classic_group import ClassicGroup, State
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
@@ -56,10 +58,10 @@ class ClassicGroups:
         self.by_name.clear()
 
 
-def group_error(client: Client, group: str) -> int:
+def group_error(client: Client, group: str, operation: Operation = Operation.READ) -> int:
     if not group or len(group.encode()) > NAME_BYTES_MAX:
         return e.INVALID_GROUP_ID
-    return e.NONE if client.may(READ, group) else e.GROUP_AUTHORIZATION_FAILED
+    return e.NONE if client.may(READ, group, operation, Resource.GROUP) else e.GROUP_AUTHORIZATION_FAILED
 
 
 def topic_error(client: Client, topic: str) -> int:
@@ -127,11 +129,14 @@ def leave_group(context: Context, client: Client, request: Request) -> Response:
 
 
 async def describe_groups(context: Context, client: Client, request: Request) -> Fields:
-    return {"groups": await in_turns(request.body["groups"], partial(_described, context, client, request.version))}
+    groups = await in_turns(request.body["groups"], partial(_described, context, client, request.version))
+    if request.body["include_authorized_operations"]:
+        groups = await in_turns(groups, partial(with_group_operations, client))
+    return {"groups": groups}
 
 
 def _described(context: Context, client: Client, version: int, name: str) -> Fields:
-    refused = group_error(client, name)
+    refused = group_error(client, name, Operation.DESCRIBE)
     if refused:
         return {"group_id": name, "error_code": refused}
     group = context.groups.get(name)
@@ -189,7 +194,7 @@ async def list_groups(context: Context, client: Client, request: Request) -> Fie
     groups: list[Fields] = []
     for name, row in rows.items():
         is_wanted = (not states or row["group_state"].lower() in states) and (not types or row["group_type"] in types)
-        if is_wanted and client.may(READ, name):
+        if is_wanted and client.may(READ, name, Operation.DESCRIBE, Resource.GROUP):
             groups.append(row)
         await turns.yield_if_due()
     return {"groups": groups}
@@ -202,7 +207,7 @@ def _row(name: str, state: str, kind: str, protocol_type: str = CONSUMER) -> Fie
 async def delete_groups(context: Context, client: Client, request: Request) -> Fields:
     results = []
     for name in request.body["groups_names"]:
-        code = group_error(client, name)
+        code = group_error(client, name, Operation.DELETE)
         group = context.groups.get(name)
         has_members = context.consumer_groups.get(name) is not None or (group is not None and bool(group.members))
         if not code and has_members:

@@ -12,7 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from basaltmq.broker.auth.acls import Operation
 from basaltmq.broker.auth.permissions import READ
+from basaltmq.protocols.kafka.authorization import with_group_operations
 from basaltmq.protocols.kafka.groups.assignors import ASSIGNORS, EMPTY, UNIFORM, PartitionId
 from basaltmq.protocols.kafka.groups.classic_requests import NAME_BYTES_MAX, group_error
 from basaltmq.protocols.kafka.groups.consumer_group import ConsumerGroup, State, by_topic
@@ -112,11 +114,14 @@ def _check_protocol(context: Context, body: Fields) -> None:
 def describe(context: Context, client: Client, request: Request) -> Response:
     """ConsumerGroupDescribe."""
     with context.guard():
-        return {"groups": [_described(context, client, name) for name in request.body["group_ids"]]}
+        groups = [_described(context, client, name) for name in request.body["group_ids"]]
+    if request.body["include_authorized_operations"]:
+        groups = [with_group_operations(client, each) for each in groups]
+    return {"groups": groups}
 
 
 def _described(context: Context, client: Client, name: str) -> Fields:
-    refused = group_error(client, name)
+    refused = group_error(client, name, Operation.DESCRIBE)
     if refused:
         return {"group_id": name, "error_code": refused}
     group = context.consumer_groups.get(name)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
+from basaltmq.broker.auth.acls import Operation
 from basaltmq.broker.auth.permissions import READ
 from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.errors import BasaltError
@@ -28,6 +29,9 @@ PORTION: Final = 1000
 EPOCHS_SINCE: Final = 9
 """First version of OffsetCommit and OffsetFetch with member epochs (KIP-848)."""
 
+TOPIC_IDS_SINCE: Final = 10
+"""First version of OffsetCommit and OffsetFetch that names topics by id (KIP-848)."""
+
 
 class RequestedCommits(NamedTuple):
     """The offsets of a commit request, and its response."""
@@ -44,15 +48,30 @@ class RequestedCommits(NamedTuple):
                 each["error_code"] = each["error_code"] or code
 
 
+def _topic_name(context: Context, item: Fields, by_id: bool) -> tuple[str, int]:
+    """Return the name of the topic of a request, or the error code of an unknown id."""
+    if not by_id:
+        return item["name"], e.NONE
+    name = context.topic_name(item["topic_id"])
+    return ("", e.UNKNOWN_TOPIC_ID) if name is None else (name, e.NONE)
+
+
 async def check_commits(
-    context: Context, client: Client, topics: list[Fields], code: int, committed_ms: int = 0
+    context: Context,
+    client: Client,
+    topics: list[Fields],
+    code: int,
+    committed_ms: int = 0,
+    *,
+    by_id: bool = False,
 ) -> RequestedCommits:
     """Check the offsets of a commit request, in short turns. A nonzero `code` refuses them all."""
     commits = RequestedCommits([], {})
     turns = Turns()
     for topic in topics:
-        denied = topic_error(client, topic["name"])
-        found = None if denied else context.plane.topics.find(topic["name"])
+        name, denied = _topic_name(context, topic, by_id)
+        denied = denied or topic_error(client, name)
+        found = None if denied else context.plane.topics.find(name)
         partitions = []
         for each in topic["partitions"]:
             wrong = code or denied or _commit_error(each, 0 if found is None else found.config.partitions)
@@ -65,8 +84,13 @@ async def check_commits(
                 )
             partitions.append({"partition_index": each["partition_index"], "error_code": wrong})
             await turns.yield_if_due()
-        commits.topics.append({"name": topic["name"], "partitions": partitions})
+        commits.topics.append({**_named(topic), "partitions": partitions})
     return commits
+
+
+def _named(item: Fields) -> Fields:
+    """Name the topic of an item of a request in its response, by name or id."""
+    return {key: item[key] for key in ("name", "topic_id") if key in item}
 
 
 def _commit_error(item: Fields, partitions: int) -> int:
@@ -82,7 +106,8 @@ def _commit_error(item: Fields, partitions: int) -> int:
 async def offset_commit(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
     code = group_error(client, body["group_id"]) or _member_error(context, body, request.version)
-    commits = await check_commits(context, client, body["topics"], code)
+    by_id = request.version >= TOPIC_IDS_SINCE
+    commits = await check_commits(context, client, body["topics"], code, by_id=by_id)
     if commits.valid:
         # The group may have changed meanwhile.
         code = _member_error(context, body, request.version)
@@ -125,12 +150,14 @@ async def _commit(context: Context, group: str, commits: Mapping[TopicPartition,
 
 async def offset_fetch(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
+    by_id = request.version >= TOPIC_IDS_SINCE
+    is_stable = body["require_stable"]
     if request.version < 8:
-        topics, code = await _committed(context, client, body["group_id"], body["topics"], body["require_stable"])
+        topics, code = await _committed(context, client, body["group_id"], body["topics"], is_stable, by_id)
         return {"topics": topics, "error_code": code}
     groups = []
     for each in body["groups"]:
-        topics, code = await _committed(context, client, each["group_id"], each["topics"], body["require_stable"])
+        topics, code = await _committed(context, client, each["group_id"], each["topics"], is_stable, by_id)
         consumers = context.consumer_groups.get(each["group_id"])
         is_member = each["member_id"] is not None or each["member_epoch"] >= 0
         if consumers is not None and is_member and not code:
@@ -141,7 +168,7 @@ async def offset_fetch(context: Context, client: Client, request: Request) -> Fi
 
 
 async def _committed(
-    context: Context, client: Client, group: str, wanted: list[Fields] | None, is_stable: bool
+    context: Context, client: Client, group: str, wanted: list[Fields] | None, is_stable: bool, by_id: bool
 ) -> tuple[list[Fields], int]:
     refused = group_error(client, group)
     if refused:
@@ -153,12 +180,13 @@ async def _committed(
         turns = Turns()
         for item in wanted:
             await turns.yield_if_due()
-            denied = topic_error(client, item["name"])
+            name, denied = _topic_name(context, item, by_id)
+            denied = denied or topic_error(client, name)
             if denied:
                 partitions = [{"partition_index": each, "error_code": denied} for each in item["partition_indexes"]]
-                found.append({"name": item["name"], "partitions": partitions})
+                found.append({**_named(item), "partitions": partitions})
                 continue
-            topic = context.plane.topics.summary(item["name"])
+            topic = context.plane.topics.summary(name)
             partitions = []
             for at in range(0, len(item["partition_indexes"]), PORTION):
                 indexes = item["partition_indexes"][at : at + PORTION]
@@ -172,7 +200,7 @@ async def _committed(
                     for each in indexes
                 ]
                 await turns.yield_if_due()
-            found.append({"name": item["name"], "partitions": partitions})
+            found.append({**_named(item), "partitions": partitions})
         return found, e.NONE
 
 
@@ -190,7 +218,11 @@ async def _all_committed(context: Context, client: Client, group: str, is_stable
             is_held = is_stable and context.transactions.is_pending(group, topic_id, partition)
             shown[1].append(_unstable(partition) if is_held else _shown(partition, commit))
         await turns.yield_if_due()
-    return [{"name": each[0], "partitions": each[1]} for each in found.values() if each is not None]
+    return [
+        {"name": each[0], "topic_id": topic_id, "partitions": each[1]}
+        for topic_id, each in found.items()
+        if each is not None
+    ]
 
 
 def _unstable(partition: int) -> Fields:
@@ -211,7 +243,7 @@ def _shown(partition: int, commit: Commit | None) -> Fields:
 
 async def offset_delete(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
-    code = group_error(client, body["group_id"])
+    code = group_error(client, body["group_id"], Operation.DELETE)
     if code:
         return {"error_code": code}
     group = context.groups.get(body["group_id"])

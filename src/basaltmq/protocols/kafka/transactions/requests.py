@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from basaltmq.broker.auth.acls import Operation, Resource
 from basaltmq.broker.auth.permissions import READ, WRITE
 from basaltmq.errors import BasaltError
 from basaltmq.protocols.kafka.groups.classic_requests import group_error
@@ -39,7 +40,7 @@ async def initialize(context: Context, client: Client, request: Request) -> Fiel
     """InitProducerId with a transactional id."""
     body = request.body
     transactional_id = body["transactional_id"]
-    if not client.may(WRITE, transactional_id):
+    if not client.may(WRITE, transactional_id, resource=Resource.TRANSACTIONAL_ID):
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     expected = None if body["producer_id"] < 0 else (body["producer_id"], body["producer_epoch"])
     try:
@@ -56,7 +57,7 @@ async def add_partitions(context: Context, client: Client, request: Request) -> 
     requested = [(topic["name"], partition) for topic in body["topics"] for partition in topic["partitions"]]
     codes: dict[tuple[str, int], int] = {}
     shards: set[int] = set()
-    may_use = client.may(WRITE, body["transactional_id"])
+    may_use = client.may(WRITE, body["transactional_id"], resource=Resource.TRANSACTIONAL_ID)
     for name, partition in requested:
         try:
             client.check(WRITE, name)
@@ -87,7 +88,7 @@ async def add_partitions(context: Context, client: Client, request: Request) -> 
 
 async def add_offsets(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
-    if not client.may(WRITE, body["transactional_id"]):
+    if not client.may(WRITE, body["transactional_id"], resource=Resource.TRANSACTIONAL_ID):
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     code = group_error(client, body["group_id"])
     if not code:
@@ -109,7 +110,7 @@ async def commit_offsets(context: Context, client: Client, request: Request) -> 
     """TxnOffsetCommit."""
     body = request.body
     code = group_error(client, body["group_id"])
-    if not client.may(WRITE, body["transactional_id"]):
+    if not client.may(WRITE, body["transactional_id"], resource=Resource.TRANSACTIONAL_ID):
         code = e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     if not code and request.version >= MEMBERS_SINCE and body["generation_id"] >= 0:
         group = context.groups.get(body["group_id"])
@@ -134,7 +135,7 @@ async def commit_offsets(context: Context, client: Client, request: Request) -> 
 
 async def end(context: Context, client: Client, request: Request) -> Fields:
     body = request.body
-    if not client.may(WRITE, body["transactional_id"]):
+    if not client.may(WRITE, body["transactional_id"], resource=Resource.TRANSACTIONAL_ID):
         return {"error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     try:
         await context.transactions.end(
@@ -152,7 +153,7 @@ def describe(context: Context, client: Client, request: Request) -> Response:
 
 
 def _described(context: Context, client: Client, transactional_id: str) -> Fields:
-    if not client.may(WRITE, transactional_id):
+    if not client.may(WRITE, transactional_id, Operation.DESCRIBE, Resource.TRANSACTIONAL_ID):
         return {"transactional_id": transactional_id, "error_code": e.TRANSACTIONAL_ID_AUTHORIZATION_FAILED}
     row = context.transactions.get(transactional_id)
     if row is None:
@@ -190,7 +191,7 @@ def listed(context: Context, client: Client, request: Request) -> Response:
     with context.guard():
         for row in context.transactions.all():
             is_asked = (not wanted or row.state.label in wanted) and (not producers or row.producer_id in producers)
-            if is_asked and client.may(WRITE, row.id):
+            if is_asked and client.may(WRITE, row.id, Operation.DESCRIBE, Resource.TRANSACTIONAL_ID):
                 found.append(
                     {
                         "transactional_id": row.id,

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from basaltmq.errors import MalformedRequestError
 from basaltmq.protocols.kafka.wire import (
+    acls,
     cluster,
     consumer_groups,
     data,
@@ -51,6 +52,9 @@ ADD_PARTITIONS_TO_TXN: Final = 24
 ADD_OFFSETS_TO_TXN: Final = 25
 END_TXN: Final = 26
 TXN_OFFSET_COMMIT: Final = 28
+DESCRIBE_ACLS: Final = 29
+CREATE_ACLS: Final = 30
+DELETE_ACLS: Final = 31
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
@@ -88,7 +92,7 @@ _TAGS: Final = Struct().codec(0, True)
 
 APIS: Final[dict[int, Api]] = {
     api.key: api
-    for module in (data, topics, session, cluster, groups, consumer_groups, transactions)
+    for module in (data, topics, session, acls, cluster, groups, consumer_groups, transactions)
     for api in read_apis(module.APIS)
 }
 METADATA_PARTITION: Final = APIS[METADATA].response.array("topics", "partitions")

@@ -3,7 +3,7 @@
 from typing import Final
 
 APIS: Final = """
-8 OffsetCommit 2-9 flexible 8+
+8 OffsetCommit 2-10 flexible 8+
   request
     group_id string
     generation_id int32 =-1
@@ -11,7 +11,8 @@ APIS: Final = """
     group_instance_id string 7+ ?
     retention_time_ms int64 0-4 =-1
     topics []
-        name string
+        name string 0-9
+        topic_id uuid 10+
         partitions []
             partition_index int32
             committed_offset int64
@@ -20,12 +21,13 @@ APIS: Final = """
   response
     throttle_time_ms int32 3+
     topics []
-        name string
+        name string 0-9
+        topic_id uuid 10+
         partitions []
             partition_index int32
             error_code int16
 
-9 OffsetFetch 1-9 flexible 6+
+9 OffsetFetch 1-10 flexible 6+
   request
     group_id string 0-7
     topics [] 0-7 ?2
@@ -36,7 +38,8 @@ APIS: Final = """
         member_id string 9+ ?
         member_epoch int32 9+ =-1
         topics [] ?
-            name string
+            name string 8-9
+            topic_id uuid 10+
             partition_indexes []int32
     require_stable bool 7+
   response
@@ -53,7 +56,8 @@ APIS: Final = """
     groups [] 8+
         group_id string
         topics []
-            name string
+            name string 8-9
+            topic_id uuid 10+
             partitions []
                 partition_index int32
                 committed_offset int64 =-1
