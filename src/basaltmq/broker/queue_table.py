@@ -98,6 +98,8 @@ class QueueTable:
         self._exclusive: dict[object, dict[str, None]] = {}
         self._consuming: dict[object, dict[Consumer, None]] = {}
         self._expiries: list[tuple[int, str]] = []
+        self._serve, self._removed = self._tick.serve, self._consumer_removed
+        """For all queues. Each access to a method would make another object."""
 
     def load(self) -> list[str]:
         """Load durable queues and delete all others. Return one line per unreadable row."""
@@ -226,8 +228,8 @@ class QueueTable:
             settings,
             owner=owner,
             used_ns=self._clock_ns(),
-            wake=self._tick.serve,
-            removed=self._consumer_removed,
+            wake=self._serve,
+            removed=self._removed,
         )
         policy = self._policies.of_queue(name, settings.type)
         queue.policy = policy.name

@@ -159,6 +159,7 @@ class Consumers:
         "_by_priority",
         "_exclusive",
         "_order",
+        "_queue",
         "_removed",
         "_rotations",
         "_single_active",
@@ -166,8 +167,19 @@ class Consumers:
         "choosing",
     )
 
-    def __init__(self, *, single_active: bool, wake: Callable[[], None], removed: Callable[[Consumer], None]) -> None:
-        """`wake` is called when a consumer becomes ready, `removed` after a consumer was removed."""
+    def __init__(
+        self,
+        queue: BrokerQueue,
+        *,
+        single_active: bool,
+        wake: Callable[[BrokerQueue], None],
+        removed: Callable[[BrokerQueue, Consumer], None],
+    ) -> None:
+        """`wake` is called when a consumer becomes ready, `removed` after a consumer was removed.
+
+        They get the queue, because a function per queue would take 0.3 KiB of each idle one.
+        """
+        self._queue = queue
         self._single_active = single_active
         self._wake = wake
         self._removed = removed
@@ -224,7 +236,7 @@ class Consumers:
             successor = next(iter(self._by_priority[max(self._by_priority)]))
             successor.active = True
             self.add_if_ready(successor)
-        self._removed(consumer)
+        self._removed(self._queue, consumer)
 
     def add_if_ready(self, consumer: Consumer) -> None:
         """Add a consumer to its rotation if it is ready, and wake the queue."""
@@ -232,7 +244,7 @@ class Consumers:
             if not consumer.in_rotation and consumer.selection is None:
                 consumer.in_rotation = True
                 self._rotations[consumer.priority].append(consumer)
-            self._wake()
+            self._wake(self._queue)
 
     def first_rotation(self) -> deque[Consumer] | None:
         """Return the rotation of the highest priority that has a ready consumer; None if no consumer is ready."""

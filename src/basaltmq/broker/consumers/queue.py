@@ -196,11 +196,7 @@ class BrokerQueue:
         self.publish_credit = UNLIMITED_CREDIT
         """Messages that publishers may still send in this turn (publishing/credit.py)."""
         self.published = self.delivered = self.redelivered = self.acked = self.returned = 0
-        self.consumers = Consumers(
-            single_active=settings.single_active,
-            wake=lambda: wake(self),
-            removed=lambda consumer: removed(self, consumer),
-        )
+        self.consumers = Consumers(self, single_active=settings.single_active, wake=wake, removed=removed)
         self.configure(settings)
 
     def configure(self, settings: QueueSettings) -> None:

@@ -341,9 +341,10 @@ class Exchange:
         self.published = 0
         self.table = _table(kind, self.arguments)
 
-    def add(self, binding: Binding) -> None:
+    def add(self, binding: Binding, identity: Identity) -> None:
+        """Add a binding. `identity` is its own; the caller keeps the same object."""
         self.table.add(binding)
-        self.bindings[binding.identity] = binding
+        self.bindings[identity] = binding
 
     def remove(self, binding: Binding) -> None:
         del self.bindings[binding.identity]

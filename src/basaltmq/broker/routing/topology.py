@@ -67,6 +67,9 @@ PREDECLARED: Final = (
 NAME_BYTES_MAX: Final = 255
 """Maximum length of names: an AMQP short string. Routing keys of MQTT filters may be longer."""
 
+NO_ARGUMENTS: Final[Arguments] = {}
+"""The arguments of all bindings that have none. Never changed."""
+
 REMOVED_PER_BATCH: Final = 500
 """Bindings removed in one batch, which takes a few milliseconds."""
 
@@ -116,8 +119,13 @@ class Topology:
         lines: list[str] = []
         losers: set[str] = set()
         batch = Batch()
+        routing_key = ""
         for key, row in self._rows(broker_keys.binding_prefix()):
+            before = routing_key
             source, kind, name, routing_key, number = broker_keys.decode_binding_key(key)
+            if routing_key == before:
+                # Many sessions of MQTT have the same filters. One string serves adjacent bindings.
+                routing_key = before
             if kind == QUEUE and is_unserved is not None and is_unserved(name):
                 lines.append(f"a binding from {source!r} to {name!r} is not in use because the queue is not served")
                 continue
@@ -127,7 +135,8 @@ class Topology:
                 losers.add(source)
                 batch.delete(Family.TOPOLOGY, key)
                 continue
-            arguments = _decode_arguments(row[1:], f"a binding from {source!r} to {name!r}", row)
+            arguments = _decode_arguments(row[1:], f"a binding from {source!r} to {name!r}", row) or NO_ARGUMENTS
+            source = self.exchanges[source].name
             self._link(Binding(source, Destination(kind, name), routing_key, arguments, number, True))
         if len(batch):
             self._store.write(batch)
@@ -218,7 +227,7 @@ class Topology:
         if source == "":
             raise AccessRefusedError("operation not permitted on the default exchange")
         check_name("routing key", routing_key, key_parts.STRING_BYTES_MAX)
-        arguments = dict(arguments or {})
+        arguments = dict(arguments) if arguments else NO_ARGUMENTS
         check_binding(exchange, routing_key, arguments)
         binding = Binding(
             source, destination, routing_key, arguments, hash_arguments(arguments), exchange.durable and durable
@@ -309,8 +318,9 @@ class Topology:
         self.version += 1
 
     def _link(self, binding: Binding) -> None:
-        self.exchanges[binding.source].add(binding)
-        self._incoming.setdefault(binding.destination, {})[binding.identity] = binding
+        identity = binding.identity
+        self.exchanges[binding.source].add(binding, identity)
+        self._incoming.setdefault(binding.destination, {})[identity] = binding
 
     def _unlink(self, binding: Binding) -> None:
         self.exchanges[binding.source].remove(binding)
