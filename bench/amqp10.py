@@ -54,11 +54,8 @@ def run() -> list[Row]:
         for variable, start, bar in PEERS:
             home = jvm_brokers.distribution(variable)
             if home is None:
-                print(
-                    f"amqp10: a peer skipped: run bench/side_by_side/install_jvm_brokers, or set {variable}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                hint = f"run bench/side_by_side/install_jvm_brokers, or set {variable}"
+                print(f"amqp10: a peer skipped: {hint}", file=sys.stderr, flush=True)
                 continue
             sides.append(stack.enter_context(start(home, folder)))
             bars[sides[-1].name] = bar

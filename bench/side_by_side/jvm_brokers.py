@@ -1,7 +1,10 @@
-"""Starts of Qpid Broker-J and ActiveMQ Artemis, which run on Java.
+"""Starts of Qpid Broker-J, ActiveMQ Artemis and HiveMQ CE, which run on Java.
 
-`install_jvm_brokers`, next to this file, installs both. BASALT_BROKER_J and BASALT_ARTEMIS name the folders of other
-distributions. Both store durable messages with a sync: Broker-J in BerkeleyDB, Artemis in its journal.
+`install_jvm_brokers`, next to this file, installs the first two. BASALT_BROKER_J and BASALT_ARTEMIS name the folders of
+other distributions. Both store durable messages with a
+sync: Broker-J in BerkeleyDB, Artemis in its journal. BASALT_HIVEMQ names a folder with the jars of
+`com.hivemq:hivemq-community-edition-embedded` and what it depends on, and a JDK compiles its launcher. It stores
+without a sync.
 """
 
 from __future__ import annotations
@@ -19,15 +22,27 @@ from bench.side_by_side.process import Side, free_port, running
 
 _HEAP: Final = "-Xmx1G"
 
+HIVEMQ_SOURCE: Final = Path(__file__).parents[1] / "mqtt_load" / "HiveMq.java"
+HIVEMQ: Final = """\
+<?xml version="1.0"?>
+<hivemq>
+  <listeners><tcp-listener><port>{port}</port><bind-address>127.0.0.1</bind-address></tcp-listener></listeners>
+  <anonymous-usage-statistics><enabled>false</enabled></anonymous-usage-statistics>
+</hivemq>
+"""
+
 
 _INSTALLED: Final = {"BASALT_BROKER_J": "qpid-broker/10.1.0", "BASALT_ARTEMIS": "apache-artemis-2.40.0"}
+"""Folders of the distributions that `install_jvm_brokers` installs."""
 
 
 def distribution(variable: str) -> Path | None:
-    """The folder of a distribution: named by an environment variable, or installed. None without Java to run it."""
-    installed = os.environ.get("BASALT_JVM_BROKERS") or Path.home() / ".cache" / "basalt" / "jvm-brokers"
-    folder = Path(os.environ.get(variable) or Path(installed) / _INSTALLED[variable])
-    return folder if shutil.which("java") and folder.is_dir() else None
+    """The folder in an environment variable, or an installed one, if there is a Java to run what is in it."""
+    folder = os.environ.get(variable)
+    if not folder and variable in _INSTALLED:
+        installed = os.environ.get("BASALT_JVM_BROKERS") or str(Path.home() / ".cache" / "basalt" / "jvm-brokers")
+        folder = str(Path(installed) / _INSTALLED[variable])
+    return Path(folder) if folder and shutil.which("java") and Path(folder).is_dir() else None
 
 
 def _broker_j_settings() -> str:
@@ -83,4 +98,16 @@ def artemis(home: Path, folder: Path) -> Iterator[Side]:
     place = ["--silent", "--no-web", "--host=127.0.0.1", f"--default-port={port}", "--java-options", _HEAP]
     subprocess.run([*create, *only, *place], check=True, stdout=subprocess.DEVNULL)
     with running("Artemis", [str(data / "bin" / "artemis"), "run"], folder / "artemis-log", port) as side:
+        yield side
+
+
+@contextlib.contextmanager
+def hivemq(home: Path, folder: Path) -> Iterator[Side]:
+    port, data = free_port(), folder / "hivemq"
+    folders = [data / name for name in ("conf", "data", "extensions")]
+    for each in folders:
+        each.mkdir(parents=True)
+    (folders[0] / "config.xml").write_text(HIVEMQ.format(port=port))
+    command = ["java", _HEAP, "-cp", str(home / "*"), str(HIVEMQ_SOURCE), *map(str, folders)]
+    with running("HiveMQ", command, data, port) as side:
         yield side
