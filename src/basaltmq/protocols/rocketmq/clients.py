@@ -1,7 +1,8 @@
 """Connected clients: their settings, whether they are alive, and commands to them.
 
 A client opens a telemetry stream and sends its settings, which the broker answers with its own. It sends a heartbeat
-every 10 s. A client is alive while it calls. The broker extends the leases of push consumers that are alive.
+every 10 s. A client is alive if it has made a call within `ALIVE_S`. The broker extends the leases of push consumers
+that are alive.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from basaltmq.streams.pop.lease import hash_of
 from basaltmq.wire import rocketmq_wire_pb2 as wire
 
 ALIVE_S: Final = 35.0
-"""Time without a call after which a client is not alive: three heartbeats and a delay."""
+"""Time without a call after which a client counts as dead: three heartbeats and a delay."""
 
 CLIENTS_MAX: Final = 100_000
-"""Clients remembered. Beyond it those that are not alive are forgotten, and if all are alive, new ones are refused."""
+"""Most clients in memory. At the limit, dead clients are removed. If all are alive, new ones are refused."""
 
 FORGET_EVERY_S: Final = 1.0
 SETTINGS_BYTES_MAX: Final = 64 << 10
@@ -29,7 +30,7 @@ Send = Callable[[wire.TelemetryCommand], None]
 
 
 class Client:
-    """A client, by the id that it sends with each call and its user. So no client acts for one of another user."""
+    """A client. Its user is part of its key, so a client cannot act as the client of another user."""
 
     __slots__ = ("client_type", "end", "group", "id", "publishes", "seen_s", "send", "settings", "settings_bytes")
 
@@ -61,8 +62,8 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def seen(self, client_id: str) -> Client:
-        """Return the client that makes a call; Refused if there are too many."""
+    def require(self, client_id: str) -> Client:
+        """Return the client that makes a call, or create it. Raise Refused if there are too many."""
         now_s = self._clock_s()
         found = self._by_id.get(client_id)
         if found is None:
@@ -77,7 +78,7 @@ class Clients:
         return found
 
     def check_settings(self, client: Client, size_bytes: int) -> None:
-        """Count the settings of a client; Refused if they are too large."""
+        """Count the settings of a client. Raise Refused if they are too large."""
         total = self._settings_bytes - client.settings_bytes + size_bytes
         if size_bytes > SETTINGS_BYTES_MAX or total > ALL_SETTINGS_BYTES_MAX:
             raise Refused(
@@ -91,8 +92,8 @@ class Clients:
         found = self._by_hash.get(holder)
         return found is not None and self._clock_s() - found.seen_s < ALIVE_S
 
-    def gone(self, client: Client) -> None:
-        """Forget a client that has ended."""
+    def remove(self, client: Client) -> None:
+        """Remove a client that has ended."""
         if self._by_id.pop(client.id, None) is not None:
             self._settings_bytes -= client.settings_bytes
         self._by_hash.pop(hash_of(client.id), None)
@@ -112,4 +113,4 @@ class Clients:
     def _forget_old(self) -> None:
         limit_s = self._clock_s() - ALIVE_S
         for client in [each for each in self._by_id.values() if each.seen_s < limit_s and each.send is None]:
-            self.gone(client)
+            self.remove(client)

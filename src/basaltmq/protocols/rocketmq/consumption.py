@@ -1,4 +1,4 @@
-"""A group's consumption of a topic: what receive calls take, and how waiting calls are woken.
+"""A group's consumption of a topic: which records receive calls get, and when waiting calls are woken.
 
 An append wakes one waiting call per group. A call that finds records wakes the next one, so a burst reaches all of them
 without waking all for each record. A timer wakes one when a lease may expire. Nothing polls.
@@ -36,10 +36,10 @@ READ_BYTES: Final = 4 << 20
 """Bytes of one delivery. A single larger record is still delivered."""
 
 RENEW_MS: Final = 60_000
-"""Time of a lease that the broker extends."""
+"""Each extension of a lease by the broker."""
 
 RENEWED_MS_MAX: Final = 3 * 3_600_000
-"""How long the broker extends a lease."""
+"""Total time for which the broker extends a lease."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Filter(Protocol):
     def matches(self, record: StoredRecord) -> bool: ...
 
 
-class Ask(NamedTuple):
+class ReceiveCall(NamedTuple):
     """A receive call."""
 
     records_max: int
@@ -97,7 +97,7 @@ class Consumption:
     def is_waited(self) -> bool:
         return bool(self._waiting or self._watchers)
 
-    def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]:
+    def receive(self, call: ReceiveCall, now_ms: int) -> tuple[list[Delivery], bool]:
         """Lease records for a call. Return them, and whether another turn may find more."""
         state = self.subscription
         self.extend_alive(now_ms)
@@ -105,8 +105,8 @@ class Consumption:
         found = self.again(ask, now_ms) if ask.attempt else []
         if found:
             return found, False
-        self._redeliver(ask, now_ms, found)
-        has_more = self._read_on(ask, now_ms, found) if len(found) < ask.records_max else True
+        self._redeliver(call, now_ms, found)
+        has_more = self._read_on(call, now_ms, found) if len(found) < call.records_max else True
         if state.changed or state.moved:
             self._host.changed(self)
         if found and has_more:
@@ -116,11 +116,11 @@ class Consumption:
         return found, has_more
 
     def extend_alive(self, now_ms: int) -> None:
-        """Let leases expire whose time has passed, and extend those of clients that are alive."""
+        """Expire leases whose time has passed, and extend those of clients that are alive."""
         self.subscription.expire(now_ms, lambda lease: self._extended(lease, now_ms))
 
     def changed(self, synced: Synced | None = None) -> None:
-        """Write what a settlement changed. It may have made a later record of its message group ready."""
+        """Write the changes of a settlement. They may make a later record of the message group ready."""
         self._host.changed(self, synced)
         if self.is_waited:
             if self.subscription.has_ready:
@@ -160,7 +160,7 @@ class Consumption:
             return
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                # The wake-up was for this call. Another one takes it.
+                # This call was woken but will not use it, so wake another one.
                 self.wake()
             raise
         finally:
@@ -202,7 +202,7 @@ class Consumption:
         self.wake()
 
     def _extended(self, lease: Lease, now_ms: int) -> int:
-        """Return until when the lease of a client is extended, or 0 if the client is gone."""
+        """Return until when the lease of a client is extended, or 0 if the client is dead."""
         if now_ms - lease.leased_ms >= RENEWED_MS_MAX or not self._host.clients.is_alive(lease.holder):
             return 0
         return now_ms + RENEW_MS
@@ -211,7 +211,7 @@ class Consumption:
         """Take over cursors that an operator has reset."""
         state = self.subscription
         if self._host.is_stalled:
-            # The rows are older than the state.
+            # The state has changes that are not in the rows yet.
             return
         stored = read_cursors(self._host.vhost.store, self.group, self.topic.id, len(self.topic.shards))
         for partition in range(len(self.topic.shards)):
@@ -224,7 +224,7 @@ class Consumption:
     def again(self, ask: Ask, now_ms: int) -> list[Delivery]:
         """Return what an earlier call with the same attempt id got."""
         found = []
-        for lease in self.subscription.of_attempt(ask.attempt):
+        for lease in self.subscription.of_attempt(call.attempt):
             read = self.record_at(lease)
             if read is not None:
                 self.subscription.renew(lease, now_ms + ask.invisible_ms)
@@ -233,17 +233,17 @@ class Consumption:
             self._host.changed(self)
         return found
 
-    def _redeliver(self, ask: Ask, now_ms: int, found: list[Delivery]) -> None:
+    def _redeliver(self, call: ReceiveCall, now_ms: int, found: list[Delivery]) -> None:
         state = self.subscription
-        for lease in state.ready(ask.config.ordered):
-            if len(found) >= ask.records_max:
+        for lease in state.ready(call.config.ordered):
+            if len(found) >= call.records_max:
                 state.put_back(lease, now_ms)
                 return
             read = self.record_at(lease)
             if read is None:
                 state.settle(lease, now_ms)
                 continue
-            if lease.attempts >= ask.config.max_attempts:
+            if lease.attempts >= call.config.max_attempts:
                 self.dead_letter(lease, *read, now_ms)
                 continue
             self._hold(lease, ask, now_ms)
@@ -256,36 +256,36 @@ class Consumption:
         self._host.schedule_record(now_ms, self._host.new_id(), scheduled)
         self.subscription.settle(lease, now_ms)
 
-    def _hold(self, lease: Lease, ask: Ask, now_ms: int) -> None:
-        self.subscription.hold(lease, now_ms, now_ms + ask.invisible_ms, ask.attempt, ask.holder)
+    def _hold(self, lease: Lease, call: ReceiveCall, now_ms: int) -> None:
+        self.subscription.hold(lease, now_ms, now_ms + call.invisible_ms, call.attempt, call.holder)
 
-    def _read_on(self, ask: Ask, now_ms: int, found: list[Delivery]) -> bool:
+    def _read_on(self, call: ReceiveCall, now_ms: int, found: list[Delivery]) -> bool:
         """Lease records from the cursors on. Return whether there may be more."""
         count = len(self.topic.shards)
         chains: set[tuple[int, bytes]] = set()
         scanned = 0
         has_priorities = self.topic.config.message_type is MessageType.PRIORITY
         for step in range(count):
-            partition = count - 1 - step if has_priorities else (ask.partition + step) % count
+            partition = count - 1 - step if has_priorities else (call.partition + step) % count
             while True:
-                if len(found) >= ask.records_max or scanned >= SCANNED_MAX:
+                if len(found) >= call.records_max or scanned >= SCANNED_MAX:
                     return True
                 if self.subscription.is_full:
                     return False
-                examined, is_end = self._read_some(partition, ask, now_ms, found, chains)
+                examined, is_end = self._read_some(partition, call, now_ms, found, chains)
                 scanned += examined
                 if is_end:
                     break
         return False
 
     def _read_some(
-        self, partition: int, ask: Ask, now_ms: int, found: list[Delivery], chains: set[tuple[int, bytes]]
+        self, partition: int, call: ReceiveCall, now_ms: int, found: list[Delivery], chains: set[tuple[int, bytes]]
     ) -> tuple[int, bool]:
         """Read a partition once. Return the number of records examined, and whether the end was reached."""
         state = self.subscription
         engine, shard = self._host.route(self.topic, partition)
         cursor = state.cursors.get(partition, 0)
-        count = SCANNED_MAX if ask.filter is not None else ask.records_max - len(found)
+        count = SCANNED_MAX if call.filter is not None else call.records_max - len(found)
         try:
             batch = engine.read_by_offset(shard, cursor, count, READ_BYTES)
         except OffsetOutOfRangeError as error:
@@ -298,13 +298,13 @@ class Consumption:
         records: Sequence[StoredRecord] = batch.records()
         end, examined = batch.next_offset, 0
         for record in records:
-            if len(found) >= ask.records_max or state.is_full:
+            if len(found) >= call.records_max or state.is_full:
                 end = record.offset
                 break
             examined += 1
-            if ask.filter is not None and not ask.filter.matches(record):
+            if call.filter is not None and not call.filter.matches(record):
                 continue
-            self._admit(partition, record, shard, ask, now_ms, found, chains)
+            self._admit(partition, record, shard, call, now_ms, found, chains)
         if end != cursor:
             state.advance(partition, end)
         return examined, end == cursor or end >= batch.high_watermark
@@ -314,18 +314,18 @@ class Consumption:
         partition: int,
         record: StoredRecord,
         shard: int,
-        ask: Ask,
+        call: ReceiveCall,
         now_ms: int,
         found: list[Delivery],
         chains: set[tuple[int, bytes]],
     ) -> None:
-        """Deliver a record, unless an earlier one of its message group is not done."""
+        """Deliver a record, unless an earlier one of its message group is not settled."""
         state = self.subscription
         message_group = message_group_of(record)
         chain = (partition, message_group)
         must_wait = bool(message_group) and state.is_chained(partition, message_group)
         lease = state.admit(partition, record.offset, message_group)
-        if must_wait and not (ask.config.ordered and chain in chains):
+        if must_wait and not (call.config.ordered and chain in chains):
             return
         if message_group:
             chains.add(chain)

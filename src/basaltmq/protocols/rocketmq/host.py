@@ -53,7 +53,7 @@ from basaltmq.streams.scheduled import Scheduled, put_scheduled
 from basaltmq.streams.topics import Topic, TopicConfig
 
 CONSUMPTIONS_MAX: Final = 10_000
-"""Consumptions in memory. Those without a waiting call are dropped beyond it, the least recently used first."""
+"""Most consumptions in memory. Above it, those without a waiting call are dropped, least recently used first."""
 
 STALLED_RETRY_S: Final = 0.05
 """Delay before a stalled write is repeated."""
@@ -68,7 +68,7 @@ class Waiting(Protocol):
 
 
 class Host:
-    """The RocketMQ side of a virtual host."""
+    """The RocketMQ state of a virtual host."""
 
     def __init__(self, node: Node, vhost: VHost, settings: Settings, clients: Clients) -> None:
         self.node = node
@@ -81,7 +81,7 @@ class Host:
         self.now_ms = now_ms
         self.is_stopping = False
         self.is_stalled = False
-        """Whether the store refuses a write, which is repeated."""
+        """Whether the store refuses a write, because it is stalled. The write is repeated."""
         self._token: Final = random.Random(secrets.randbits(128))  # noqa: S311 - a fence, not a secret
         self._held = Held()
         self._consumptions: OrderedDict[tuple[str, UUID], Consumption] = OrderedDict()

@@ -35,7 +35,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Caller:
-    """Who makes a call."""
+    """The client and the user of a call."""
 
     __slots__ = ("_node", "client", "deadline_s", "host", "user")
 
@@ -45,7 +45,7 @@ class Caller:
         self.user = user
         self.client = client
         self.deadline_s = deadline_s
-        """Time that the client waits for the answer, if it has said so."""
+        """Time that the client waits for the response, if the call has a timeout."""
 
     def check_write(self, topic: str) -> None:
         self._node.permissions.check(self.user, self.host.vhost.name, WRITE, topic)
@@ -63,7 +63,7 @@ class Caller:
 
 
 class Hosts(Protocol):
-    """Gives the host of the served virtual host."""
+    """Provides the state of the virtual host."""
 
     node: Node
     clients: Clients
@@ -150,7 +150,7 @@ class Methods:
         return BidiStreaming(handle)
 
     def caller(self, call: Call) -> Caller:
-        """Return who makes a call, or raise if the credentials are missing or wrong."""
+        """Return the client and the user of a call. Raise if the credentials are missing or wrong."""
         fields = dict(call.head.fields)
         client_id = fields.get(CLIENT_ID, "")
         user = self._user(call, fields.get(DATE_TIME, ""))
@@ -160,7 +160,7 @@ class Methods:
         if not client_id.strip() or len(client_id) > CLIENT_ID_CHARACTERS_MAX:
             raise Refused(wire.CLIENT_ID_REQUIRED, f"a call needs the header {CLIENT_ID} with 1 to 255 characters")
         return Caller(
-            self._hosts.node, host, user, self._hosts.clients.seen(f"{user.name}\0{client_id}"), call.head.timeout_s
+            self._hosts.node, host, user, self._hosts.clients.require(f"{user.name}\0{client_id}"), call.head.timeout_s
         )
 
     def _user(self, call: Call, date_time: str) -> User:

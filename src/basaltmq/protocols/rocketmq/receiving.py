@@ -1,7 +1,7 @@
 """ReceiveMessage: a stream of a status, the messages, and the time of delivery.
 
 A call without messages waits until there are some, for at most the client's polling time. If the client disconnects
-before it has the whole answer, the leases are released at once and the delivery does not count.
+during the response, the leases are released at once, and the delivery is not counted as an attempt.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def receive_message(
     name, group = topic_name(topic_resource), group_name(request.group)
     caller.check_read(name)
     caller.check_read(group)
-    ask = await _asked(request, caller, group)
+    call = await _receive_call(request, caller, group)
     until_s = host.loop.time() + _polling_s(request, caller)
     topic = host.topic(name)
     source: Source
@@ -73,7 +73,7 @@ async def receive_message(
                 each.consumption.changed()
 
 
-async def _asked(request: wire.ReceiveMessageRequest, caller: Caller, group: str) -> Ask:
+async def _receive_call(request: wire.ReceiveMessageRequest, caller: Caller, group: str) -> ReceiveCall:
     host = caller.host
     config = await host.group_or_new(group, GroupConfig(), lambda: caller.may_configure(group))
     if not request.batch_size > 0:
@@ -91,7 +91,7 @@ async def _asked(request: wire.ReceiveMessageRequest, caller: Caller, group: str
                 f"the invisible duration must be {host.settings.invisible_ms_min} to {INVISIBLE_MS_MAX} ms, "
                 f"not {invisible_ms} (rocketmq.invisible_ms_min)",
             )
-    return Ask(
+    return ReceiveCall(
         min(request.batch_size, RECEIVE_BATCH),
         filter_of(request.filter_expression),
         invisible_ms,
@@ -138,5 +138,5 @@ def _message(delivery: Delivery, topic: wire.Resource, ask: Ask) -> wire.Message
     system = message.system_properties
     system.receipt_handle = encode_handle(consumption.group, consumption.topic.id, lease)
     system.delivery_attempt = lease.attempts
-    system.invisible_duration.FromMilliseconds(ask.invisible_ms)
+    system.invisible_duration.FromMilliseconds(call.invisible_ms)
     return message

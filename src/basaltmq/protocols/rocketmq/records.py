@@ -160,7 +160,7 @@ def _text(raw: bytes) -> str:
 
 
 def _number(text: str, otherwise: int) -> int:
-    """Return a number that a header has; another protocol may have written anything."""
+    """Return the number in a header. Another protocol may have written any text; then return `otherwise`."""
     if text.isascii() and text.isdigit() and len(text) <= 15:
         number = int(text)
         return number if number < 1 << 47 else otherwise

@@ -1,16 +1,16 @@
 """Appends scheduled records when they are due: delayed messages, committed transactions, dead letters.
 
-A record moves from its row to the log, which are two files with two syncs. It moves exactly once:
+A record moves from a row to the log, each with its own sync. Three steps move it exactly once:
 
     1. a mark per shard with the shard's next offset, synced
     2. one append per shard, synced; each record has its key in the header `rocketmq.scheduled`
     3. one batch deletes the rows and the marks
 
-After a crash between 1 and 3 the marks tell where to look. The start reads the marked shards from the marked offset on
-and deletes the rows of the records that it finds.
+After a crash between 1 and 3, the broker reads each marked shard from the marked offset on. It deletes the rows of the
+records that it finds there.
 
 Records that are due together move in portions, and other clients are served between two of them. A timer fires at the
-earliest due time, at most a second ahead, so a clock that jumps delays nothing longer than that.
+earliest due time, at most a second ahead, so a change of the system clock delays a record by at most a second.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Schedule:
     """The scheduled records of a virtual host."""
 
     def __init__(self, host: Host, checks: Callable[[int], int | None]) -> None:
-        """`checks` asks producers of undecided transactions, and returns when the next check is due."""
+        """`checks` requests decisions of undecided transactions from their producers, and returns when the next check
+        is due."""
         self._host = host
         self._checks = checks
         self._moving: set[bytes] = set()
@@ -125,7 +126,7 @@ class Schedule:
             self._set_timer(delay_s)
 
     def _delay_s(self) -> float | None:
-        """Return when to look again, None if nothing is scheduled."""
+        """Return the time until the next run, None if nothing is scheduled."""
         now_ms = self._host.now_ms()
         with self._host.guard():
             next_ms = self._checks(now_ms)

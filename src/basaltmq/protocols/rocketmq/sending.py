@@ -77,7 +77,7 @@ def partition_of(message: wire.Message, topic: Topic) -> int:
     """Return the partition of a message: the queue that the client chose, or that of its priority."""
     count, system = len(topic.shards), message.system_properties
     if message_type(message) == wire.PRIORITY:
-        # Receive calls look at the last partition first.
+        # Receive calls read the last partition first.
         return min(system.priority, count - 1)
     return system.queue_id % count
 

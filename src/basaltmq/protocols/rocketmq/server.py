@@ -1,6 +1,6 @@
 """The RocketMQ listener: methods of apache.rocketmq.v2.MessagingService on Basalt's gRPC server.
 
-Door (TLS or not) ──> GrpcServer ──> Methods (caller, statuses) ──> handlers ──> Host (topics, groups, leases)
+Listener (TLS or not) ──> GrpcServer ──> Methods (caller, statuses) ──> handlers ──> Host (topics, groups, leases)
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from basaltmq.protocols.grpc.server.server import GrpcServer
 from basaltmq.protocols.grpc.status import Outcome, Status
 from basaltmq.protocols.rocketmq import decisions, offsets, recalls, receiving, routes, sending, sessions, settling
 from basaltmq.protocols.rocketmq.clients import Clients
-from basaltmq.protocols.rocketmq.door import Door
 from basaltmq.protocols.rocketmq.host import Host
+from basaltmq.protocols.rocketmq.listener import Listener
 from basaltmq.protocols.rocketmq.methods import Methods
 from basaltmq.protocols.rocketmq.settings import Settings
 from basaltmq.protocols.rocketmq.subscribing import sync_lite_subscription
@@ -49,7 +49,7 @@ class Server:
         self.settings = settings
         self.clients = Clients(time.monotonic)
         self._host: Host | None = None
-        self._door: Door | None = None
+        self._listener: Listener | None = None
         self._opener: asyncio.TimerHandle | None = None
         self._grpc = GrpcServer(
             methods(Methods(self, settings.access)),
@@ -83,8 +83,8 @@ class Server:
             return certificates[0].context
 
         self._grpc.start()
-        self._door = Door(sock, lambda: ServerConnection(self._grpc), context, self.settings.handshake_s)
-        self._door.open()
+        self._listener = Listener(sock, lambda: ServerConnection(self._grpc), context, self.settings.handshake_s)
+        self._listener.open()
         self._open_host()
 
     def _self_signed(self) -> Tls:
@@ -104,8 +104,8 @@ class Server:
         """Refuse new calls, end long polls, and let running calls finish for `grace_s` seconds."""
         if self._opener is not None:
             self._opener.cancel()
-        if self._door is not None:
-            await self._door.close()
+        if self._listener is not None:
+            await self._listener.close()
         stopping = asyncio.ensure_future(self._grpc.stop(grace_s, "the broker is stopping; connect again"))
         await asyncio.sleep(0)
         self.clients.end_streams()

@@ -78,10 +78,10 @@ async def telemetry(
     async def read() -> None:
         try:
             async for command in requests:
-                caller.host.clients.seen(client.id)
+                caller.host.clients.require(client.id)
                 if command.WhichOneof("command") == "settings":
                     commands.put_nowait(await _settled(command.settings, caller))
-                    # A client that does not read is not read either.
+                    # Stop reading from a client that does not read its commands.
                     await commands.join()
         except Refused as refused:
             commands.put_nowait(wire.TelemetryCommand(status=status_of(refused)))
@@ -145,7 +145,10 @@ async def _merged(given: wire.Settings, caller: Caller) -> wire.Settings:
         client.group = name
         client.client_type = settings.client_type or wire.SIMPLE_CONSUMER
     else:
-        raise Refused(wire.UNRECOGNIZED_CLIENT_TYPE, "settings need the part of a producer or that of a consumer")
+        raise Refused(
+            wire.UNRECOGNIZED_CLIENT_TYPE,
+            "the settings must have the field `publishing` (producer) or `subscription` (consumer)",
+        )
     settings.metric.on = False
     client.settings = settings
     return settings

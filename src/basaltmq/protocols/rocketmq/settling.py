@@ -1,6 +1,6 @@
-"""AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: what consumers do with messages they hold.
+"""AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: what consumers do with messages under a lease.
 
-A call is answered after the sync of its change. A handle whose token is void is refused: its time has passed, or the
+A call is answered after the sync of its change. A handle with an old token is refused: the lease has expired, or the
 message was delivered again.
 """
 
@@ -125,7 +125,7 @@ def held(handle: str, consumption: Consumption, caller: Caller) -> Lease:
     if lease is None:
         raise Refused(
             wire.INVALID_RECEIPT_HANDLE,
-            "the receipt handle is void: its invisible duration is over, or the message was delivered again",
+            "the receipt handle is no longer valid: its invisible duration is over, or the message was delivered again",
         )
     return lease
 

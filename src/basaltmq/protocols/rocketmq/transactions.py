@@ -1,11 +1,11 @@
-"""Transactional messages: half messages, decisions, and checks of those that nobody decides.
+"""Transactional messages: half messages, decisions, and checks of undecided transactions.
 
     send ──> half record, invisible ──> EndTransaction COMMIT ──> scheduled record, due now ──> the topic
                         │          └──> EndTransaction ROLLBACK ──> deleted
-                        └── undecided ──> a connected producer of the topic is asked, again every 30 s
+                        └── undecided ──> a connected producer of the topic is asked, every 30 s
 
 A decision is one batch: it deletes the half record and, on a commit, schedules the record. So it is made once. A second
-decision finds no half record and is refused, unless it repeats the first one while the broker remembers it.
+decision finds no half record and is refused. A repetition of the first one is accepted while it is in memory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Transactions:
         return None if raw is None else decode_half(raw)
 
     def decision(self, record_id: bytes) -> int | None:
-        """Return how a transaction was decided since the start, None if it was not."""
+        """Return the decision of a transaction. None if there is none since the broker started."""
         return self._decided.get(record_id)
 
     def decide(self, batch: Batch, record_id: bytes, half: Half, resolution: int) -> None:

@@ -34,7 +34,7 @@ def settings(*topics: str) -> wire.TelemetryCommand:
 
 def caller(clients: Clients, may: Any = lambda kind, name: True) -> Any:
     host = SimpleNamespace(clients=clients, settings=SimpleNamespace(body_bytes_max=4 << 20))
-    return SimpleNamespace(client=clients.seen("c"), host=host, may=may)
+    return SimpleNamespace(client=clients.require("c"), host=host, may=may)
 
 
 @pytest.mark.promise("P8")
@@ -43,14 +43,14 @@ def test_clients_are_limited_and_looked_through_once_per_second(monkeypatch: pyt
     clock = Clock()
     clients = Clients(clock)
     for name in "abc":
-        clients.seen(name)
+        clients.require(name)
     with pytest.raises(Refused, match="limit of 3 clients") as caught:
-        clients.seen("d")
+        clients.require("d")
     assert caught.value.code == wire.TOO_MANY_REQUESTS
-    assert clients.seen("a").id == "a"
+    assert clients.require("a").id == "a"
     clock.now_s += ALIVE_S + FORGET_EVERY_S
-    clients.seen("a")
-    clients.seen("d")
+    clients.require("a")
+    clients.require("d")
     assert len(clients) == 2, "those that are not alive are forgotten"
 
 
@@ -59,7 +59,7 @@ def test_settings_of_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(clients_module, "SETTINGS_BYTES_MAX", 100)
     monkeypatch.setattr(clients_module, "ALL_SETTINGS_BYTES_MAX", 150)
     clients = Clients(Clock())
-    one, other = clients.seen("one"), clients.seen("other")
+    one, other = clients.require("one"), clients.require("other")
     with pytest.raises(Refused):
         clients.check_settings(one, 101)
     for size in (100, 90, 100):
@@ -67,8 +67,8 @@ def test_settings_of_clients_are_limited(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(Refused):
         clients.check_settings(other, 51)
     clients.check_settings(other, 50)
-    clients.gone(one)
-    clients.gone(one)
+    clients.remove(one)
+    clients.remove(one)
     clients.check_settings(other, 100)
 
 

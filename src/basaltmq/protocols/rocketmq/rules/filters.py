@@ -1,7 +1,7 @@
 """Filters of subscriptions, evaluated on the server: tags (`a||b`, `*`) and SQL92 conditions.
 
-SQL92 is that of `broker/selectors`. Properties are texts on the wire, so a property is a number where it is compared
-with one. `TAGS` is the tag and `KEYS` the keys.
+`broker/selectors` evaluates SQL92 conditions. Properties are strings on the wire, so a property counts as a number
+where it is compared with one. The names `TAGS` and `KEYS` stand for the tag and the keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for messages that a producer sends. They follow Apache's proxy; each has a status code.
+"""Rules for messages of producers. They follow Apache's proxy. Each rule has its own status code.
 
 body            not empty, at most `body_bytes_max`
 message id      1 to 255 characters
@@ -57,7 +57,7 @@ TYPE_NAMES: Final[dict[int, str]] = {
 
 
 class MessageLimits(NamedTuple):
-    """Limits that settings change."""
+    """Limits that settings can change."""
 
     body_bytes_max: int = 4 << 20
     delay_ms_max: int = 40 * 24 * 3_600_000

@@ -22,7 +22,8 @@ class Signed(NamedTuple):
 
 
 def parse_authorization(text: str) -> Signed | None:
-    """Return the parts of an authorization, or None if it names no access key, as clients without one send."""
+    """Return the parts of an authorization, or None if it has no access key. Clients without credentials send such a
+    header."""
     algorithm, _, rest = text.strip().partition(" ")
     if algorithm != ALGORITHM:
         raise AuthenticationError(f"the authorization of a call must begin with {ALGORITHM}")

@@ -1,8 +1,7 @@
 """TLS and plaintext on one port: the first byte of a connection decides.
 
 A TLS connection begins with a handshake record, type 22. Java and Go clients use TLS by default, Python and Node.js
-clients plaintext. The byte is peeked and stays in the socket, so the transport is made for the right kind from the
-start.
+clients plaintext. The byte is read with MSG_PEEK and stays in the socket, so the transport gets the whole connection.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ACCEPT_RETRY_S: Final = 0.1
 _log: Final = logging.getLogger(__name__)
 
 
-class Door:
+class Listener:
     """Accepts connections and gives each a protocol, with or without TLS."""
 
     def __init__(
@@ -92,7 +91,7 @@ class Door:
             raise
 
     async def _peek(self, accepted: socket.socket) -> bytes:
-        """Return the first byte of a connection without taking it from the socket."""
+        """Return the first byte of a connection. It stays in the socket."""
         readable: asyncio.Future[None] = self._loop.create_future()
         descriptor = accepted.fileno()
         self._loop.add_reader(descriptor, lambda: None if readable.done() else readable.set_result(None))
