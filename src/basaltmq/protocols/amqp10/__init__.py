@@ -19,5 +19,5 @@ frequent frames (transfer, disposition, flow) are decoded into a list of fields 
 | `receiver`, `sender`, `coordinator` | links of publishers and consumers; transactions |
 | `addresses`, `filters`, `message` | nodes of addresses, filters of sources, conversion of messages |
 
-A fault of the client ends the smallest thing it concerns: a delivery, a link, a session or the connection.
+A fault of the client ends only the object that it concerns: a delivery, a link, a session or the connection.
 """

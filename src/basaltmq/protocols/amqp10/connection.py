@@ -6,7 +6,7 @@ Backpressure. A publisher is not read while `UNCONFIRMED_BYTES_MAX` of its messa
 `protocols/connection.py`.
 
 Fairness. A connection handles input for its share of a turn (`LoopShares`). It keeps the rest, pauses reading, and
-continues in the next turn. A message that has to wait parks the input behind it.
+continues in the next turn. If a message has to wait, the input behind it waits, too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp10.server import Server
 
 UNCONFIRMED_BYTES_MAX: Final = 32 << 20
-"""Bodies that are not confirmed yet, after which the connection is not read: one batch of the store."""
+"""Unconfirmed bytes of bodies at which the broker stops reading the connection: one batch of the store."""
 
 HANDSHAKE_FRAME_BYTES_MAX: Final = 16_384
 IDLE_MS_MIN: Final = 2000  # Timeouts are checked once per second.
@@ -196,7 +196,7 @@ class Connection(SocketConnection):
             return self._in_session(session, descriptor, fields)
         performative, at = p.decode(raw, at, end)
         if isinstance(performative, p.Transfer | p.Disposition | p.Flow):
-            # An unusual encoding of the descriptor.
+            # The descriptor has an unusual encoding, so decode the frame completely.
             values = [getattr(performative, name) for name in performative.__struct_fields__]
             values += [None] * (11 - len(values))
             if isinstance(performative, p.Transfer):
@@ -285,7 +285,7 @@ class Connection(SocketConnection):
             elif isinstance(received, p.Detach):
                 session.detach(received)
             else:
-                raise Fault(DECODE_ERROR, f"{type(received).__name__.lower()} is no performative")
+                raise Fault(DECODE_ERROR, f"{type(received).__name__.lower()} is not a performative")
         except SessionFault as fault:
             self._fail(session, fault)
 
@@ -424,7 +424,7 @@ class Connection(SocketConnection):
         self.schedule_flush()
 
     def _broke(self, error: Exception) -> None:
-        """Close the connection because of an error of the client, the broker, or a bug."""
+        """Close the connection because of an error: of the client, of the broker, or a bug."""
         if isinstance(error, Fault):
             self.end(error)
         elif isinstance(error, BasaltError):
@@ -440,19 +440,20 @@ class Connection(SocketConnection):
         self.close(f"vhost '{self.vhost.name}' is down: {error}")
 
     def run(self, steps: Iterator[None], then: Callable[[], None]) -> None:
-        """Take steps, over several turns if it takes long, then call `then`. The input behind it waits."""
+        """Run a generator in portions, over several turns if necessary, then call `then`. Later input waits."""
         self.pause_reading("step")
         self.server.shares.in_portions(steps, partial(self._ran, then))
 
     def _stopping(self, sessions: list[Session]) -> Iterator[None]:
         """Stop sessions link by link.
 
-        Several of these may run for one session. Each one visits the links that are left, so none ends too early.
+        Several of these generators may run for one session. Each one stops the links that remain, so none finishes too
+        early.
         """
         for session in sessions:
             for _ in session.stopping():
                 if self.vhost.is_up:
-                    # The batch is part of the portion. Otherwise the turn would write what all links requeue at once.
+                    # Flush after each portion. Otherwise one turn would write the requeued messages of all links.
                     self.vhost.tick.flush()
                 yield
 
@@ -466,14 +467,14 @@ class Connection(SocketConnection):
             self._handle_input()
 
     def _ended(self, session: Session, *, was_open: bool) -> None:
-        """The client has ended a session."""
+        """Handle the end of a session by the client."""
         if self.sessions.get(session.channel) is session:
             del self.sessions[session.channel]
         if was_open:
             self.out.append(frame(session.channel, p.encode(p.End())))
 
     def _closed(self) -> None:
-        """The client has closed the connection."""
+        """Handle the close of the connection by the client."""
         self.sessions.clear()
         self.out.append(frame(0, p.encode(p.Close())))
         self._finish()
@@ -503,7 +504,7 @@ class Connection(SocketConnection):
         del self.coordinator
 
     def count_unconfirmed(self, size: int) -> None:
-        """Count bytes of messages that are not confirmed yet."""
+        """Change the count of unconfirmed bytes."""
         self._unconfirmed_bytes += size
         if self._unconfirmed_bytes > UNCONFIRMED_BYTES_MAX:
             self.pause_reading("unconfirmed")

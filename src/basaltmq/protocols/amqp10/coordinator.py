@@ -1,12 +1,12 @@
-"""Transactions of a connection: control links to the coordinator, and what is done under a transaction.
+"""Transactions of a connection: control links to the coordinator, and the operations of a transaction.
 
     declare    ─> declared, with the id of the transaction
     transfer   with a transactional state: the message is published by the discharge
     disposition with a transactional state: the delivery is settled by the discharge
     discharge  ─> accepted, after all of it was written as one batch and synced; or everything is rolled back
 
-A transaction belongs to its control link. If the link ends before the discharge, the transaction is rolled back. Its
-deliveries then belong to the client again, unless the client has settled them; those are requeued.
+A transaction belongs to its control link. If the link ends before the discharge, the transaction is rolled back.
+Deliveries that the client has settled are then requeued; the others stay unsettled at the client.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ CAPABILITIES: Final = ["amqp:local-transactions", "amqp:multi-txns-per-ssn", "am
 
 
 class Transaction:
-    """What a transaction will publish and settle."""
+    """The publishes and settlements of a transaction."""
 
     __slots__ = ("copies", "failure", "link", "publishes", "settled", "size")
 

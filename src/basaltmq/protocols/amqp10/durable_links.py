@@ -4,7 +4,7 @@
     suspended     the leases of deliveries that the client has not settled; until the client is back, or a restart
 
 A client that receives names its durable link by container id and link name. If the source is an exchange, its messages
-wait in a queue of their own. When the client attaches again, its unsettled map says what became of each delivery:
+wait in a queue of their own. When the client attaches again, its unsettled map has the outcome of each delivery:
 
     in the map, with an outcome      settled accordingly, also after a crash of the broker: the tag is the message id
     anything else                    back to its place in the queue, to be delivered again
@@ -14,11 +14,11 @@ written in one batch with the message, and deleted when the client has settled t
 
     deliveries    container, link name, delivery tag ─> outcome
 
-When the client attaches again, the broker's unsettled map names the messages that it has. The client settles those, or
-sends them again as resumed deliveries, which are not published twice. Messages that the map lacks were lost; the
-client sends them as new ones.
+When the client attaches again, the unsettled map of the broker names the messages that the broker has stored. The
+client settles those, or sends them again as resumed deliveries, which are not published twice. Messages that are not in
+the map were lost; the client sends them as new ones.
 
-Only a terminus that never expires is durable here.
+Only a terminus with the expiry policy `never` is durable here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LINKS_MAX: Final = 100_000
 """Durable links of a virtual host: about 100 MB with usual termini."""
 
 TAGS_MAX: Final = 10_000
-"""Unsettled deliveries of a link that are read. A link has credit for 1,000."""
+"""Most tags to read for one link. A link has credit for 1,000 deliveries."""
 
 QUEUE_PREFIX: Final = "amqp10.subscription."
 NAME_BYTES_MAX: Final = 200

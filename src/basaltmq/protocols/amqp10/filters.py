@@ -12,8 +12,8 @@
 A text in the two maps that starts with `&p:` or `&s:` is a prefix or suffix; `&&` stands for one `&`. Null accepts all
 values.
 
-A filter is a described value under any name in the filter set. Unknown filters are ignored, and not echoed in our
-attach, as the specification demands.
+A filter is a described value under any name in the filter set. The broker ignores unknown filters and omits them from
+its attach, as the specification demands.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _all_of(conditions: list[Accepts]) -> Callable[[Any], bool]:
             view = MessageView(delivery)
             return all(condition(view) for condition in conditions)
         except (BasaltError, Fault) as error:
-            _log.warning("a message with malformed properties is left to consumers without filters: %s", error)
+            _log.warning("a message has malformed properties, so only consumers without filters receive it: %s", error)
             return False
 
     return accepts

@@ -20,7 +20,7 @@ class Input:
 
     def __init__(self, reader: FrameReader, shares: LoopShares) -> None:
         self.later_s = 0.0
-        """Time in seconds that the current frame will cost later in the turn."""
+        """Time in seconds that the current frame will take at the end of the turn."""
         self._reader = reader
         self._shares = shares
         self._reads: deque[bytes] = deque()

@@ -1,4 +1,4 @@
-"""What both kinds of links have in common: name, handle, and how they end."""
+"""The common part of both kinds of links: name, handle, and end."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ A pair of links with the address `/management` and the same name carries request
     PUT DELETE     /exchanges/:exchange
     POST GET       /bindings            DELETE /bindings/src=..;dstq=..;key=..;args=..    (dste: an exchange)
 
-Names in paths are percent-encoded. The permissions are those of AMQP 0-9-1. A failed request gets a status of HTTP and
-a text; the links stay.
+Names in paths are percent-encoded. The permissions are those of AMQP 0-9-1. A failed request gets an HTTP status and a
+text. The links remain attached.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Received(NamedTuple):
 
 
 class Incoming:
-    """Converts received messages, with a cache: those of one sender are mostly alike."""
+    """Converts received messages, with a cache, because one sender's messages mostly have equal properties."""
 
     __slots__ = ("_known", "_last", "_last_head")
 
@@ -290,7 +290,7 @@ def kept_sections(raw: object) -> KeptSections | None:
 
 
 class _Shape(NamedTuple):
-    """What messages with the same envelope have in common on the wire."""
+    """The encoded parts that messages with the same envelope share."""
 
     header: bytes
     before: bytes
@@ -300,7 +300,7 @@ class _Shape(NamedTuple):
 
 
 class Outgoing:
-    """Encodes messages for receivers, with a cache: those of one queue are often alike."""
+    """Encodes messages for receivers, with a cache, because messages of one queue often have equal envelopes."""
 
     __slots__ = ("_known",)
 

@@ -4,8 +4,8 @@
                                          ├─> a queue is full    ─> rejected
                                          └─> no queue           ─> released
 
-The link gives credit for `CREDIT` deliveries that are not confirmed yet. A queue that limits its publishers, because
-its consumers are behind, gives less.
+The link gives credit for `CREDIT` deliveries that are not confirmed yet. The credit is lower if a queue limits its
+publishers because its consumers are behind.
 """
 
 from __future__ import annotations
@@ -48,24 +48,22 @@ CREDIT: Final = 1000
 """Deliveries of a link that are not confirmed. One sync confirms them all, and a disk does some hundred per second."""
 
 LARGE_BYTES_MIN: Final = 16 << 10
-"""Size of a body from which on it waits while the store is behind with flushes."""
+"""Bodies from this size wait while the store is behind with flushes."""
 
 DELAY_S: Final = 0.005
-"""That pause. A flush of a memtable takes 20 to 100 ms."""
+"""Delay of a large body. A flush of a memtable takes 20 to 100 ms."""
 
 DEFAULT_EXCHANGE_RESOURCE: Final = "amq.default"
 """Name of the default exchange in permissions."""
 
 _RELEASED: Final = p.encode(p.Released())
-_FULL: Final = p.encode(
-    p.Rejected(error=p.error_of(RESOURCE_LIMIT, "a queue is full and rejects the message, or refused it"))
-)
+_FULL: Final = p.encode(p.Rejected(error=p.error_of(RESOURCE_LIMIT, "a queue is full, or has refused the message")))
 IMPERSONATOR: Final = "impersonator"
 """Tag of users who may set any user id."""
 
 _TAG_BYTES: Final = 40
 _ATTACH_TAGS: Final = 100
-"""Room in our attach for an unsettled map: bytes of an entry, and entries that the rest of the frame takes."""
+"""Space for the unsettled map in our attach: bytes per entry, and the space of the other fields, in entries."""
 
 _U32: Final = 0xFFFF_FFFF
 
@@ -178,7 +176,7 @@ class Receiver(Link):
         self.top_up()
 
     def _is_durable(self, target: p.Target) -> bool:
-        """Whether deliveries are to survive: only if both sides keep their state until the client settles."""
+        """Whether the state of deliveries is durable: only if both sides keep it until the client settles."""
         return bool(target.durable) and target.expiry_policy == "never" and self.rcv_settle_mode == p.SECOND
 
     def _take_over(self, target: p.Target) -> None:
@@ -352,7 +350,8 @@ class Receiver(Link):
         if number and self._durable is not None:
             self._tags[delivery.delivery_id] = delivery.tag
             if not route.by_properties and route.queues and not any(q.rejects or q.is_stream for q in route.queues):
-                # In one batch with the message. Streams are no part of it, and a full queue would refuse the message.
+                # Write the tag in the batch of the message. Not for streams, which are not in the batch, nor for a full
+                # queue, which would refuse the message.
                 links, container, name = self._durable
                 vhost.write_rows(RowChange(links.tag_rows(container, name, [delivery.tag], ACCEPTED)))
         if not number:
@@ -480,7 +479,7 @@ class Receiver(Link):
             self.top_up()
 
     def flow(self, fields: list[Any]) -> None:
-        """Handle the client's flow: it may have skipped deliveries, or want to know the credit."""
+        """Handle the client's flow: it may have skipped deliveries, or request the credit."""
         if fields[9]:
             self.session.link_flow(self.handle, delivery_count=self.received, link_credit=self._credit)
 
@@ -524,4 +523,4 @@ class _Saved:
         self._link.saved(self._target, self._unsettled)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """The connection is closed, because the virtual host has failed."""
+        """Do nothing: the virtual host has failed and closes the connection."""

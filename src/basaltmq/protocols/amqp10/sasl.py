@@ -40,7 +40,7 @@ _NONCE_BYTES: Final = 18
 def mechanisms(users: Users, peer: Peer, certificate: Mapping[str, Any]) -> list[str]:
     """Return the mechanisms that a client may use, preferred ones first."""
     offered = [EXTERNAL] if users.accepts(certificate, peer) else []
-    # Clients prefer SCRAM if it is offered, so it is not offered as long as nobody can use it.
+    # Clients prefer SCRAM if it is offered, so offer it only if a user has SCRAM credentials.
     offered += [*[each for each in sorted(HASHES, reverse=True) if users.has_scram(each)], PLAIN]
     if users.anonymous(peer) is not None:
         offered.append(ANONYMOUS)

@@ -5,8 +5,9 @@
 The delivery tag is the id of the message, or the offset of a stream's record. An exchange as source has a queue of its
 own, bound with the routing key, that is deleted with the link.
 
-Drain. A consumer cannot ask its queue whether it is empty for it: priorities and a single active consumer decide too.
-So a drain ends when `DRAIN_TURNS` turns of the loop brought no delivery. The remaining credit is then given back.
+Drain. A consumer cannot know that its queue has no message for it, because priorities and a single active consumer also
+decide. So a drain ends when `DRAIN_TURNS` turns of the loop brought no delivery. The remaining credit is then given
+back.
 """
 
 from __future__ import annotations
@@ -158,7 +159,7 @@ class Sender(Link):
             connection.check("read", self.queue)
         chosen = filters.filters_of(source.filter, connection.container_id)
         found = self.vhost.queues.get(self.queue, connection)
-        # Clients of JMS request copies of topics, which a subscription makes anyway.
+        # JMS clients request copies of topics. A subscription has copies anyway.
         self.is_copy = source.distribution_mode == "copy" and not self._is_own
         connection.has_no_local |= chosen.is_no_local
         selection = None
@@ -206,7 +207,7 @@ class Sender(Link):
         links.save(container, name, answered, _Saved(self, answered, attach.target))
 
     def saved(self, source: p.Source, target: Any) -> None:
-        """The durable link is stored: answer the attach."""
+        """Answer the attach: the durable link is stored."""
         if self.attach is not None and not self.is_ending and self.session.is_open:
             self.answer(source=source, target=target, initial_delivery_count=0)
             early, self._early_flow = self._early_flow, None
@@ -258,7 +259,8 @@ class Sender(Link):
         self._membership = (links, container, name)
 
     def _take_over(self, unsettled: dict[Any, Any]) -> None:
-        """Settle the deliveries of an earlier link of which the client knows the outcome, and requeue the others."""
+        """Take over the deliveries of an earlier link: settle those with an outcome in the client's unsettled map, and
+        requeue the others."""
         assert self._durable is not None
         links, container, name = self._durable
         kept = links.resume(container, name)
@@ -269,7 +271,7 @@ class Sender(Link):
                 continue
             token = kept.pop(tag, None)
             if token is None:
-                # The broker was restarted, or the outcome had arrived. If it is still in the queue, it comes again.
+                # Either the broker has settled it, or was restarted. In the second case the queue delivers it again.
                 self._claimed[tag] = outcome
             else:
                 self.vhost.settle([Settlement(self.queue, token, [tag], *outcome)])
@@ -312,7 +314,7 @@ class Sender(Link):
         if credit is not None and consumer is not None:
             if not isinstance(credit, int) or not (given is None or isinstance(given, int)):
                 raise LinkFault(INVALID_FIELD, "delivery-count and link-credit of a flow must be integers")
-            # The client may not have seen our attach yet. Our initial delivery count is 0.
+            # A client that has not received our attach omits the delivery count, which is 0 then.
             room = ((given or 0) + credit - self.delivery_count) & _U32
             waiting = sum(len(deliveries) for link, deliveries in self.session.waiting() if link is self)
             room = room - waiting if room <= credit else 0
@@ -348,7 +350,7 @@ class Sender(Link):
             self._idle_turns = 0
         if consumer.credit_left > 0 and (self._idle_turns <= DRAIN_TURNS or consumer.paused):
             if consumer.paused:
-                # The window of the session or the socket is full. `pause` calls again.
+                # The session window or the socket buffer is full. `pause` calls this function again.
                 return
             self.session.connection.server.loop.call_soon(self._check_drained)
             return
@@ -446,7 +448,7 @@ class Sender(Link):
         return sent
 
     def cancelled(self, consumer: Consumer) -> None:
-        """The queue was deleted."""
+        """End the link, because the queue was deleted."""
         self.consumer = None
         if self.session.is_open and not self.is_ending:
             self.end(LinkFault(RESOURCE_DELETED, f"queue '{self.queue}' was deleted"))
@@ -528,7 +530,7 @@ class _Saved:
         self._link.saved(self._source, self._target)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """The connection is closed, because the virtual host has failed."""
+        """Do nothing: the virtual host has failed and closes the connection."""
 
 
 def _owner(name: str, container: str, capabilities: Iterable[str]) -> tuple[str, str]:
@@ -539,5 +541,5 @@ def _owner(name: str, container: str, capabilities: Iterable[str]) -> tuple[str,
 
 
 def _default_outcome(source: p.Source) -> Outcome:
-    """Return what it means if the client settles a delivery without an outcome."""
+    """Return the outcome of a delivery that the client settles without one."""
     return outcome_of(source.default_outcome) or RELEASED

@@ -29,7 +29,7 @@ LINKS_MAX: Final = 16_384
 PRODUCT: Final = "Basalt"
 RABBITMQ: Final = "RabbitMQ"
 RABBITMQ_VERSION: Final = "4.0.0"
-"""Version that goes with the product RabbitMQ: its client libraries for AMQP 1.0 require at least this one."""
+"""Announced version: RabbitMQ's client libraries for AMQP 1.0 require at least this one."""
 
 CAPABILITIES: Final = ("ANONYMOUS-RELAY", "DELAYED_DELIVERY", "LINK_PAIR_V1_0", "SHARED-SUBS", SOLE_CONNECTION)
 FRAME_BYTES_MAX: Final = 131_072

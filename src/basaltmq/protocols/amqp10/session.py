@@ -3,7 +3,7 @@
     incoming   next_incoming_id, incoming_window        transfers that the client may send
     outgoing   next_outgoing_id, remote_window          transfers that the client accepts
 
-Every transfer frame takes one place of a window. Deliveries that find the window closed wait here, and the consumers of
+Every transfer frame takes one place of a window. Deliveries wait here while the window is closed, and the consumers of
 the session's links are paused until the client opens it. Identifiers are 32-bit serial numbers.
 
 A fault of a link detaches the link; the session and its other links continue.
@@ -54,7 +54,7 @@ OUTGOING_WINDOW: Final = 0x7FFF_FFFF
 U32: Final = 0xFFFF_FFFF
 
 UNSETTLED_MAX: Final = 262_144
-"""Unsettled deliveries of a session, after which its consumers get no more: 64 MiB of state."""
+"""Unsettled deliveries of a session, above which its consumers are paused: 64 MiB of state."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Session:
         self.connection.schedule_flush()
 
     def attach(self, attach: p.Attach) -> None:
-        """Attach a link, or answer why not."""
+        """Attach a link, or refuse it with an error."""
         handle = attach.handle
         if handle in self.links:
             raise SessionFault(HANDLE_IN_USE, f"handle {handle} is in use")
@@ -179,7 +179,7 @@ class Session:
         next_incoming_id, incoming_window = fields[0], fields[1]
         if not isinstance(incoming_window, int):
             raise Fault(INVALID_FIELD, "flow has no incoming-window, which is mandatory")
-        # The client may not have seen our begin. Our first id is 0.
+        # A client that has not received our begin omits the id. Our first id is 0.
         seen = next_incoming_id if isinstance(next_incoming_id, int) else 0
         ahead = (self.next_outgoing_id - seen) & U32
         self.remote_window = max(0, incoming_window - ahead) if ahead <= 0x7FFF_FFFF else 0
@@ -216,7 +216,7 @@ class Session:
     def deliver(self, link: Sender, deliveries: Sequence[Any]) -> None:
         """Send deliveries of a link as far as the window allows."""
         if self._waiting or self._parts is not None or not self.is_open:
-            # A session that ends sends nothing more. Its links requeue what waits.
+            # A session that ends sends nothing more. Its links requeue the waiting deliveries.
             self._waiting.append((link, deliveries))
             return
         sent = link.write(deliveries)
@@ -356,7 +356,8 @@ class Session:
             self.update_full()
 
     def disposition(self, fields: list[Any]) -> Iterator[tuple[float, bool]]:
-        """Handle a disposition in portions. Yield for each its cost later in the turn, and whether more follow."""
+        """Handle a disposition in portions. For each portion, yield its cost at the end of the turn, and whether more
+        follow."""
         role, first, last, is_settled, state = fields[:5]
         if not isinstance(role, bool) or not isinstance(first, int) or isinstance(first, bool):
             raise Fault(INVALID_FIELD, "disposition has no role or no first delivery-id, which are mandatory")
@@ -393,7 +394,8 @@ class Session:
             yield len(portion) * SETTLE_S[outcome.kind], at + size < len(ids)
 
     def _outcome(self, ids: list[int], state: object, *, is_settled: bool) -> Outcome | None:
-        """Return what a disposition means for messages. None: nothing, as for a state of an incomplete delivery."""
+        """Return the outcome of a disposition. None: it settles nothing, such as the state of an incomplete
+        delivery."""
         if not ids:
             return None
         found = outcome_of(state.outcome if isinstance(state, p.TransactionalState) else state)
@@ -448,7 +450,7 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Handle and send no more frames. The links still exist."""
+        """Stop handling and sending frames. The links still exist."""
         if self.is_open:
             self.is_open = False
             self.connection.coordinator.session_ended(self)
@@ -508,7 +510,7 @@ class _Settled:
             self._session.answer_outcome(self._ids, self._state)
 
     def set_exception(self, error: BaseException, /) -> None:
-        """The connection is closed, because the virtual host has failed."""
+        """Do nothing: the virtual host has failed and closes the connection."""
 
 
 def ranges(ids: list[int]) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What a connection uses of its limits: links, bytes of incomplete deliveries, and properties it has checked."""
+"""The resources that a connection uses: links, bytes of incomplete deliveries, and a cache of valid properties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKED_BYTES_MAX: Final = 256
 
 
 class Usage:
-    """What one connection uses."""
+    """The resources of one connection."""
 
     __slots__ = ("_checked", "_links", "_links_max", "_partial_bytes")
 

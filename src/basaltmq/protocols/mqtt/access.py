@@ -1,7 +1,7 @@
 """Who a client is and what it may do: user names, virtual hosts, permissions.
 
 A user name may name a virtual host: `vhost:user`. Otherwise the setting `mqtt.vhost` applies. A client without a user
-name is the user of its TLS certificate, or `auth.anonymous_user` if it is on this machine.
+name is the user of its TLS certificate, or `auth.anonymous_user` if it connects from this machine.
 
 Publishing needs write access to the topic exchange, subscribing needs read access. Topic permissions of the exchange
 apply to the routing key of a topic and to the binding key of a filter. Their patterns may contain `{client_id}`.
@@ -24,7 +24,7 @@ from basaltmq.protocols.mqtt.wire.packets import Connect
 async def authenticate(
     node: Node, settings: Settings, connect: Connect, peer: Peer, certificate: Mapping[str, Any]
 ) -> tuple[User, str]:
-    """Return the user of a client and the virtual host that it wants. Raise AuthenticationError."""
+    """Return the user of a client and the virtual host that it requests. Raise AuthenticationError."""
     users = node.users
     if connect.username is not None:
         vhost, name = split_user(node, settings, connect.username)
@@ -38,7 +38,7 @@ async def authenticate(
     user = users.anonymous(peer) if settings.access == "loopback" else None
     if user is None:
         raise AuthenticationError(
-            "a client without a user name was refused; it must be on this machine, with `mqtt.access` = loopback"
+            "a client without a user name was refused; it must connect from this machine, with `mqtt.access` = loopback"
         )
     return user, settings.vhost
 

@@ -1,4 +1,4 @@
-"""What operators see and do: sessions, subscriptions, retained messages and rules of a virtual host.
+"""The admin API for MQTT: sessions, subscriptions, retained messages and rules of a virtual host.
 
 Lists are pages in the order of client ids or topics, because a broker may have millions of each.
 """

@@ -169,7 +169,7 @@ class Connection(SocketConnection):
             self.server.shares.left()
 
     def _handle(self, packet: p.Packet) -> float:
-        """Handle a packet. Return the time in seconds that it will cost later in the turn."""
+        """Handle a packet. Return the time in seconds that its work at the end of the turn will take."""
         if not self.is_running:
             self._before_running(packet)
             return 0.0
@@ -219,7 +219,7 @@ class Connection(SocketConnection):
         self._step_done()
 
     def _step_done(self) -> None:
-        """Continue with the packets that came during a step."""
+        """Continue with the packets that arrived during a step."""
         self.resume_reading("step")
         if not self._is_handling_input:
             if self._packets is not None or self._parked is not None:
@@ -275,7 +275,7 @@ class Connection(SocketConnection):
             self._step_done()
 
     def begin(self, host: MqttHost, session: Session, user: User) -> None:
-        """The session is open."""
+        """Start to serve the client: its session is open."""
         self.host = host
         self.session = session
         self._user = user
@@ -333,7 +333,7 @@ class Connection(SocketConnection):
             self.refuse(reason_code, text)
             return
         if not self.has_connack:
-            # A session may be taken over before its first connection is durable. DISCONNECT must not come first.
+            # A session may be taken over before its rows are durable. DISCONNECT must not precede CONNACK.
             if reason_code in rc.CONNACK:
                 self.send_packet(p.Connack(False, reason_code), text)
         elif self.version == p.V5 and reason_code in rc.DISCONNECT_BY_SERVER:
@@ -386,7 +386,7 @@ class Connection(SocketConnection):
             if vhost.is_up:
                 self.outbound.stop()
             if not self.server.is_stopping:
-                # Otherwise the rows of the connection stay. The next start handles it as lost.
+                # Otherwise the rows of the connection remain, and the next start handles it as lost.
                 self.host.closed(self, self.will)
             vhost.detach(self)
         except BasaltError as error:

@@ -112,7 +112,9 @@ async def proceed(connection: Connection, data: bytes | None) -> None:
     else:
         connection.login = None
         if login.user.name != connection.session.user:
-            raise Refused(rc.NOT_AUTHORIZED, "a client must authenticate again as the user of its session")
+            raise Refused(
+                rc.NOT_AUTHORIZED, "a client must reauthenticate as the same user; connect again to change the user"
+            )
         made = Properties(authentication_method=method, authentication_data=challenge)
         connection.send_packet(p.Auth(rc.SUCCESS, made))
 
@@ -141,7 +143,7 @@ async def _enter(
     keep_alive_s = packet.keep_alive_s
     if settings.keep_alive_s_max and not 0 < keep_alive_s <= settings.keep_alive_s_max:
         keep_alive_s = settings.keep_alive_s_max
-    # Before 5.0 a client cannot be given another keep alive, so its own one applies.
+    # Before 5.0 the server cannot change the keep alive, so the client's value applies.
     connection.keep_alive_s = keep_alive_s if packet.version == p.V5 else packet.keep_alive_s
     expiry_s = found.expiry_s
     properties = Properties(
@@ -181,7 +183,7 @@ def _open(connection: Connection, packet: p.Connect, client_id: str, user: User,
     try:
         host = server.host(vhost_name)
         server.node.permissions.check_vhost(user, vhost_name)
-        # Connections are counted when they are open, so nothing may happen in between.
+        # Only open connections are counted, so there must be no `await` between this check and the open.
         server.node.limits.check_connection(user.name, vhost_name)
     except LimitExceededError as error:
         raise Refused(rc.QUOTA_EXCEEDED, str(error)) from None
@@ -202,7 +204,7 @@ def _open(connection: Connection, packet: p.Connect, client_id: str, user: User,
     if packet.clean_start:
         before = None
     elif is_present:
-        # A takeover has changed the row.
+        # Closing the earlier connection has changed the row.
         before = host.find(client_id)
     window = min(given.receive_maximum or p.PACKET_ID_MAX, settings.in_flight_max)
     connection.outbound = Outbound(host.vhost, session, connection, host.decoded, window, host.clock_ns)

@@ -44,7 +44,7 @@ DUE_PAUSE_S: Final = 0.05
 """Delay before due work continues after a portion, or while the store is stalled."""
 
 TIMER_S_MAX: Final = 3600.0
-"""The clock may be set, so a timer never sleeps longer."""
+"""Longest sleep of the timer, because the system clock may be changed meanwhile."""
 
 _S: Final = 1_000_000_000
 _log: Final = logging.getLogger(__name__)
@@ -92,7 +92,11 @@ class MqttHost:
         self.rules.load()
         lost = list(self._scan(keys.CONNECTION))
         if lost:
-            _log.info("vhost %r: %d MQTT connections ended with the last run", self.vhost.name, len(lost))
+            _log.info(
+                "vhost %r: closed %d MQTT connections that were open when the broker stopped",
+                self.vhost.name,
+                len(lost),
+            )
         left = iter(lost)
 
         def end_lost() -> bool:
@@ -158,7 +162,7 @@ class MqttHost:
             changes.append(rows.delete(keys.due_key(before.due_ns, EXPIRES, client_id)))
         pending = rows.find(self.vhost.store, WillRow, keys.client_key(keys.WILL, client_id))
         if pending is not None:
-            # The client is back before the delay of its will was over.
+            # The client has reconnected before the delay of its will was over.
             changes.append(rows.delete(keys.client_key(keys.WILL, client_id)))
             changes.append(rows.delete(keys.due_key(pending.due_ns, WILL_DUE, client_id)))
         session.has_rows = session.is_durable or before is not None
@@ -185,7 +189,7 @@ class MqttHost:
         session.has_queue = True
 
     def closed(self, connected: Connected, will: WillRow | None) -> None:
-        """A connection has ended. `will` is to be published, now or after its delay."""
+        """Handle the end of a connection. `will` is published now or after its delay."""
         session = connected.session
         client_id = session.client_id
         if self.live.get(client_id) is connected:

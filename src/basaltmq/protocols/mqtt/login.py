@@ -5,8 +5,8 @@
     AUTH 0x18  client's final message          ─>
                                                <─  CONNACK 0      server's signature
 
-A client authenticates again with AUTH 0x19, which takes the place of CONNECT. The last packet is then AUTH 0. The
-method must be that of CONNECT, and the user that of the session.
+A client reauthenticates with AUTH 0x19 in place of CONNECT, and the last packet is then AUTH 0. It must use the method
+of CONNECT and the user of the session.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Login:
 
     @property
     def vhost(self) -> str:
-        """The virtual host that the client wants."""
+        """The virtual host that the client requests."""
         return self._split(self._scram.name)[0]
 
     async def step(self, data: bytes | None) -> bytes:

@@ -108,7 +108,7 @@ class Server(ConnectionServer[Connection]):
             host.close()
 
     def lost(self, connection: Connection) -> None:
-        """A socket is gone. Thousands may be lost at once, so their sessions end in portions."""
+        """Handle a lost socket. Thousands may be lost at once, so their sessions end in portions."""
         if connection.is_running:
             self.shares.clean_up(partial(self._end, connection))
         else:

@@ -4,12 +4,12 @@
            ^                                          │
            └────────────── _Transport <───────────────┘
 
-The inner protocol is created after the handshake and gets the payload of binary frames as a stream of bytes. What it
-writes becomes one binary frame per write. wsproto does the framing; h11 reads the HTTP request.
+The inner protocol is created after the handshake and gets the payload of binary frames as a stream of bytes. Each of
+its writes becomes one binary frame. wsproto does the framing; h11 reads the HTTP request.
 
 - Handshake: GET /mqtt with the subprotocol `mqtt` or `mqttv3.1`. No extensions: compression costs memory per client.
-- Pages: browsers send an Origin. It must belong to the host that the page addresses or to a configured name, and the
-  Host must be a name of this listener. Programs send no Origin and are not checked: MQTT has its own login.
+- Pages: browsers send an Origin. It must be the host of the request or a configured name, and the Host must be a name
+  of this listener. Other clients send no Origin and are not checked, because MQTT authenticates them.
 - Frames: payload is passed on as it arrives, so a large frame needs no buffer. A text frame ends the connection (1003).
   A message over the limit ends it (1009). Of several pings in one read only the last gets a pong, and none while the
   client does not read: RFC 6455 allows both, and the write buffer stays bounded.
@@ -37,7 +37,7 @@ PATH: Final = b"/mqtt"
 SUBPROTOCOLS: Final = ("mqtt", "mqttv3.1")
 
 REQUEST_BYTES_MAX: Final = 16 * 1024
-"""Limit for the HTTP request of the handshake, whose sender is not authenticated."""
+"""Limit for the HTTP request of the handshake, because its sender is not authenticated yet."""
 
 CLOSE_S: Final = 1.0
 """Time that the client has to return a close frame."""

@@ -1,6 +1,6 @@
 """Error conditions of AMQP 1.0, and the mapping from Basalt's errors to them.
 
-A fault ends the smallest thing it concerns. A `LinkFault` detaches a link, a `SessionFault` ends a session, any other
+A fault ends only the object that it concerns. A `LinkFault` detaches a link, a `SessionFault` ends a session, any other
 `Fault` closes the connection.
 """
 

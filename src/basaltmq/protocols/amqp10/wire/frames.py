@@ -23,7 +23,7 @@ FRAME_BYTES_MIN: Final = 512
 AMQP: Final = 0
 SASL: Final = 1
 HEADER: Final = -1
-"""Kind of a protocol header, which is no frame."""
+"""Kind of a protocol header, which is not a frame."""
 
 AMQP_HEADER: Final = b"AMQP\0\1\0\0"
 SASL_HEADER: Final = b"AMQP\3\1\0\0"

@@ -76,7 +76,7 @@ class Sections(msgspec.Struct, gc=False):
 
 
 def walk(raw: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield kind, start, start of the value, and end of each section. Of values only the size is validated."""
+    """Yield kind, start, start of the value, and end of each section. Only the sizes of values are validated."""
     while at < end:
         start = at
         if raw[at] != 0:

@@ -6,8 +6,8 @@
     PUBREL        ─> tick deletes the identifier ─> sync ─> PUBCOMP
 
 A packet identifier of QoS 2 stays in use until PUBREL. A PUBLISH with an identifier in use is a repetition, and only
-PUBREC is sent. PUBCOMP waits for the sync: the client may use the identifier for another message after it, which must
-not meet the old row after a crash.
+PUBREC is sent. PUBCOMP waits for the sync, because the client may then reuse the identifier. Without the sync, a crash
+could bring the old row back, and the new message would be taken for a repetition.
 
 A retained message is a row in the same batch. Its acknowledgement waits for both.
 
@@ -43,7 +43,7 @@ Wait: TypeAlias = Callable[[Callable[[], None]], None]
 """Calls a function when a publisher may continue."""
 
 LARGE_BYTES_MIN: Final = 16 << 10
-"""Payloads that wait while the store is behind with flushes: those that it writes to blob files."""
+"""Payloads from this size wait while the store is behind with flushes. The store writes them to body files."""
 
 LONG_TOPIC_CHARS: Final = 255
 ALIASED_CHARS_MAX: Final = 128 << 10
@@ -106,17 +106,15 @@ class Inbound:
         self._confirmed: dict[_Acknowledgement, dict[int, tuple[int, str]]] = {p.Puback: {}, p.Pubrec: {}}
         """Reason codes and texts of acknowledgements that wait for an earlier one, by packet identifier."""
         self._parts: dict[int, int] = {}
-        """Publishes whose acknowledgement waits for rows too: how many parts are not durable."""
+        """For publishes that also write rows: how many of their two parts (message, rows) are not durable yet."""
         self._unreceived: set[int] = set()
         """QoS 2 identifiers whose PUBREC is not sent yet."""
         self._unacknowledged_1 = 0
         self.published = 0
 
     def publish(self, packet: p.Publish) -> Wait | None:
-        """Publish a message. If it must wait, return what to wait with.
-
-        A message that reaches many queues waits for a turn with room, one for a queue with a backlog for credit, a
-        large one for the store.
+        """Publish a message. If it must wait, return a function that schedules the retry. A message waits for time in
+        the turn if it reaches many queues, for credit if a queue has a backlog, and for the store if it is large.
         """
         topic = packet.topic
         alias = packet.properties.topic_alias
@@ -155,7 +153,7 @@ class Inbound:
         return self._unacknowledged_1 + len(self._session.received)
 
     def _resolve(self, alias: int, topic: str) -> str:
-        """Return the topic of an alias, and store a new meaning of it."""
+        """Return the topic of an alias. If the packet also has a topic, assign the alias to it."""
         if alias > self._topic_aliases_max:
             raise ProtocolViolation(
                 rc.TOPIC_ALIAS_INVALID, f"topic alias {alias} exceeds the maximum of {self._topic_aliases_max}"
@@ -190,7 +188,8 @@ class Inbound:
         return key
 
     def _refuse(self, packet: p.Publish, reason_code: int, text: str) -> None:
-        """Refuse a message in its acknowledgement. Without one that can say so, the connection is closed."""
+        """Refuse a message in its acknowledgement. QoS 0 and versions before 5.0 have no such code, so close the
+        connection."""
         if self._client.version != p.V5 or not packet.qos:
             raise ProtocolViolation(reason_code, text)
         kind: _Acknowledgement = p.Puback if packet.qos == 1 else p.Pubrec
@@ -270,7 +269,7 @@ class Inbound:
                 self._reject(kind, packet_id)
 
     def _written(self, number: int) -> None:
-        """One part of a message is durable."""
+        """Acknowledge a message if both of its parts are durable."""
         left = self._parts.get(number)
         if left is None:
             return
@@ -288,7 +287,8 @@ class Inbound:
         self._send_acknowledgement(kind, packet_id, reason_code)
 
     def _reject(self, kind: _Acknowledgement, packet_id: int) -> None:
-        """A queue is full. Versions before 5.0 cannot say so; the client sends the message again when it reconnects."""
+        """Refuse a message because a queue is full. Versions before 5.0 have no code for this; the client sends the
+        message again when it reconnects."""
         if kind is p.Puback:
             self._unacknowledged_1 -= 1
         else:
@@ -305,7 +305,8 @@ class Inbound:
     def _send_acknowledgement(
         self, kind: _Acknowledgement, packet_id: int, reason_code: int = 0, text: str = ""
     ) -> None:
-        """Send an acknowledgement, and those that waited for it. It waits itself if an earlier one is not sent."""
+        """Send an acknowledgement and those that waited for it. If an earlier one is not sent yet, keep it until
+        then."""
         order, confirmed = self._order[kind], self._confirmed[kind]
         if not order or order[0] != packet_id:
             confirmed[packet_id] = (reason_code, text)

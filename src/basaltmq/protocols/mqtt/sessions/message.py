@@ -40,7 +40,7 @@ RETAINED_COPY: Final = "mqtt.retained"
 """Exchange in the envelope of a retained message that a subscription requested."""
 
 DECODED_MAX: Final = 4096
-"""Cached envelopes of a virtual host. Past it the cache is emptied."""
+"""Cached envelopes of a virtual host. A full cache is emptied."""
 
 DECODED_BYTES_MAX: Final = 1024
 """Longer envelopes are not cached."""
@@ -133,7 +133,8 @@ def _short_text(raw: bytes) -> str | None:
 
 
 class Decoded:
-    """Decodes envelopes of the broker's messages, with a cache: adjacent messages are often alike."""
+    """Decodes envelopes of the broker's messages, with a cache, because adjacent messages often have equal
+    envelopes."""
 
     __slots__ = ("_known",)
 

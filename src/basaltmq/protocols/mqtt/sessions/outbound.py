@@ -5,15 +5,16 @@
                       └─ QoS 2: sent when its packet identifier is durable; PUBREC acknowledges it to the queue;
                                 PUBREL is sent when that is durable; PUBCOMP frees the identifier
 
-A durable session writes a row per flight, in the batches of the acknowledgements. For QoS 2 a packet is sent after the
-sync of its row. Otherwise a crash could send the message again under another identifier, and the client would see it
-twice. A QoS 1 packet does not wait: after a crash the client may get it again.
+A flight is a message of QoS 1 or 2 that was sent and is not acknowledged completely. A durable session writes a row per
+flight, in the batches of the acknowledgements. A QoS 2 packet is sent after the sync of its row. Otherwise, after a
+crash, the broker could send the message under another identifier, and the client would process it twice. A QoS 1 packet
+does not wait, because the client may receive it twice.
 
 The receive maximum of the client limits the flights. All queues of the session (its own and those of shared
-subscriptions) share it: their consumers have as much credit as is left. Two of them may be served in one turn before
-their credit is updated. Deliveries above the limit are then held, in order, until there is room.
+subscriptions) share it: their consumers have as much credit as is left. Two queues may deliver in one turn before the
+credit is updated. Deliveries above the limit then wait here, in order.
 
-A message that exceeds the client's maximum packet size is dropped as if it were delivered, as the standard requires.
+A message that exceeds the client's maximum packet size is acknowledged and not sent, as the standard requires.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _S: Final = 1_000_000_000
 
 
 class Client(Protocol):
-    """The connection of a client, as far as messages for it are concerned."""
+    """The part of a client's connection that sends messages."""
 
     version: int
     packet_bytes_max: int
@@ -127,7 +128,7 @@ class Outbound:
         self.dropped = 0
 
     def resume(self) -> None:
-        """Continue after CONNACK: send PUBREL again, and expect the other flights from the queue."""
+        """Continue after CONNACK: send PUBREL again. The queue delivers the messages of the other flights again."""
         for packet_id, flight in self._session.flights.items():
             if flight.state == RELEASED:
                 self._unacknowledged += 1
@@ -379,7 +380,7 @@ class Outbound:
         self._release(packet_id, flight)
 
     def _release(self, packet_id: int, flight: Flight) -> None:
-        """Send PUBREL, for a durable session when that is durable."""
+        """Send PUBREL. A durable session first writes the new state of the flight and waits for the sync."""
         release = encode(p.Pubrel(packet_id), self._client.version)
         if flight.state == SENT and self._session.is_durable:
             flight.state = RELEASED
@@ -409,7 +410,7 @@ class Outbound:
         self._has_more_room = True
 
     def flush(self) -> None:
-        """Pass acknowledgements to the broker, and send what was held. Called after the input of a turn."""
+        """Pass acknowledgements to the broker, and send deliveries that waited. Called after the input of a turn."""
         if not (self._acks or self._rows or self._held or self._has_more_room):
             return
         while self._held and self._unacknowledged < self._window:
@@ -473,7 +474,7 @@ class Outbound:
         if self._rows:
             self._vhost.write_rows(RowChange(self._rows))
             self._rows = []
-        # At once: the client may connect again in the next turn and expects them before later messages.
+        # Not deferred: the client may reconnect in the next turn and expects these messages before later ones.
         self._vhost.settle([Settlement(queue, token, ids, REQUEUE) for (queue, token), ids in leases.items()])
 
     @property

@@ -4,7 +4,7 @@ A retained publish writes its row in the batch of the message. An empty payload 
 
 A subscription gets all matching messages in the order of their topics. They pass through the queue of the session, so
 they have its order, flow control and acknowledgements. A wildcard reads a page of rows per step and waits while the
-queue of the session is long. Other clients are served between two steps.
+queue of the session is long. This scan is called a walk. Other clients are served between two steps.
 """
 
 from __future__ import annotations

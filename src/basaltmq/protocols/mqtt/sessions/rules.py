@@ -198,7 +198,7 @@ class Forwarder:
         self._has_positions = False
         """Whether the records after the positions were read."""
         self._is_stuck = False
-        """Whether the last append failed, which is then logged."""
+        """Whether the last append failed. Only the first failure in a row is logged."""
         self._is_stopped = False
         self._consumer = vhost.subscribe(rule.queue, self, tag=rule.queue, prefetch=PREFETCH, owner=self)
         self.appended = 0

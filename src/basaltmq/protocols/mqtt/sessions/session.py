@@ -31,7 +31,7 @@ CLIENT_ID_BYTES_MAX: Final = 240
 """The queue of a session has the client id in its name, which has at most 255 bytes."""
 
 MATCHES_MAX: Final = 256
-"""Cached topics per session. Past it the cache is emptied."""
+"""Cached topics per session. A full cache is emptied."""
 
 CACHED_TOPIC_CHARS_MAX: Final = 255
 """Longer topics are not cached, so that the cache of a session stays below 64 KiB."""

@@ -6,7 +6,8 @@ The queue exists as long as a session is a member. It delivers each message to o
 disconnects before it acknowledges, the message returns to its place, and another member gets it. Members of durable
 sessions are rows, so the queue collects messages also while no member is connected.
 
-A shared subscription has at most QoS 1: a QoS 2 message must not be sent to a second client, so it could not return.
+A shared subscription has at most QoS 1: a QoS 2 message must not be sent to a second client, so it could not be
+redelivered.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class SharedSubscriptions:
         """Client ids by group: `name/filter`."""
 
     def load(self, has_session: Callable[[str], bool]) -> None:
-        """Read the members. Those without a session ended with the last run."""
+        """Read the members. Remove those whose session ended when the broker stopped."""
         gone: list[Row] = []
         groups: set[str] = set()
         for key, _ in self._vhost.store.scan(Family.MQTT_SESSIONS, *prefix_range(keys.MEMBER)):
@@ -64,7 +65,7 @@ class SharedSubscriptions:
         return queue, [rows.mark(keys.member_key(group, client_id))]
 
     def leave(self, client_id: str, share: str, topic_filter: str) -> list[Row]:
-        """Remove a member. The queue is deleted with its last one. Return the rows to write."""
+        """Remove a member, and the queue if it was the last one. Return the rows to write."""
         group = f"{share}/{topic_filter}"
         members = self._members.get(group, set())
         members.discard(client_id)

@@ -2,11 +2,11 @@
 
     | type 4 bits | flags 4 bits | remaining length varint | body |
 
-`feed` adds received bytes and returns an iterator over the complete packets. The iterator may be left and continued
-later: `packets` yields the packets that are not taken yet. After an error the decoder cannot continue.
+`feed` adds received bytes and returns an iterator over the complete packets. A caller may stop iterating and continue
+later: `packets` yields the remaining packets. After an error the decoder cannot continue.
 
 The first packet must be CONNECT. It sets `version`, which determines how later packets are read. The decoder checks
-everything that one packet and the order CONNECT, others determine. Packet identifiers in use, topic aliases and quotas
+each packet by itself, and that CONNECT comes first and only once. Packet identifiers in use, topic aliases and quotas
 belong to the session.
 
 A packet is buffered only until it is complete, and its size is checked when its header arrives. A buffer therefore has
@@ -32,7 +32,7 @@ from basaltmq.protocols.mqtt.wire.properties import NO_PROPERTIES, Properties, r
 from basaltmq.protocols.mqtt.wire.topics import TOPIC_LEVELS_MAX, check_name
 
 CONNECT_BYTES_MAX: Final = 512 * 1024
-"""Limit for CONNECT, whose sender is not authenticated. Its five fields of 65,535 bytes fit."""
+"""Limit for CONNECT, because its sender is not authenticated yet. Five fields of 65,535 bytes fit."""
 
 _FLAGS: Final = {kind: 2 if kind in (p.PUBREL, p.SUBSCRIBE, p.UNSUBSCRIBE) else 0 for kind in range(1, 16)}
 """Fixed flags of every type but PUBLISH."""
@@ -145,7 +145,7 @@ class Decoder:
                     raise
                 if "\0" in topic:
                     raise malformed("the topic name contains U+0000")
-                # A topic shorter than the limit of levels cannot exceed it.
+                # A topic with fewer bytes than the limit of levels cannot have too many levels.
                 if "+" in topic or "#" in topic or len(topic) >= TOPIC_LEVELS_MAX:
                     check_name(topic)
                 packet_id = 0

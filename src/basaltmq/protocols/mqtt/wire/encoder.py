@@ -32,7 +32,7 @@ DUP: Final = 0x08
 
 
 class PacketTooLarge(MqttError):
-    """The packet exceeds the maximum packet size of the receiver, which must not get it."""
+    """The packet exceeds the maximum packet size of the receiver, so it must not be sent."""
 
     code = "mqtt_packet_too_large"
 
