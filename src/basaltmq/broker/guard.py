@@ -13,7 +13,7 @@ from basaltmq.errors import CorruptionError, StorageError, StoreStalledError, VH
 
 
 class Failing(Protocol):
-    """A virtual host, as far as guards use it."""
+    """The part of a virtual host that guards use."""
 
     name: str
 

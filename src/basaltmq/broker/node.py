@@ -272,7 +272,7 @@ class Node:
         return self.alarms.listen(callback, vhost)
 
     def reconfigure(self, config: Config) -> None:
-        """Use a new configuration. Its caller has kept the values that require a restart."""
+        """Use a new configuration. The caller has kept the old values of settings that require a restart."""
         self.config = config
 
     async def close(self) -> None:

@@ -3,8 +3,9 @@
     virtual host   max-connections, max-queues
     user           max-connections, max-channels
 
-They are the attribute `limits` of the virtual host or user in the node's catalog. A lower limit closes nothing that is
-open. Connections of AMQP and MQTT count, because they belong to one virtual host. Channels are those of AMQP 0-9-1.
+They are the attribute `limits` of the virtual host or user in the node's catalog. A lower limit does not close open
+connections or channels. Connections of AMQP and MQTT count, because they belong to one virtual host. Channels are those
+of AMQP 0-9-1.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ store counts too. A virtual host that cannot be opened when the node starts is r
 Restarts after a full disk do not count, because the cause is outside the virtual host. They repeat until there is
 space, with pauses that grow to FULL_PAUSE_S_MAX.
 
-The node's own store, with users and virtual hosts, is opened again in the same way (`SupervisedStore`). Virtual hosts
-run on meanwhile; logins that need a row fail.
+The node's own store, with users and virtual hosts, is opened again in the same way (`SupervisedStore`). Meanwhile
+virtual hosts keep running, but logins that need a row fail.
 """
 
 from __future__ import annotations

@@ -327,7 +327,7 @@ class VHost:
         self.tick.publish(messages)
 
     def enqueue(self, call: Enqueue) -> None:
-        """Gather messages for one queue, without routing. The caller has checked that the queue is no stream."""
+        """Gather messages for one queue, without routing. The caller has checked that the queue is not a stream."""
         if self.error is not None or self._closing:
             self._require_up()
         self.tick.enqueue(call)
@@ -387,7 +387,8 @@ class VHost:
         owner: object = None,
         selection: Selection | None = None,
     ) -> Consumer:
-        """Add a consumer. Deliveries start in the next turn of the loop. `selection`: it does not take all messages."""
+        """Add a consumer. Deliveries start in the next turn of the loop. With a `selection`, it receives only some
+        messages."""
         self._require_up()
         found = self.queues.get(queue, owner)
         if found.consumers.has_exclusive or (exclusive and len(found.consumers)):

@@ -1,9 +1,9 @@
 """A self-signed certificate for clients that use TLS and do not verify it.
 
-RocketMQ's Java and Go clients do so by default. Without a certificate of the operator the broker makes one, once, in a
-file of the node. It encrypts, and authenticates nobody. OpenSSL does all of TLS with it; only the key pair (P-256) and
-the certificate's own signature are calculated here, because Python's ssl module cannot create certificates. The
-signature is made once, in the process that chose the key, so its timing reveals nothing to clients.
+RocketMQ's Java and Go clients do so by default. If the operator has set no certificate, the broker creates this one,
+once, in a file of the node. It provides encryption but no authentication. OpenSSL does the rest of TLS. Only the key
+pair (P-256) and the signature of the certificate are calculated here, because Python's ssl module cannot create
+certificates. The signature is calculated once, without a client, so its timing reveals nothing.
 """
 
 from __future__ import annotations

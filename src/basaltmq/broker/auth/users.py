@@ -93,7 +93,7 @@ class Users:
         self._loopback_only = loopback_only
         self.anonymous_name = anonymous_name
         self.generation = 0
-        """Counts changes of users. A login of an earlier generation must be checked again."""
+        """Incremented by each change of a user. A login under an earlier generation must be checked again."""
         self._random_bytes = random_bytes
         self._process_secret = random_bytes(32)
         self._node_secret = secret or random_bytes(32)
@@ -239,8 +239,8 @@ class Users:
         if known == (stored, mark):
             self._remembered.move_to_end(name)
             return True
-        # The same password of the same user is checked once at a time, whoever sends it. So a restart, after which many
-        # hosts log in as one user, costs one check.
+        # Equal checks of one user share one computation. So a restart, after which many hosts log in as one user, costs
+        # one check.
         key = (name, stored, mark)
         check = self._running.get(key)
         if check is None:

@@ -62,7 +62,7 @@ class ConsumerSink(Protocol):
         ...
 
     def cancelled(self, consumer: Consumer) -> None:
-        """Handle the cancellation of a consumer whose queue was deleted."""
+        """Handle the cancellation of a consumer, because its queue was deleted."""
         ...
 
 
@@ -113,7 +113,7 @@ class Consumer:
         self.arguments = arguments
         self.owner = owner
         self.selection = selection
-        """None: it takes messages off the head of the queue."""
+        """None: the consumer receives messages from the head of the queue."""
         self.credit_left = prefetch or UNLIMITED
         self.paused = False
         self.active = True

@@ -1,11 +1,11 @@
 """Delivery without a queue: transient messages for connected clients that may lose them.
 
-A queue writes each message for itself, which costs 19 us per message and queue. A subscriber of MQTT with QoS 0 needs
-none of that: its client is connected, and nothing is redelivered. So the router groups such messages into runs, and
-each run goes to its sinks when the batch of the turn is written.
+A message costs 19 us in each queue that it is written to. An MQTT subscriber with QoS 0 does not need the write: its
+client is connected, and nothing is redelivered. So the router groups such messages into runs, and each run goes to its
+sinks when the batch of the turn is written.
 
-A sink accepts messages only while nothing waits before them: its queue is empty, and its client reads. All others stay
-in the queue, so the messages of a topic keep their order.
+A sink accepts messages only while its queue is empty and its client reads. Otherwise they go to the queue, so the
+messages of a topic keep their order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class DirectSink(Protocol):
     """A connected client with a queue of its own."""
 
     def accepts_direct(self) -> bool:
-        """Whether nothing waits that must be sent before the next message."""
+        """Whether the next message can be sent without overtaking another one."""
         ...
 
     def deliver_direct(self, run: DirectRun) -> None:
@@ -36,4 +36,4 @@ class DirectRun:
         self.messages: list[tuple[bytes, bytes]] = []
         """Envelopes and bodies."""
         self.encoded: dict[Any, Any] = {}
-        """Encodings that sinks share, by what distinguishes them."""
+        """Encoded packets by subscription options, shared by the sinks with equal options."""

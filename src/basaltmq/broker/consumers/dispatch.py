@@ -95,7 +95,7 @@ class Dispatch:
         except QueueNotFoundError:
             return False
         except QueueFailedError:
-            # Already logged. A queue that is not down is read again at once; one that is down, after its restart.
+            # Already logged. A queue that has failed is read again after its restart, any other at once.
             queue.has_ready = self._plane.damage.error_of(queue.name) is None
             return queue.has_ready
         except CorruptionError as error:

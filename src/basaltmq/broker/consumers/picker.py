@@ -1,4 +1,4 @@
-"""Serves consumers with a selection: reads their queue for them in portions, and leases what they accept.
+"""Serves consumers with a selection: reads their queue in portions, and leases the messages that they accept.
 
 A consumer reads only while it has credit. One turn reads for at most `CHOOSE_S`, so a long queue in which nothing is
 accepted delays no other client. The consumers of a queue take turns.
@@ -50,7 +50,7 @@ class Picker:
             except QueueNotFoundError:
                 return False
             except QueueFailedError:
-                # A queue that is not down is read again at once; one that is down, after its restart.
+                # A queue that has failed is read again after its restart, any other at once.
                 return self._plane.damage.error_of(queue.name) is None
             except CorruptionError as error:
                 _log.error("cannot serve queue %r: %s", queue.name, error)
@@ -74,7 +74,7 @@ class Picker:
                 return
 
     def _accepted(self, read: list[Any], selection: Selection, until_s: float) -> list[Any]:
-        """Return the messages that the consumer accepts. Those for which there is no time are read again."""
+        """Return the messages that the consumer accepts. Messages that are not evaluated in time are read again."""
         accepts = selection.accepts
         if accepts is None:
             return read

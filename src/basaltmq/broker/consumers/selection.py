@@ -1,8 +1,8 @@
-"""What a consumer takes from anywhere in its queue: messages that a filter accepts, or copies of all messages.
+"""Selection: a consumer receives only messages that a filter accepts, or copies of all messages.
 
-A usual consumer takes messages off the head of the queue. One with a selection reads the queue with a scan of its own
-(`queues/browsing/scan.py`), each message once, and leases those that it accepts. Messages that it does not accept stay
-where they are. A consumer of copies leases nothing.
+Most consumers receive messages from the head of the queue. A consumer with a selection reads the queue with a scan of
+its own (`queues/browsing/scan.py`), each message once, and leases those that it accepts. Messages that it does not
+accept stay where they are. A consumer of copies leases nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from basaltmq.queues.browsing.scan import Scan
 
 
 class Selection:
-    """The choice of one consumer, and how far it has read the queue."""
+    """The filter of one consumer, and how far it has read the queue."""
 
     __slots__ = ("accepts", "is_copy", "scan", "waiting")
 

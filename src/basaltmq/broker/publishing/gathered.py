@@ -1,4 +1,4 @@
-"""Operations that were gathered for a turn of the loop, and how they are cut into batches.
+"""Operations that were gathered for a turn of the loop, and their division into batches.
 
 Publishes and enqueues share the limits of a batch. If both are gathered, each gets half of the bytes, so neither delays
 the other for longer than a turn.

@@ -34,7 +34,7 @@ DELIVERY_TIME: Final = "x-opt-delivery-time"
 _DELIVERY: Final = b"x-opt-delivery-"
 
 ROUTES_MAX: Final = 16_384
-"""Cached routes; a few MiB with usual names. Past it the cache is emptied."""
+"""Cached routes; a few MiB with usual names. A full cache is emptied."""
 
 CACHED_KEY_CHARS_MAX: Final = 255
 """Routes of longer keys are not cached. MQTT topics have up to 65,535 bytes, and a full cache would take a gigabyte."""
@@ -49,13 +49,12 @@ SHARE_BYTES_MIN: Final = 256
 """A fan-out stores larger bodies once for all queues (queues/fanout.py); smaller ones are copied."""
 
 TOGETHER_MIN: Final = 16
-"""Queues of a fan-out from which small bodies are enqueued together too.
-
-A message to 1,000 queues takes 22 ms this way and 77 ms queue by queue; fewer queues were not measured."""
+"""From this number of queues on, a fan-out enqueues small bodies together, too. A message to 1,000 queues takes 22 ms
+together and 77 ms queue by queue; fewer queues were not measured."""
 
 
 MATCH_S_MIN: Final = 1e-4
-"""Matching by properties is charged from here on. A match with a few dozen bindings takes less."""
+"""Shorter matching by properties is not charged. A match with a few dozen bindings takes less."""
 
 MATCH_COPY_S: Final = 1e-5
 """Matching time that counts like one message to one queue of a transaction."""
@@ -90,7 +89,7 @@ class Route:
 
     @property
     def copies(self) -> int:
-        """What a message counts in a transaction: one per queue, at least one, and its matching."""
+        """The count of a message in a transaction: one per queue, at least one, and its matching."""
         return max(1, self.fan_out) + int(self.match_s / MATCH_COPY_S)
 
     def fan_out_s(self, *, is_transient: bool) -> float:

@@ -1,4 +1,4 @@
-"""The tick: what clients of all protocols do in one turn of the loop is written as one batch.
+"""The tick: all operations of clients in one turn of the loop are written as one batch, for all protocols.
 
     publish, enqueue, settle ─> gather ─> one change of the queue plane ─┬─> returns, confirms without a sync
                                                                          ├─> deliveries to consumers
@@ -81,7 +81,7 @@ class StreamAppend(Protocol):
 
 
 class Tick:
-    """Gathers the work of clients of one virtual host and does it at the end of the loop's turn."""
+    """Gathers the operations of clients of one virtual host and executes them at the end of the loop's turn."""
 
     def __init__(
         self, owner: Failing, plane: QueuePlane, commit: LoopCommit, router: MessageRouter, streams: StreamAppend
@@ -319,7 +319,7 @@ class Tick:
             _call(publisher.returned, exchange, key, raw, body, number)
 
     def _confirm(self, batch: TickBatch) -> None:
-        """The batch is written: count, deliver, and confirm now or after the sync."""
+        """Finish a written batch: count, deliver, and confirm now or after the sync."""
         for queues, drafts in batch.steps:
             for queue in queues:
                 queue.published += len(drafts)

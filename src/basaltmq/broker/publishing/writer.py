@@ -37,7 +37,7 @@ class BatchWriter:
                     continue
             except Exception as error:
                 if isinstance(error, StorageError) and not isinstance(error, CorruptionError):
-                    # The write raises it again.
+                    # The write raises the same error.
                     continue
                 refuse([Gathered(enqueues=[call for call in batch.enqueues if call.queue == queue])], error)
             else:

@@ -11,12 +11,12 @@ time.
 
 A fan-out (a message to many queues) is one batch and may take longer than a turn. Small batches are inefficient: the
 first message costs four times as much per queue as the next. So fan-outs may use `FAN_OUT_S` at once, which becomes a
-debt. Each turn reduces the debt by `REPAID_S`. Connections whose next message is a fan-out wait until the debt is 0. An
-idle turn takes microseconds, so fan-outs are delayed only while other connections have work. Messages with large
-headers are treated in the same way.
+debt. Each turn reduces the debt by at most `REPAID_S`. Connections whose next message is a fan-out wait until the debt
+is 0. An idle turn takes microseconds, so fan-outs are delayed only while other connections have work. Messages with
+large headers are treated in the same way.
 
-Some work has a cost of its own per connection, and thousands of connections may cause it in the same turn. It waits in
-two lines, which get equal shares of `WORK_S` per turn:
+Some work is necessary once per connection, such as opening a session, and thousands of connections may need it in the
+same turn. It waits in two lines, which get equal shares of `WORK_S` per turn:
 
     do                                  clients wait for it: opening a session, SUBSCRIBE
     clean_up, close_later, in_portions  closing sockets, cleaning up after lost connections, the checks of each second
@@ -49,7 +49,7 @@ FAN_OUT_S: Final = 0.024
 
 REPAID_S: Final = 0.004
 """Debt that a turn compensates. A reply takes up to four turns, and the debt of a full batch lasts six. So a reply
-meets one batch, seldom two."""
+waits for one batch, seldom for two."""
 
 WORK_S: Final = 0.005
 """Time per turn for the work of both lines. The last piece may exceed it."""

@@ -2,8 +2,8 @@
 
     NOT   unknown -> unknown     AND   false if either is false, else unknown if either is     OR   the reverse
 
-A comparison with a missing property is unknown. Values of different types are not equal, and neither is less. Texts and
-booleans can only be equal or unequal. Arithmetic with anything but numbers, and a division by zero, are unknown.
+A comparison with a missing property is unknown. Values of different types are not equal, and neither is less. Strings
+and booleans can only be equal or unequal. Arithmetic is unknown if an operand is not a number or the divisor is zero.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Final, TypeAlias
 import re2
 
 LookUp: TypeAlias = Callable[[str], Any]
-"""Returns the value of an identifier: a bool, a number, a text, `Untyped`, or None if the message does not have it."""
+"""Returns the value of an identifier: a bool, a number, a string, `Untyped`, or None if the message does not have
+it."""
 
 Condition: TypeAlias = Callable[[LookUp], Any]
 
@@ -26,15 +27,15 @@ LIKE_BYTES_MAX: Final = 1024
 """Limit of all LIKE patterns of a selector."""
 
 LIKE_STEPS_MAX: Final = 1 << 17
-"""Bytes of all LIKE patterns times bytes of a text. RE2 takes up to 4 ns per step, so a message takes 0.5 ms.
-
-A longer text is unknown."""
+"""Bytes of all LIKE patterns times bytes of a value. RE2 takes up to 4 ns per step, so a message takes 0.5 ms. With a
+longer value the result is unknown."""
 
 _PROGRAM_BYTES_MAX: Final = 128 << 10
 
 
 class Untyped(str):
-    """A property of a protocol that has texts only. It is a number or a boolean where the other operand is one."""
+    """A property of a protocol that has strings only. It counts as a number or a boolean if the other operand is
+    one."""
 
     __slots__ = ()
 
@@ -214,7 +215,7 @@ class Patterns:
 
 
 def like(inner: Condition, pattern: str, escape: str | None, patterns: Patterns) -> Condition:
-    """`%` stands for any text, `_` for one character. `escape` takes away the meaning of the character after it."""
+    """`%` stands for any string, `_` for one character. After the character `escape` they stand for themselves."""
     patterns.size_bytes += len(pattern.encode(errors="replace"))
     if patterns.size_bytes > LIKE_BYTES_MAX:
         raise ValueError(f"all patterns together exceed {LIKE_BYTES_MAX} bytes")

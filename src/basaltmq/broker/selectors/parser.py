@@ -9,7 +9,7 @@
     product     = signed { (* | /) signed }
     signed      = [ + | - ] signed | literal | name | ( condition )
 
-Parts of the wrong kind are refused here: a number is no condition, and a text cannot be added.
+The parser refuses operands of the wrong kind: a number is not a condition, and a string cannot be added.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
 
 
 def parse(text: str) -> Selector:
-    """Return the selector of a text, or raise InvalidArgumentError."""
+    """Parse a selector. Raise InvalidArgumentError if it is not valid."""
     if len(text.encode(errors="surrogatepass")) > TEXT_BYTES_MAX:
         raise InvalidArgumentError(f"a selector exceeds {TEXT_BYTES_MAX} bytes")
     words = words_of(text)
@@ -191,7 +191,7 @@ class _Parser:
         return self._tested(c.both(above, below), is_negative)
 
     def _values(self) -> list[Any]:
-        """Read the values of IN. JMS knows texts only, RocketMQ uses numbers too."""
+        """Read the values of IN. JMS allows strings only, RocketMQ also numbers."""
         self._take(OPERATOR, "(")
         values: list[Any] = []
         while True:

@@ -1,4 +1,4 @@
-"""Words of a selector: names, keywords, numbers, texts and operators.
+"""Words of a selector: names, keywords, numbers, strings and operators.
 
 A name with other characters than letters, digits, `_`, `$` and `.` needs double quotes: `a-b` is a difference.
 """
@@ -15,7 +15,7 @@ NAME, KEYWORD, NUMBER, TEXT, OPERATOR, END = range(6)
 KEYWORDS: Final = frozenset(
     ("AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"),
 )
-"""Words with a meaning, in any case."""
+"""Keywords, in upper or lower case."""
 
 _WORD: Final = re.compile(
     r"""
@@ -34,7 +34,7 @@ _NUMBER_CHARS_MAX: Final = 64
 
 
 class Word(NamedTuple):
-    """A word and its position. Keywords are in upper case, numbers and texts decoded."""
+    """A word and its position. Keywords are in upper case, numbers and strings decoded."""
 
     kind: int
     value: Any

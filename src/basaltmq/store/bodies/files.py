@@ -30,15 +30,15 @@ from basaltmq.store.integrity.body_frames import (
 )
 
 FILE_BYTES_MAX: Final = 128 << 20
-"""A file that has reached this size gets no more bodies. At 400 MB/s a larger file than 64 MiB saves one directory
-sync in two, and one pinned body keeps at most twice this size from being reclaimed."""
+"""A file that has reached this size gets no more bodies. Compared with 64 MiB, it halves the number of directory syncs.
+One live body keeps at most twice this size from being reclaimed."""
 
 OPEN_MAX: Final = 64
 """Files that stay open for reading."""
 
 IDLE_BYTES_MIN: Final = 32 << 20
-"""A current file without live bytes is replaced from this size on. Queues that are empty now and then would start a new
-file each time with a smaller size."""
+"""A current file without live bytes is replaced from this size on. With a smaller size, a queue that is often empty
+would start a new file each time."""
 
 
 class _Handle:
@@ -65,11 +65,11 @@ class BodyFile:
     rewinds: int = 0
     """How often `undo` moved the end back. The next append then overwrites bytes that a sync may have covered."""
     is_stuck: bool = False
-    """A frame cannot be read, so live bodies cannot be moved out of the file."""
+    """Whether a frame cannot be read, so live bodies cannot be moved out of the file."""
 
 
 class Pin:
-    """Keeps dead files while it exists, for a snapshot, a scan or a backup."""
+    """While a pin exists, dead files are kept. Snapshots, scans and backups hold one."""
 
     __slots__ = ("__weakref__",)
 
@@ -84,13 +84,13 @@ class BodyFiles:
         self.dead: set[int] = set()
         """Files without live bytes, as of a durable write. They can be removed."""
         self.durable = Position()
-        """Everything before it is durable."""
+        """Bodies before this position are durable."""
         self.pins: weakref.WeakSet[Pin] = weakref.WeakSet()
         self.forgotten: set[int] = set()
         """Removed files that still have a row."""
         self.unsynced_bytes = 0
         self.has_changed = True
-        """Whether files may have become dead or wasteful."""
+        """Whether files may have become dead or half garbage."""
         self._current: BodyFile | None = None
         self._writing: _Handle | None = None
         self._next = 1
@@ -100,7 +100,7 @@ class BodyFiles:
         self._handles_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._before: dict[int, tuple[int, int]] = {}
-        """Live bytes and end of each file that the batch has changed, as they were before."""
+        """Live bytes and end of each file before the batch changed it."""
 
     def load(self, live: Mapping[int, int]) -> bool:
         """Take the files on disk, with their live bytes. Return False if the rows do not match the files.
@@ -172,7 +172,7 @@ class BodyFiles:
             self.has_changed = True
 
     def end_current(self) -> None:
-        """Append no more to the current file."""
+        """Close the current file for appends."""
         self._current = self._writing = None
         self.has_changed = True
 
@@ -215,7 +215,7 @@ class BodyFiles:
         return dead
 
     def wasteful(self) -> list[BodyFile]:
-        """Return files with live bytes that are mostly garbage."""
+        """Return files that have live bytes and are half garbage or more."""
         return [file for file in self.files.values() if self._is_wasteful(file)]
 
     def _is_dead(self, file: BodyFile) -> bool:

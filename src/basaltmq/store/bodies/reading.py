@@ -69,7 +69,7 @@ def with_bodies(
     rows = merge(zip(places, repeat(True)), zip(small, repeat(False)), key=lambda row: row[0][0], reverse=reverse)
     for (key, value), is_place in rows:
         if key == last:
-            # A small body under the key of a large one is older.
+            # If a key has both a small and a large body, the small one is older.
             continue
         last = key
         if not is_place:

@@ -3,7 +3,7 @@
 A body of 32 KiB or more in the family `message_content` is written once, to a body file, and never passes through
 RocksDB's WAL, memtables, blob files or flushes. The family `body_places` has a row that points to it. Callers see one
 family: get, scan and snapshot return the body, and deleting the row deletes it. So shared bodies, prepared branches,
-dead-lettering and requeues work on rows as before, and bodies in older rows stay readable.
+dead-lettering and requeues change rows only. Large bodies in rows of earlier versions stay readable.
 
     write    append bodies (pwritev) ─> one WriteBatch: rows, places, live bytes of files, durable end ─> WAL
     sync     fdatasync body files    ─> sync WAL ─> confirms. Files dead by then are removed
@@ -23,12 +23,10 @@ Invariants
 - When half of a full file is garbage, a thread appends its live bodies to the current file, a few at a time, and
   changes their places. A reader that finds its file removed reads the place again.
 
-In a crash
-----------
-A killed process loses nothing that was written. A power loss may leave a batch in the WAL whose body is not on disk.
-Such a batch was never confirmed, and the open cuts the WAL there (`integrity/body_tails.py`). A body whose row was
-flushed to an SST file in that moment stays as a damaged one: it is reported and quarantined, and costs itself only.
-A flipped bit costs one body. A missing file costs its bodies. Both are named like unreadable rows.
+In a crash ---------- A killed process loses nothing that was written. A power loss may leave a batch in the WAL whose
+body is not on disk. Such a batch was never confirmed, and the open cuts the WAL there (`integrity/body_tails.py`). If
+the row of such a body was already flushed to an SST file, the body counts as damaged: it is reported and quarantined. A
+flipped bit loses one body. A missing file loses its bodies. Both are reported like unreadable rows.
 
 A write that RocksDB refuses (a stall) moves the end of the file back. A failed append or fdatasync, as on a full disk,
 poisons the store like a failed WAL write, and nothing is confirmed.
@@ -78,17 +76,17 @@ from basaltmq.store.rocks_cursor import RocksSnapshot
 from basaltmq.store.salvage.unreadable import Unreadable
 
 LARGE_BYTES_MIN: Final = 32 << 10
-"""Smaller bodies are rows: for them the group's one WAL write is cheaper than a file write each."""
+"""Smaller bodies are rows: one WAL write for the whole group is cheaper than one file write per body."""
 
 UNSYNCED_BYTES_MAX: Final = 64 << 20
-"""Large publishes wait while more bytes are not on disk. Beyond it the kernel would block the writer, and the loop.
-From half of it on, a thread syncs, because publishers without confirms request no sync."""
+"""Large publishes wait while more bytes than this are not synced. Above it, the kernel would block the writing thread,
+which is the event loop. From half of it on, a thread syncs, because publishers without confirms request no sync."""
 
 MOVE_BYTES: Final = 1 << 20
 """Bytes of bodies that a move appends under one lock."""
 
 MOVE_FREE_BYTES: Final = 64 << 20
-"""Free disk space that a move leaves. A full disk needs its reserve to open the store and to drain queues."""
+"""Free disk space that a move leaves. With a full disk, opening the store and draining queues need this space."""
 
 TIDY_WAIT_S: Final = 60.0
 """How long `close` waits for the thread that removes and empties files."""
@@ -176,7 +174,8 @@ class BodyStore(RocksStore):
         return self._is_view or bool(self._files.files)
 
     def body(self, key: bytes, row: bytes) -> bytes | None:
-        """Return the body that a row points to. None if it is unreadable, which is recorded, or meanwhile deleted."""
+        """Return the body that a row points to. None if it was deleted meanwhile, or is unreadable, which is
+        recorded."""
         try:
             while True:
                 place = Place.decode(key, row)
@@ -319,7 +318,7 @@ class BodyStore(RocksStore):
         return found
 
     def flush(self, family: Family | None = None, *, wait: bool = True) -> None:
-        # An SST file must not refer to bodies that a power loss would take.
+        # An SST file must not refer to bodies that are not synced, because a power loss could remove them.
         self.sync()
         super().flush(family, wait=wait)
 

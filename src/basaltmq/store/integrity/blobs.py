@@ -1,7 +1,7 @@
 """Reads RocksDB blob files without RocksDB, so that a fault has a file name and an offset.
 
-RocksDB reports "Blob CRC mismatch" without a position, and reads only values that are still referenced. A blob file is
-a header, records and a footer, all little-endian:
+RocksDB reports "Blob CRC mismatch" without a position, and reads only values that SST files still refer to. A blob file
+is a header, records and a footer, all little-endian:
 
     header  30   magic u32, version u32, family u32, flags u8, compression u8, expiration 2 x u64
     record  32   key length u64, value length u64, expiration u64, CRC of these 24, CRC of key and value; key; value

@@ -8,8 +8,8 @@
     │ "Body"│ crc   │ u32   │ u32   │ len │     │      │   head crc: CRC32C of the header without it, and of the key
     └───────┴───────┴───────┴───────┴─────┴─────┴──────┘   little-endian
 
-The row that points to a frame (`Place`) has the same CRC and size, so a read needs no header. Headers serve those who
-walk a file: moving live bodies out of a file, and a repair without readable rows.
+The row that points to a frame (`Place`) has the same CRC and size, so a read needs no header. Headers are for reading a
+whole file: to move live bodies out of it, and to repair without readable rows.
 """
 
 from __future__ import annotations

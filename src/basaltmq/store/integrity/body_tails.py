@@ -1,4 +1,4 @@
-"""Finds writes at the end of the WAL whose large bodies a power loss has taken.
+"""Finds writes at the end of the WAL whose large bodies were lost in a power loss.
 
 A sync makes bodies durable before the WAL. But the kernel may write WAL bytes to disk on its own, earlier than the
 bodies that they refer to. After a power loss such a write is complete in the WAL and its body is not. It was never
@@ -57,9 +57,9 @@ def without_bodies_cut(directory: Path, manifest: Path, logs: list[LogScan]) -> 
 
 
 def _mentions_bodies(log: LogScan) -> bool:
-    """Whether a log may have a batch with bodies. A log without one costs no parsing.
+    """Whether a log may have a batch with bodies. A log without one is not parsed.
 
-    The key of a single batch may lie across two blocks, so a short part of it is enough.
+    The key may be split over two blocks, so a short part of it counts as a match.
     """
     if not log.size_bytes:
         return False

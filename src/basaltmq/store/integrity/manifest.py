@@ -66,7 +66,7 @@ _NUMBERS: Final = frozenset((_LOG, _NEXT_FILE, _LAST_SEQUENCE, _PREVIOUS_LOG, _O
 
 
 def oldest_log(manifest: Path) -> int:
-    """Return the number of the oldest WAL file that is still required, 0 if all may be."""
+    """Return the number of the oldest WAL file that is still required. 0: every WAL file may be required."""
     return max((_head(edit)[0].get(_OLDEST_LOG, 0) for edit in read_records(manifest)), default=0)
 
 

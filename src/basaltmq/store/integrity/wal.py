@@ -352,7 +352,7 @@ def _next_valid(data: mmap.mmap, size: int, start: int) -> int | None:
             at = match.start() - 6
             stored, length, _ = _HEADER.unpack_from(block, at)
             end = at + _HEADER_BYTES + length
-            # An empty payload matches by chance too easily. Basalt writes no empty records.
+            # Skip empty payloads: they match by chance too often, and Basalt writes no empty records.
             if length > 0 and end <= len(block) and stored == masked(google_crc32c.value(block[at + 6 : end])):
                 return base + at
         base += BLOCK_BYTES

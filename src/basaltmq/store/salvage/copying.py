@@ -20,7 +20,8 @@ BATCH_BYTES: Final = 4 << 20
 """Bytes of rows per batch: large enough to hide the cost of a batch, small compared to the write buffers."""
 
 STALL_WAIT_MS: Final = 600_000
-"""The copy runs as fast as compaction allows. A disk that accepts no write for ten minutes has failed."""
+"""How long a write may stall. The copy is as fast as compaction allows, but a disk without a write for ten minutes has
+failed."""
 
 _NEVER: Final = frozenset({Family.DEFAULT, Family.TRANSIENT, Family.BODY_FILES})
 """Families that are empty, that the queue plane wipes at open, or that are counted again."""

@@ -211,7 +211,7 @@ def shard_topics(rows: Rows) -> dict[int, str]:
 
 
 def _row(family: Family, key: bytes, objects: dict[UUID, str], topics: dict[int, str]) -> tuple[str, str, str]:
-    """Return a row's owner, its name, and its queue (empty if it has none)."""
+    """Return the owner of a row, the row's name (such as a message id), and its queue (empty if it has none)."""
     try:
         if family is Family.MESSAGES:
             queue, _, _, message_id = queue_keys.decode_message_key(key)

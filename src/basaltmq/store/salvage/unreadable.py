@@ -10,9 +10,9 @@ Counts without a row are recounted. Messages whose lease is unreadable are ready
 consumer; `Store.has_unreadable` tells the queue to mark them as redelivered. Reads of all other families raise, because
 an unreadable configuration must not look like a missing one.
 
-Compaction must not meet the damage, because RocksDB then stops all writes. So a family with a skipped range is no
-longer compacted. That makes reads slower but never stalls writes. If compaction meets the damage first, a write fails
-and poisons the store; the SST file is recorded, and the next open does not compact its family.
+Compaction must not read the damaged block, because RocksDB then stops all writes. So a family with a skipped range is
+no longer compacted. That makes reads slower but never stalls writes. If compaction reads the damaged block first, a
+write fails and poisons the store; the SST file is recorded, and the next open does not compact its family.
 
 Bisection over keys finds the key after the damage (`salvage.reading`): a few hundred seeks per block. Rows that other
 SST files have in the same key range are skipped too; a repair finds them.
@@ -110,7 +110,7 @@ class Unreadable:
             )
 
     def table(self, fault: str) -> None:
-        """Record a damaged SST file that a background job met."""
+        """Record a damaged SST file that a background job has read."""
         name = fault_of(fault)
         if name.endswith(".sst"):
             with contextlib.suppress(OSError):
