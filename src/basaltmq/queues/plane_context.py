@@ -1,4 +1,5 @@
-"""What the queues of a plane share: store, generators of ids, enqueue times and tokens, timers, memory budgets."""
+"""The context that the queues of a plane share: store, generators of ids, enqueue times and tokens, timers, memory
+budgets."""
 
 from __future__ import annotations
 

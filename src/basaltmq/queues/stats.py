@@ -7,9 +7,9 @@
 the rows, including those of delayed messages. `enqueued` to `duplicates` are totals since the queue was created. The
 number of leased messages comes from the leases, so a lease does not change this row.
 
-Messages up to the place `returned ns` may have been delivered before. The queue has no message below the place `floor
-ns`; rows found there do not belong to it. Layout 1 lacks these two fields. Layout 2 lacks the checksum, which detects
-wrong but plausible counts: they would hide the messages of a queue.
+Messages with an enqueue time up to `returned ns` may have been delivered before. The queue has no message with an
+enqueue time below `floor ns`; rows found there do not belong to it. Layout 1 lacks these two fields. Layout 2 lacks the
+checksum, which detects wrong but plausible counts: they would hide the messages of a queue.
 
 Transient messages and their counts are in memory. Eviction of a queue writes both to the transient family, which is
 wiped at open:

@@ -1,8 +1,8 @@
 """Records that are appended to a topic later: rows of the family `scheduled_records`.
 
     'D' due ms u64, id (16)   ->  the record and its topic: it is appended when it is due
-    'H' id (16)               ->  a half record: it is appended if its producer decides so
-    'C' due ms u64, id (16)   ->  when the producer of a half record is asked for its decision
+    'H' id (16)               ->  a half record: it is appended if its producer commits the transaction
+    'C' due ms u64, id (16)   ->  when the broker requests the decision from the producer of a half record
     'M' shard u64             ->  next offset u64: scheduled records are being appended to the shard
 
 Values are MessagePack. Each row is written in one batch with the change that causes it: the deletion of a lease (dead

@@ -75,7 +75,7 @@ def _accepted(context: Context, client: Client, request: Request) -> Response:
 
 
 def _needs_thread(context: Context, request: Request) -> bool:
-    """Whether batches are compressed, or many records decoded, before they are appended."""
+    """Whether batches must be compressed, or many records decoded, before the append."""
     decoded = 0
     for topic in request.body["topics"]:
         config = _config_of(context, topic)

@@ -95,7 +95,7 @@ class Server:
         if self._context is None or self._context.vhost is not vhost:
             before, self._context = self._context, None
             if before is not None:
-                # Forgotten first: if this or the next step fails, the next request must not close it again.
+                # Remove it first: if this or the next step fails, the next request must not close it again.
                 before.close()
             self._context = Context(self.node, vhost, self.settings)
         return self._context
@@ -108,7 +108,7 @@ class Server:
         except VHostDownError:
             pass
         except BasaltError as error:
-            # The other virtual hosts and protocols are served. Each Kafka request tries again.
+            # Do not raise: other virtual hosts and protocols are served. Each Kafka request tries again.
             _log.error("Kafka cannot serve vhost %r: %s", self.settings.vhost, error)
         listener = await loop.create_server(
             lambda: Connection(self),

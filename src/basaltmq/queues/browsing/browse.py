@@ -1,6 +1,6 @@
 """Reads the messages of a queue at one point in time, without changing them.
 
-    browse(seen, "jobs", from_ns, to_ns)  ->  pages of messages that were enqueued in that time
+    browse(view, "jobs", from_ns, to_ns)  ->  pages of messages that were enqueued in that time
 
 Works on any view of a store: a snapshot of an open store, a view from another process, or a backup. Leased and delayed
 messages are included. Transient messages that exist in memory only are not.
@@ -48,15 +48,15 @@ class Page(NamedTuple):
     is_last: bool
 
 
-def config_of(seen: Reader, queue: str) -> QueueConfig:
-    row = seen.get(Family.QUEUES, queue_keys.queue_key(queue))
+def config_of(view: Reader, queue: str) -> QueueConfig:
+    row = view.get(Family.QUEUES, queue_keys.queue_key(queue))
     if row is None:
         raise QueueNotFoundError(f"queue {queue!r} does not exist")
     return decode_config(queue, row)
 
 
 def browse(
-    seen: Reader,
+    view: Reader,
     queue: str,
     from_ns: int = 0,
     to_ns: int = ALL_NS,
@@ -69,15 +69,15 @@ def browse(
 
     Fairness keys are those of the publishers. In a queue with priorities, the priority is the effective one.
     """
-    has_priorities = bool(config_of(seen, queue).priorities_max)
-    from_ns = max(from_ns, _floor_ns(seen, queue))
+    has_priorities = bool(config_of(view, queue).priorities_max)
+    from_ns = max(from_ns, _floor_ns(view, queue))
     messages: list[Message] = []
     cursors: list[bytes] = []
     size_bytes = 0
-    for cursor, key, row in _rows(seen, queue, from_ns, to_ns, after):
+    for cursor, key, row in _rows(view, queue, from_ns, to_ns, after):
         if len(messages) >= messages_max or size_bytes >= bytes_max:
             return Page(messages, cursors, is_last=False)
-        message = _open(seen, key, row)
+        message = _open(view, key, row)
         if has_priorities:
             message.priority, message.fairness_key = rows.split_sub_queue(message.fairness_key)
         messages.append(message)
@@ -86,51 +86,51 @@ def browse(
     return Page(messages, cursors, is_last=True)
 
 
-def times_of(seen: Reader, queue: str) -> tuple[int, int]:
+def times_of(view: Reader, queue: str) -> tuple[int, int]:
     """Return the enqueue times of the oldest and newest message in a queue; (0, 0) if it is empty."""
-    config_of(seen, queue)
-    floor_ns = _floor_ns(seen, queue)
+    config_of(view, queue)
+    floor_ns = _floor_ns(view, queue)
     times: list[int] = []
     start, end = key_parts.prefix_range(queue_keys.message_prefix(queue))
-    while (first := next(iter(seen.scan(Family.MESSAGES, start, end)), None)) is not None:
+    while (first := next(iter(view.scan(Family.MESSAGES, start, end)), None)) is not None:
         sub = first[0][:-24]
         start = _above(sub)
-        last = next(iter(seen.scan(Family.MESSAGES, sub, start, reverse=True)), first)
+        last = next(iter(view.scan(Family.MESSAGES, sub, start, reverse=True)), first)
         times += (int.from_bytes(key[_TIME_AT], "big") for key, _ in (first, last))
-    for key, _ in seen.scan(Family.DELAYED, *key_parts.prefix_range(queue_keys.timed_message_prefix(queue))):
+    for key, _ in view.scan(Family.DELAYED, *key_parts.prefix_range(queue_keys.timed_message_prefix(queue))):
         times.append(int.from_bytes(key[_TIME_AT], "big"))
     if not times or max(times) < floor_ns:
         return 0, 0
     return max(min(times), floor_ns), max(times)
 
 
-def _floor_ns(seen: Reader, queue: str) -> int:
+def _floor_ns(view: Reader, queue: str) -> int:
     """Return the lowest valid enqueue time. Rows below it belong to a deleted queue with the same name."""
-    return int.from_bytes(seen.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or b"\0", "big")
+    return int.from_bytes(view.get(Family.DELETED_QUEUES, queue_keys.deleted_queue_key(queue)) or b"\0", "big")
 
 
-def _rows(seen: Reader, queue: str, from_ns: int, to_ns: int, after: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+def _rows(view: Reader, queue: str, from_ns: int, to_ns: int, after: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
     """Yield (cursor, message key, row)."""
     kind, behind = after[:1], after[1:]
     if after and kind not in _KINDS:
         raise InvalidArgumentError(f"{after[:24].hex()} is not a cursor of a queue")
     if kind != b"d":
-        for key, row in _ready(seen, queue, from_ns, to_ns, behind):
+        for key, row in _ready(view, queue, from_ns, to_ns, behind):
             yield b"m" + key, key, row
         behind = b""
     start, end = key_parts.prefix_range(queue_keys.timed_message_prefix(queue))
-    for key, row in seen.scan(Family.DELAYED, max(start, behind + b"\0" if behind else start), end):
+    for key, row in view.scan(Family.DELAYED, max(start, behind + b"\0" if behind else start), end):
         if from_ns <= int.from_bytes(key[_TIME_AT], "big") < to_ns:
             yield b"d" + key, queue_keys.message_of(key)[0], row
 
 
-def _ready(seen: Reader, queue: str, from_ns: int, to_ns: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _ready(view: Reader, queue: str, from_ns: int, to_ns: int, behind: bytes) -> Iterator[tuple[bytes, bytes]]:
     start, end = key_parts.prefix_range(queue_keys.message_prefix(queue))
     assert end is not None, "a prefix begins with a length"
     start = max(start, behind + b"\0" if behind else start)
     low, high = from_ns.to_bytes(8, "big"), to_ns.to_bytes(8, "big")
     while start < end:
-        for key, row in seen.scan(Family.MESSAGES, start, end):
+        for key, row in view.scan(Family.MESSAGES, start, end):
             if low <= key[_TIME_AT] < high:
                 yield key, row
                 continue
@@ -147,16 +147,16 @@ def _above(prefix: bytes) -> bytes:
     return end
 
 
-def _open(seen: Reader, key: bytes, row: bytes) -> Message:
+def _open(view: Reader, key: bytes, row: bytes) -> Message:
     entry = rows.read_entry(key, row)
     if not entry.flags & APART:
         return rows.open_row(key, row)
-    body = seen.get(Family.MESSAGE_CONTENT, queue_keys.body_key(rows.body_of(row)))
+    body = view.get(Family.MESSAGE_CONTENT, queue_keys.body_key(rows.body_of(row)))
     if body is None or len(body) != entry.size_bytes:
         raise CorruptionError(f"the body of message {key[-16:].hex()} is missing or damaged; verify the store")
     return rows.open_row(key, row, body)
 
 
-def queues_of(seen: Reader, count: int) -> list[str]:
+def queues_of(view: Reader, count: int) -> list[str]:
     """Return the first queue names, for error messages about an unknown queue."""
-    return [queue_keys.decode_queue_key(key) for key, _ in islice(seen.scan(Family.QUEUES), count)]
+    return [queue_keys.decode_queue_key(key) for key, _ in islice(view.scan(Family.QUEUES), count)]

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from basaltmq.queues.queue import Queue
 
 AGAIN_MAX: Final = 10_000
-"""Keys to read again. Past it the scan goes back to the lowest of them."""
+"""Maximum keys to read again. Above it, the scan goes back to the lowest of them."""
 
 SUB_QUEUES_MAX: Final = 4096
-"""Sub-queues whose position is kept. Past it the scan starts over."""
+"""Maximum sub-queues whose position is kept. Above it, the scan starts over."""
 
 _TIME_AND_ID_BYTES: Final = 24
 _ID_BYTES: Final = 16

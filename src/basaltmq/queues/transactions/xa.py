@@ -5,7 +5,7 @@ until it is decided. Every step is one batch, durable on return:
 
     prepare     holds the messages to ack (`leases/prepared.py`), stores the messages to enqueue as invisible drafts
                 with large payloads in their final place (`branch_rows.py`), and writes the record
-    commit      acks the held messages, enqueues the drafts (with the place of the commit), deletes the record
+    commit      acks the held messages, enqueues the drafts (with the enqueue time of the commit), deletes the record
     one phase   applies the operations like a transaction, without a record
     rollback    returns the held messages to their places without counting an attempt, deletes drafts and record
     decide      commit or rollback by an operator; the record keeps the decision until it is forgotten

@@ -4,19 +4,19 @@
                  ok  L   ok  L   W  |
                                     ^ cursor: the group's committed offset
 
-A record below the cursor that has no lease is done. A lease is held (a consumer has the record until a time), ready
-(the time has passed, or its consumer returned it), or waiting (an earlier record of its message group is not done).
+A record below the cursor that has no lease is settled. A lease is held (a consumer has the record until a time), ready
+(the time has passed, or its consumer returned it), or waiting (an earlier record of its message group is not settled).
 
 Invariants:
 
 - The cursor, the new leases and the renewed leases of one receive call are one batch. So a record is either above the
   cursor, or it has a lease, or it was settled. A crash cannot lose or hide one.
-- A lease has a token, chosen anew at each delivery. Only the current token settles the record. A token is void when its
-  time has passed, and when the record was delivered again.
+- A lease has a token, chosen anew at each delivery. Only the current token settles the record. A token is valid until
+  its time has passed or the record is delivered again.
 - Records of a message group in a partition form a chain in offset order. Only its first record can be held. In an
   ordered group the first records may be held together, by one receive call, because that consumer processes them in
-  order. When the first record is delivered again, the leases of the later ones are void, so that no consumer processes
-  them ahead of it.
+  order. When the first record is delivered again, the leases of the later ones end, so that no consumer processes them
+  before it.
 
 The leases are in memory while the group is in use, at most `HELD_MAX`. Then the cursors stop until consumers settle.
 The rows are written without waiting for the sync at delivery: after a power loss the records are delivered again, as
@@ -47,7 +47,7 @@ CLOCK_BACK_MS: Final = 1_000
 much, which may be hours."""
 
 EXPIRED_PER_CALL: Final = 1_000
-"""Leases that one call lets expire: 1 ms."""
+"""Maximum leases that one call expires: 1 ms."""
 
 Place = tuple[int, int]
 """Partition and offset."""
@@ -122,11 +122,12 @@ class Subscription:
         self.moved.add(partition)
 
     def admit(self, partition: int, offset: int, message_group: bytes) -> Lease:
-        """Add the lease of a record that the cursor passes. It waits or is to be held at once."""
+        """Add the lease of a record that the cursor passes. The caller holds it at once, unless it waits for an earlier
+        record of its message group."""
         place = (partition, offset)
         known = self.leases.get(place)
         if known is not None:
-            # The cursor was moved back. The token of the earlier delivery is void.
+            # The cursor was moved back. The token of the earlier delivery is no longer valid.
             self._release(known)
             self.changed[place] = known
             return known
@@ -215,14 +216,14 @@ class Subscription:
             heappush(self._ready, (now_ms, lease.place))
 
     def held(self, partition: int, offset: int, token: int, now_ms: int) -> Lease | None:
-        """Return the lease that this token fences, or None if the token is void."""
+        """Return the lease of this token, or None if the token is no longer valid."""
         lease = self.leases.get((partition, offset))
         if lease is None or not token or lease.token != token or lease.until_ms <= now_ms:
             return None
         return lease
 
     def settle(self, lease: Lease, now_ms: int) -> None:
-        """Remove the lease: its record is done."""
+        """Remove the lease of a record that was settled."""
         self._release(lease)
         del self.leases[lease.place]
         self._held.count -= 1
@@ -243,7 +244,7 @@ class Subscription:
             heappush(self._ready, (now_ms, first.place))
 
     def extend(self, lease: Lease, until_ms: int) -> None:
-        """Change until when a record is invisible. The earlier token is void."""
+        """Change the time until which a record is invisible. The earlier token is no longer valid."""
         lease.token = self._new_token()
         lease.until_ms = until_ms
         lease.holder = 0
@@ -252,7 +253,7 @@ class Subscription:
         heappush(self._due, (until_ms, lease.place))
 
     def of_attempt(self, attempt: int) -> list[Lease]:
-        """Return the leases that this receive call got, in offset order."""
+        """Return the leases of this receive call, in offset order."""
         return [self.leases[place] for place in sorted(self._attempts.get(attempt, ()))]
 
     def renew(self, lease: Lease, until_ms: int) -> None:
@@ -262,7 +263,7 @@ class Subscription:
         heappush(self._due, (until_ms, lease.place))
 
     def release_all(self, holder: int, now_ms: int) -> None:
-        """Make the records ready that the broker keeps for a client that has ended."""
+        """Make the records of a client ready that has ended."""
         for lease in [each for each in self.leases.values() if each.token and each.holder == holder]:
             self._free(lease, now_ms)
 

@@ -46,12 +46,12 @@ async def describe_log_dirs(context: Context, client: Client, request: Request) 
                 engine, shard = context.engine(context.topic(name), partition)
                 info = engine.shard_info(shard)
             except BasaltError:
-                # Deleted meanwhile, not there, or stored outside the log.
+                # The partition was deleted meanwhile, does not exist, or is stored outside the log.
                 continue
             partitions.append({"partition_index": partition, "partition_size": info.size_bytes})
         left -= len(partitions)
         if left < 0:
-            # Tools then name fewer topics.
+            # The response is too large. Tools then request fewer topics.
             return {"error_code": e.INVALID_REQUEST, "results": []}
         if partitions:
             topics.append({"name": name, "partitions": partitions})
@@ -164,7 +164,7 @@ def describe_quorum(context: Context, client: Client, request: Request) -> Field
 
 
 async def list_config_resources(context: Context, client: Client, request: Request) -> Fields:
-    """List topics that the client may see, and the broker. Version 0 asks for client metrics, which do not exist."""
+    """List topics that the client may see, and the broker. Version 0 requests client metrics, which do not exist."""
     if request.version == 0:
         return {"config_resources": []}
     wanted = request.body["resource_types"]

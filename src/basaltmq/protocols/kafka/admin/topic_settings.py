@@ -39,7 +39,7 @@ TEXT_CHARS_MAX: Final = 1024
 
 LOG_APPEND_TIME: Final = "LogAppendTime"
 PRODUCER: Final = "producer"
-"""compression.type that keeps what the producer chose."""
+"""The compression.type that keeps the codec of the producer."""
 
 UNCOMPRESSED: Final = "uncompressed"
 

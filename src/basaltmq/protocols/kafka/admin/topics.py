@@ -61,7 +61,8 @@ def is_name(name: str) -> bool:
 
 
 def metadata(context: Context, client: Client, request: Request) -> Response:
-    """Return the response at once, unless topics must be created first or are many. Most clients start with it."""
+    """Return the response at once, unless topics must be created first or there are many. Most clients start with
+    Metadata."""
     requested = request.body["topics"]
     if requested is None or (request.version == 0 and not requested):
         page, next_after = context.plane.topics.summaries(limit=PAGE)
@@ -293,7 +294,7 @@ def _checked(context: Context, client: Client, item: Fields, is_repeated: bool) 
 
 
 def _existing(context: Context, wanted: list[NewTopic]) -> list[BasaltError | None]:
-    """Return the error that the creation of each topic would have."""
+    """Return the error that the creation of each topic would return."""
     try:
         taken = context.plane.catalog.taken(Kind.TOPIC, [each.name for each in wanted], context.plane.topics.parent)
     except BasaltError as error:

@@ -356,7 +356,7 @@ class ConsumerGroup:
         return partial(ASSIGNORS[inputs.assignor], inputs.subscriptions, inputs.topics, dict(self.target))
 
     def assigned(self, inputs: TargetInputs, target: dict[str, Assignment], now_ms: int) -> None:
-        """Take a target that was computed elsewhere for `inputs`. If they have changed since, compute another one."""
+        """Apply a target that was computed elsewhere for `inputs`. If they have changed since, compute another one."""
         self.is_computing = False
         if inputs is self.inputs:
             self._set_target(target, now_ms)

@@ -1,4 +1,4 @@
-"""Ceilings of offsets: what the log had assigned, even if its end is lost.
+"""Ceilings of offsets: upper bounds of the assigned offsets, which survive a loss of the log's end.
 
 A killed process leaves an index on disk that lacks the latest frames. If their bytes are lost too, nothing in the log
 or the index shows their offsets, and new records would get them again. So before a shard assigns an offset at or above

@@ -116,7 +116,7 @@ def recover(
 
 
 def _keep(faults: list[str], quarantine: Path) -> None:
-    """Write down what is lost. The next open sees a shorter log that is intact."""
+    """Record the losses. The next open finds a shorter but intact log."""
     if not faults:
         return
     path = quarantine / LOG_LOSSES
