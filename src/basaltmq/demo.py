@@ -1,4 +1,4 @@
-"""The program of `make run`: opens a store on disk, publishes messages to a topic, and consumes them.
+"""The program of `basalt demo`: opens a store on disk, publishes messages to a topic, and consumes them.
 
 It is an ordinary embedded program. Later runs find the messages of earlier ones. The topic stays in the store, so that
 the `basalt` command can inspect it.
@@ -112,11 +112,11 @@ def run(data_dir: Path, messages: int, say: Say) -> None:
         lag = sum(each.lag for each in topic.lag(GROUP))
         say(f"  kept       {count_messages(db):,} messages, lag of the group {lag:,}")
     say("Try next:")
-    say(f"  .venv/bin/basalt --data-dir {data_dir} topic list")
-    say(f"  .venv/bin/basalt --data-dir {data_dir} topic read {TOPIC} --partition 0 --limit 3")
-    say(f"  .venv/bin/basalt --data-dir {data_dir} topic groups {GROUP}")
-    say(f"  .venv/bin/basalt --data-dir {data_dir} store verify")
-    say("  make run again, and kill -9 it half way: all confirmed messages are there")
+    say(f"  basalt --data-dir {data_dir} topic list")
+    say(f"  basalt --data-dir {data_dir} topic read {TOPIC} --partition 0 --limit 3")
+    say(f"  basalt --data-dir {data_dir} topic groups {GROUP}")
+    say(f"  basalt --data-dir {data_dir} store verify")
+    say("  Run the demo again and kill it with kill -9: all confirmed messages are in the store.")
 
 
 def _rate(count: int, spent_s: float) -> str:

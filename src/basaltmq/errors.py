@@ -412,6 +412,11 @@ class DataLossError(BasaltError):
     """Records to be read no longer exist."""
 
 
+def install_hint(extra: str) -> str:
+    """Return the command that installs an extra: from an index, and from a clone of the repository."""
+    return f"pip install 'basaltmq[{extra}]' (in a clone: pip install '.[{extra}]')"
+
+
 class EnvironmentMissingError(BasaltError):
     """The machine lacks a required program or library, or has an unsuitable version."""
 

@@ -244,6 +244,11 @@ class HttpClient:
                 f"the certificate of {self.login.server} is not trusted ({error.verify_message}): give the PEM file of "
                 "its CA in the option ca"
             )
+        if isinstance(error, http.client.BadStatusLine) and not isinstance(error, http.client.RemoteDisconnected):
+            return (
+                f"{self.login.server} responds, but not with HTTP: use the address of the admin API, "
+                "which has port 15672 by default"
+            )
         why = str(error) or type(error).__name__
         return f"no broker responds at {self.login.server} ({why}): start it with basalt serve, or correct the address"
 

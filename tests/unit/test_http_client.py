@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -113,6 +114,25 @@ def test_retries_end_at_their_timeout_and_earlier_for_an_unknown_host(is_known: 
         client.get("/api/x")
     assert clock.now_s == pytest.approx(waits_s)
     assert "hidden" not in f"{caught.value} {login!r} {login}"
+
+
+def test_an_address_that_does_not_speak_http_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_respond_with_amqp, args=(listener,))
+        thread.start()
+        server = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(RemoteError, match=f"{server} responds, but not with HTTP: .* port 15672 by default"):
+            HttpClient(Login(server)).get("/api/x")
+        thread.join(30)
+
+
+def _respond_with_amqp(listener: socket.socket) -> None:
+    listener.settimeout(30)
+    accepted, _ = listener.accept()
+    with accepted:
+        accepted.settimeout(30)
+        accepted.recv(65536)
+        accepted.sendall(b"AMQP\x00\x00\x09\x01")
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,10 @@ def _write_private(target: str, data: bytes) -> None:
 @vhost_option
 @with_api
 def import_definitions(api: HttpClient, source: BinaryIO, vhost: str | None) -> None:
-    """Import the definitions in SOURCE (default: stdin), exported by Basalt or `rabbitmqctl export_definitions`.
+    """Import definitions of Basalt or RabbitMQ from SOURCE.
+
+    SOURCE is a file that `basalt definitions export` or `rabbitmqctl export_definitions` has written. The default is
+    stdin.
 
     The exit code is 2 if a definition was skipped.
     """

@@ -50,7 +50,11 @@ def local_or_remote_group(remote: click.Group) -> type[click.Group]:
         ) -> tuple[str | None, click.Command | None, list[str]]:
             if ctx.meta.get(FLAG) and remote.get_command(ctx, args[0]) is None:
                 available = ", ".join(remote.list_commands(ctx))
-                raise click.UsageError(f"{self.name} {args[0]} does not support {FLAG}; supported: {available}", ctx)
+                raise click.UsageError(
+                    f"{self.name} {args[0]} does not support {FLAG}: it works on a data directory. "
+                    f"Commands that support {FLAG}: {available}",
+                    ctx,
+                )
             return super().resolve_command(ctx, args)
 
     return LocalOrRemoteGroup

@@ -23,6 +23,7 @@ import click
 from basaltmq import __version__
 from basaltmq.cli.local_or_remote import has_server_flag
 from basaltmq.cli.output import BasaltGroup
+from basaltmq.errors import install_hint
 from basaltmq.pipeline.store_path import DEFAULT_VHOST, VHOSTS, store_path
 
 COMMANDS: Final = {
@@ -83,7 +84,7 @@ class MainGroup(BasaltGroup):
                 raise
             return click.Command(
                 cmd_name,
-                help=f"Needs the package {missing}: pip install 'basaltmq[server]'",
+                help=f"Needs the package {missing}: {install_hint('server')}",
                 callback=lambda: _refuse(missing),
             )
         command: click.Command = getattr(loaded, cmd_name)
@@ -130,7 +131,7 @@ def _exit_on_signal(number: int, _frame: FrameType | None) -> None:
 
 
 def _refuse(missing: str) -> None:
-    raise click.ClickException(f"this command needs the package {missing}: pip install 'basaltmq[server]'")
+    raise click.ClickException(f"this command needs the package {missing}: {install_hint('server')}")
 
 
 @click.group(cls=MainGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -154,8 +155,8 @@ def _refuse(missing: str) -> None:
 def main(ctx: click.Context, data_dir: Path, vhost: str) -> None:
     """Basalt: a message broker, and embedded queues and streams for Python, on RocksDB.
 
-    `serve` runs the broker. binding, connection, definitions, exchange, mqtt, permission, policy, rocketmq, status,
-    user and vhost call a running broker; queue and topic do so with --server.
+    `serve` runs the broker. These commands call a running broker: binding, connection, definitions, exchange, mqtt,
+    permission, policy, rocketmq, status, user, vhost, and with --server also queue and topic.
 
     Without --server, queue, topic, store and pipeline work on the data directory. Commands that write need exclusive
     access to it. Commands that read also work while another process has it open.

@@ -57,7 +57,10 @@ def subscriptions(api: HttpClient, client_id: str | None, vhost: str, as_json: b
 @as_json
 @with_api
 def retained(api: HttpClient, topic_filter: str, delete: bool, yes: bool, vhost: str, as_json: bool) -> None:
-    """List or delete the retained messages that match FILTER (default: #)."""
+    """List or delete retained messages that match FILTER.
+
+    The default filter is #.
+    """
     found: list[dict[str, Any]] = []
     after = ""
     while True:
@@ -91,7 +94,7 @@ def disconnect(api: HttpClient, client_id: str, end_session: bool, reason: str, 
 
 @mqtt.group()
 def rule() -> None:
-    """Manage rules that copy the messages of a topic filter to a stream."""
+    """Manage rules that copy messages to streams."""
 
 
 @rule.command("list")
@@ -99,7 +102,10 @@ def rule() -> None:
 @as_json
 @with_api
 def list_rules(api: HttpClient, vhost: str, as_json: bool) -> None:
-    """List rules, with the messages that wait and those that were appended since the start."""
+    """List rules with counts of messages.
+
+    The counts are the messages that wait, and those that were appended since the broker started.
+    """
     found = api.get(path("mqtt", "rules", vhost))
     columns = titled("name", "filter", "topic", "key", "waiting", "appended")
     show_objects(found, columns, as_json=as_json, empty="no rules")
@@ -113,7 +119,9 @@ def list_rules(api: HttpClient, vhost: str, as_json: bool) -> None:
 @vhost_option
 @with_api
 def set_rule(api: HttpClient, name: str, topic_filter: str, topic: str, key: str, vhost: str) -> None:
-    """Copy messages that match FILTER to the stream TOPIC, which must exist.
+    """Copy messages that match FILTER to the stream TOPIC.
+
+    The stream must exist.
 
     Records with the same key go to the same partition. With --key 'level 2', messages of sensors/7/temp have the key 7.
     Without a key, records are spread over the partitions.

@@ -50,7 +50,10 @@ def list_policies(api: HttpClient, vhost: str, as_json: bool) -> None:
 def set_policy(
     api: HttpClient, name: str, pattern: str, definition: str, priority: int, apply_to: str, vhost: str
 ) -> None:
-    """Create or change a policy, for instance: basalt policy set short '^tmp[.]' '{"message-ttl": 60000}'"""
+    """Create or change a policy.
+
+    Example: basalt policy set short '^tmp[.]' '{"message-ttl": 60000}'
+    """
     body = {"pattern": pattern, "definition": json_object("JSON", definition), "priority": priority}
     api.put(path("policies", vhost, name), {**body, "apply-to": apply_to})
     click.echo(f"policy {name} applies to names that match {pattern}")

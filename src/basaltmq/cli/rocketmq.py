@@ -14,7 +14,7 @@ from basaltmq.http_client import HttpClient, path
 
 @click.group()
 def rocketmq() -> None:
-    """Manage subscription groups and access keys for RocketMQ clients.
+    """Manage groups and access keys of RocketMQ clients.
 
     `basalt topic` manages topics; `basalt topic create --message-type FIFO` sets what clients may send.
     """

@@ -85,7 +85,9 @@ def properties(data_dir: Path, family: str | None, as_json: bool) -> None:
 @as_json
 @click.pass_obj
 def verify(data_dir: Path, path: Path | None, as_json: bool) -> None:
-    """Read all data and report each damaged file, and each damaged or quarantined row of a queue.
+    """Read all data and report damage.
+
+    The report names each damaged file, and each damaged or quarantined row of a queue.
 
     PATH is a store or a backup; the default is the data directory.
 
@@ -161,7 +163,10 @@ def backup(data_dir: Path, target: Path) -> None:
 @click.argument("source", type=click.Path(path_type=Path, exists=True))
 @click.argument("target", type=click.Path(path_type=Path))
 def restore(source: Path, target: Path) -> None:
-    """Verify the backup SOURCE and copy it to TARGET, which must not exist."""
+    """Verify the backup SOURCE and copy it to TARGET.
+
+    TARGET must not exist.
+    """
     backups.restore(source, target)
     click.echo(f"{source} restored to {target}")
 

@@ -120,7 +120,9 @@ def compact(api: HttpClient, name: str, family: str | None) -> None:
 @click.argument("target")
 @with_api
 def checkpoint(api: HttpClient, name: str, target: str) -> None:
-    """Create a backup at TARGET, a new path below the broker's backup directory (admin.backup_dir).
+    """Create a backup of a virtual host.
+
+    TARGET is a new path below the broker's backup directory (`admin.backup_dir`).
 
     A relative TARGET is relative to that directory.
     """

@@ -26,6 +26,7 @@ from basaltmq.errors import (
     InvalidArgumentError,
     LimitExceededError,
     TimestampRangeError,
+    install_hint,
 )
 from basaltmq.log.batches import columnar
 from basaltmq.log.batches.columnar import BATCH_RECORDS_MAX, BODY_BYTES_MAX, Buffer, ColumnBatch
@@ -38,7 +39,7 @@ try:
     import pyarrow.compute as pc
     import pyarrow.ipc
 except ImportError:
-    raise EnvironmentMissingError("Arrow columns need pyarrow: pip install 'basaltmq[arrow]'") from None
+    raise EnvironmentMissingError(f"Arrow columns need pyarrow: {install_hint('arrow')}") from None
 
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _BINARY: Final = pa.binary()

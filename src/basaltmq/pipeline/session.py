@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from basaltmq.errors import BasaltError, EnvironmentMissingError
+from basaltmq.errors import BasaltError, EnvironmentMissingError, install_hint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,11 +111,11 @@ def _check_package(name: str, least: tuple[int, int]) -> None:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        raise EnvironmentMissingError(f"the pipeline needs {name}: pip install 'basaltmq[spark]'") from None
+        raise EnvironmentMissingError(f"the pipeline needs {name}: {install_hint('spark')}") from None
     numbers = re.findall(r"\d+", version)[:2]
     if tuple(map(int, numbers)) < least:
         raise EnvironmentMissingError(
-            f"the pipeline needs {name} {wanted} or later, but found {version}: pip install 'basaltmq[spark]'"
+            f"the pipeline needs {name} {wanted} or later, but found {version}: {install_hint('spark')}"
         )
 
 

@@ -36,10 +36,10 @@ def test_flags_override_variables_override_the_file(tmp_path: Path) -> None:
     [
         (
             '[amqp]\nport = "x"',
-            r"amqp\.port in .*basalt\.toml: Expected `int`, got `str`; for example amqp\.port = 5672",
+            r"amqp\.port in .*basalt\.toml: expected an integer, not 'x'; for example amqp\.port = 5672",
         ),
-        ("[amqp]\nport = 70000", r"amqp\.port in .*65535"),
-        ("[amqp]\nport = true", r"amqp\.port in .*got `bool`"),
+        ("[amqp]\nport = 70000", r"amqp\.port in .*expected an integer <= 65535, not 70000"),
+        ("[amqp]\nport = true", r"amqp\.port in .*expected an integer, not True"),
         ("[amqp]\nprot = 1", r"amqp\.prot in .*is not a Basalt setting; did you mean amqp\.port\?"),
         ("[ampq]\nport = 1", r"ampq in .*did you mean amqp\?"),
         ("amqp = 5", r"amqp in .*is a table; write \[amqp\]"),

@@ -31,6 +31,20 @@ def test_every_command_has_a_help_page() -> None:
         assert "pip install" not in result.output, words
 
 
+def test_the_first_sentence_of_every_command_fits_its_line() -> None:
+    for words in [(), *commands(main)]:
+        page = CliRunner().invoke(main, [*words, "--help"], terminal_width=80).output
+        listed = page.partition("\nCommands:\n")[2]
+        assert "..." not in listed, words
+
+
+def test_the_help_of_the_server_names_the_listener_of_each_port() -> None:
+    page = " ".join(CliRunner().invoke(main, ["serve", "--help"]).output.split())
+    named = {"amqp": "AMQP", "kafka": "Kafka", "mqtt": "MQTT", "rocketmq": "RocketMQ", "fila": "gRPC"}
+    for flag, name in named.items():
+        assert f"--{flag}-port VALUE {name}: TCP port" in page
+
+
 @pytest.mark.parametrize("group", ["queue", "topic"])
 def test_every_command_for_a_broker_has_a_help_page(group: str) -> None:
     result = CliRunner().invoke(main, [group, "list", "--server", "http://localhost:1", "--help"])

@@ -6,6 +6,7 @@ import ast
 import textwrap
 
 import msgspec
+import pytest
 
 from basaltmq.broker.config.settings import Config
 from basaltmq.cli.server.welcome import welcome
@@ -27,6 +28,13 @@ def test_the_welcome_shows_ten_lines_of_python_with_the_listening_address() -> N
     assert "http://127.0.0.1:15672/api/docs" in text
     assert "basalt user create alice --tag management\n" in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_welcome_names_the_environment_unless_it_is_active(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", "/opt/clone/.venv")
+    for found, is_shown in ((None, True), ("/opt/clone/.venv/bin/basalt", False)):
+        monkeypatch.setattr("shutil.which", lambda name, found=found: found)
+        assert ("\n    . /opt/clone/.venv/bin/activate\n" in welcome(Config(), PORTS, "9.9")) is is_shown
 
 
 def test_the_welcome_hides_configured_passwords() -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from basaltmq.admin.http.message import HttpError, Response
 from basaltmq.broker.guard import Guard
 from basaltmq.broker.vhost import VHost
+from basaltmq.errors import install_hint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -105,4 +106,4 @@ def require_arrow() -> None:
     try:
         import pyarrow as pa  # noqa: F401
     except ImportError:
-        raise HttpError(501, "the broker needs pyarrow for this: pip install 'basaltmq[arrow]'") from None
+        raise HttpError(501, f"the broker needs pyarrow for this: {install_hint('arrow')}") from None

@@ -8,6 +8,7 @@ named `basalt` gives its pods BASALT_PORT.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,11 @@ OTHER_VARIABLES: Final = {"BASALT_CONFIG", "BASALT_SERVER", "BASALT_USER", "BASA
 
 DEFAULT: Final = "default"
 MASK: Final = "********"
+
+_EXPECTED: Final = re.compile(r"Expected `(?P<type>\w+)`(?P<bounds> [<>=]+ \S+)?(?:, got `\w+`)?")
+"""An error text of msgspec."""
+
+_TYPES: Final = {"int": "an integer", "float": "a number", "str": "text", "bool": "true or false", "array": "a list"}
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -155,8 +161,17 @@ def _convert(leaf: Leaf, value: Any, where: str, *, text: bool = False) -> Any:
             return Share.parse(value)
         return converter(leaf.type, strict=not text, dec_hook=_own_type)(value)
     except (msgspec.ValidationError, ValueError) as error:
-        reason = "invalid value" if leaf.secret else str(error).partition(" - at ")[0]
+        reason = "invalid value" if leaf.secret else _reason(error, value)
         raise InvalidConfigError(f"{leaf.key} {where}: {reason}; {_example(leaf)}") from error
+
+
+def _reason(error: Exception, value: Any) -> str:
+    """Return why a value is refused, in words instead of types of Python."""
+    text = str(error).partition(" - at ")[0]
+    found = _EXPECTED.fullmatch(text)
+    if found is None:
+        return text
+    return f"expected {_TYPES.get(found['type'], found['type'])}{found['bounds'] or ''}, not {value!r:.80}"
 
 
 def _from_text(leaf: Leaf, value: str) -> Any:

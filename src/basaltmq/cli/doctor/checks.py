@@ -29,7 +29,7 @@ from basaltmq.broker.config.sizes import MIB, ByteCount
 from basaltmq.broker.resources.memory_limit import memory_bytes
 from basaltmq.broker.vhost_directory import VHostDirectories
 from basaltmq.cli.server.sockets import files_needed
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, install_hint
 from basaltmq.store.directory import LOCK
 
 DAY_S: Final = 86_400
@@ -95,7 +95,7 @@ def packages(config: Config) -> Iterator[Finding]:
             needed = name in REQUIRED or (name == "hpack" and config.fila.enabled)
             state = State.FAIL if needed else State.WARN
             extra, purpose = OPTIONAL.get(name, ("server", "required"))
-            yield Finding("packages", state, f"{name} is missing", f"pip install 'basaltmq[{extra}]' ({purpose})")
+            yield Finding("packages", state, f"{name} is missing", f"{purpose}: {install_hint(extra)}")
     yield Finding("packages", State.OK, ", ".join(found))
 
 

@@ -100,7 +100,10 @@ def archive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Archive topics to Parquet by topic and day, each record exactly once."""
+    """Archive topics to Parquet, exactly once.
+
+    The files are grouped by topic and day.
+    """
     if once and continuous is not None:
         raise InvalidArgumentError("give either --once or --continuous")
     source = flag.source_of(location, topics, begin, skip_lost=skip_lost) | ({"commitGroup": group} if group else {})
@@ -187,7 +190,10 @@ def replay(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Replay an archive or a log into a topic, each record exactly once. An interrupted run can be resumed."""
+    """Replay an archive or a log into a topic, exactly once.
+
+    An interrupted run can be resumed.
+    """
     if archive is None and target_topic is None and target_dir is None:
         raise InvalidArgumentError("a topic cannot be replayed into itself: give --target-topic or --target-dir")
     bounds = flag.bound("--from", "starting", begin) | flag.bound("--to", "ending", end)

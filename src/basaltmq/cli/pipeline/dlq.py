@@ -75,7 +75,9 @@ def redrive(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Move dead letters back to their origin, after a snapshot of all of them. An interrupted run can be resumed.
+    """Move dead letters back to their origin.
+
+    A snapshot of all of them is taken first. An interrupted run can be resumed.
 
     The exit code is 2 if selected messages remain: leased or delayed ones, or those whose original queue does not
     exist.

@@ -18,7 +18,9 @@ from basaltmq.pipeline.source import require_path
 @as_json
 @flag.with_location
 def rebuild_index(location: dict[str, str], compare: bool, dry_run: bool, as_json: bool) -> None:
-    """Rebuild the index of the log in parallel, and replace the old one at the end.
+    """Rebuild the index of the log in parallel.
+
+    The new index replaces the old one at the end.
 
     No other process may have the store open for writing. After an interruption, either the old index is in place or
     none; without one, the next process that opens the store rebuilds it. The exit code is 2 if --compare finds

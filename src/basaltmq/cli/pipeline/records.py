@@ -52,7 +52,10 @@ def dedup(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove duplicate records, and write the rest to a topic or to Parquet."""
+    """Copy a topic without duplicate records.
+
+    The result goes to a topic or to Parquet.
+    """
     _check_target(target_topic, parquet, dry_run)
     source = flag.source_of(location, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-dedup", "dedup") as spark:
@@ -125,7 +128,7 @@ def profile(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Profile topics: sizes, times, keys, and the fields of JSON values."""
+    """Report sizes, times, keys and JSON fields of topics."""
     source = flag.source_of(location, topics, begin, end, skip_lost=skip_lost)
     with on_spark("basalt-profile", "profile") as spark:
         from basaltmq.pipeline.profile import ProfileJob

@@ -33,7 +33,9 @@ def audit(
     page: Path | None,
     as_json: bool,
 ) -> None:
-    """Check that log, index, archive, groups, queues and imports are consistent.
+    """Check the consistency of a store and its archive.
+
+    The audit compares log, index, archive, groups, queues and imports.
 
     The exit code is 2 if they are not, and 3 if records are missing or damaged.
     """
@@ -81,7 +83,10 @@ def lag(
 @as_json
 @flag.with_location
 def latency(location: dict[str, str], begin: str | None, end: str | None, page: Path | None, as_json: bool) -> None:
-    """Report wait and processing times by queue and fairness key, from the topic `__events`."""
+    """Report wait and processing times of messages.
+
+    The report has one row per queue and fairness key. It reads the topic `__events`.
+    """
     options = flag.between(begin, end)
     with on_spark("basalt-latency", "latency") as spark:
         from basaltmq.pipeline.latency import latency as run

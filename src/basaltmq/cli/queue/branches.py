@@ -52,14 +52,14 @@ DECISIONS: Final = (
     ),
     Decision(
         "rollback",
-        "Roll back a prepared branch whose coordinator does not respond. The decision is recorded.",
+        "Roll back a prepared branch.\n\nUse it if the coordinator does not respond. The decision is recorded.",
         "rolled back; the coordinator will see this decision, or delete it with: basalt queue forget",
         _ELSEWHERE,
         lambda plane, xid: plane.xa.decide(xid, commit=False),
     ),
     Decision(
         "forget",
-        "Delete the recorded decision of a branch after its coordinator has seen it.",
+        "Delete the recorded decision of a branch.\n\nDo this after its coordinator has read the decision.",
         "forgotten",
         "The coordinator will no longer see the decision.",
         lambda plane, xid: plane.xa.forget(xid),

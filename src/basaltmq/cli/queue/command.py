@@ -172,7 +172,9 @@ def stats(data_dir: Path, name: str, as_json: bool) -> None:
 def enqueue(
     data_dir: Path, /, name: str, raw: bool, durability: str | None, source: BinaryIO, **defaults: str | int | None
 ) -> None:
-    """Enqueue messages, one per line of stdin: {"payload": ..., "headers": {...}, "delay_ms": ...} or raw.
+    """Enqueue one message per line of stdin.
+
+    A line is {"payload": ..., "headers": {...}, "delay_ms": ...}, or the payload with --raw.
 
     An invalid line ends the command. Messages enqueued before it stay, and their number is reported.
     """
@@ -302,7 +304,10 @@ def purge(data_dir: Path, name: str, yes: bool) -> None:
 def redrive(
     data_dir: Path, name: str, to: str | None, count: int | None, rate_per_s: float | None, headers: tuple[str, ...]
 ) -> None:
-    """Move the dead letters in queue NAME back to their origin, with attempts reset."""
+    """Move the dead letters in NAME back to their origin.
+
+    NAME is the dead-letter queue. Attempts start at 0 again.
+    """
     required = dict(_header(each) for each in headers)
 
     def wanted(message: Message) -> bool:

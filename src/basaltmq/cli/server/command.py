@@ -32,6 +32,7 @@ from basaltmq.errors import (
     StorageError,
     StoreLockedError,
     StoreReadOnlyError,
+    install_hint,
 )
 
 EXIT_CODES: Final[tuple[tuple[type[BasaltError], int], ...]] = (
@@ -70,7 +71,7 @@ def exit_code(error: BasaltError) -> int:
 def serve(settings: Callable[[], Loaded], print_config: bool, quiet: bool, recover_vhosts: bool) -> None:
     """Run the broker.
 
-    It serves AMQP 0-9-1, Kafka, MQTT, gRPC, and the admin API over HTTP.
+    It serves AMQP 0-9-1 and 1.0, Kafka, MQTT, RocketMQ, gRPC, and the admin API over HTTP.
 
     Every setting can come from --config FILE, from a BASALT_... variable or from a flag. --print-config lists all
     settings; this page shows only the most common flags.
@@ -129,8 +130,8 @@ def _loop_runner(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
         import uvloop
     except ImportError:
         logging.getLogger("basaltmq.serve").warning(
-            "uvloop is not installed: using asyncio's event loop at about half the throughput; pip "
-            "install 'basaltmq[server]'"
+            "uvloop is not installed: using asyncio's event loop at about half the throughput; %s",
+            install_hint("server"),
         )
         runner = asyncio.Runner()
     else:

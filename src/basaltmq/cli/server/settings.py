@@ -19,12 +19,26 @@ SHORT: Final = {
     "amqp.port",
     "kafka.port",
     "mqtt.port",
+    "rocketmq.port",
     "fila.port",
     "admin.port",
     "log.level",
     "log.format",
 }
 """Common flags, which the help shows. `--print-config` shows every setting."""
+
+LISTENERS: Final = {
+    "amqp": "AMQP",
+    "amqps": "AMQP (TLS)",
+    "admin": "admin API",
+    "fila": "gRPC",
+    "kafka": "Kafka",
+    "mqtt": "MQTT",
+    "mqtts": "MQTT (TLS)",
+    "mqtt_ws": "MQTT (WebSocket)",
+    "rocketmq": "RocketMQ",
+}
+"""Names of the listeners by their section of the settings."""
 
 
 def flag_leaves() -> list[Leaf]:
@@ -61,17 +75,19 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
             show_envvar=True,
             help="TOML file with settings.",
         ),
-        *options,
+        *reversed(options),  # click reverses them
     ]
     return run
 
 
 def _option(leaf: Leaf) -> click.Option:
+    section, _, name = leaf.key.rpartition(".")
+    of = f"{LISTENERS[section]}: " if name == "port" else ""
     return click.Option(
         [leaf.flag, "set_" + "_".join(leaf.path)],
         type=str,
         metavar="VALUE",
-        help=f"{leaf.meaning} [{leaf.variable}]",
+        help=f"{of}{leaf.meaning} [{leaf.variable}]",
         hidden=leaf.key not in SHORT,
     )
 

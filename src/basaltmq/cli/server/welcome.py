@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from basaltmq.broker.config.settings import Config
+from basaltmq.cli.server.settings import LISTENERS
 
 EXAMPLE = """\
     import pika
@@ -23,24 +27,13 @@ EXAMPLE = """\
 def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
     hosts = {section: _reachable(host) for section, host, _ in config.endpoints()}
     lines = [f"Basalt {version} is up; data directory {config.data_dir.absolute()}", ""]
-    names = {
-        "amqp": "AMQP",
-        "amqps": "AMQP (TLS)",
-        "admin": "admin API",
-        "fila": "gRPC",
-        "kafka": "Kafka",
-        "mqtt": "MQTT",
-        "mqtts": "MQTT (TLS)",
-        "mqtt_ws": "MQTT (WebSocket)",
-        "rocketmq": "RocketMQ",
-    }
     for section, port in ports.items():
         address = f"{hosts[section]}:{port}"
         if section == "admin":
             address = f"{'https' if config.admin.tls else 'http'}://{address}/api/docs"
         elif section == "mqtt_ws":
             address = f"{'wss' if config.mqtt_ws.tls else 'ws'}://{address}/mqtt"
-        lines.append(f"  {names.get(section, section):<17} {address}")
+        lines.append(f"  {LISTENERS[section]:<17} {address}")
     if "amqp" in ports and config.auth.default_user:
         user = config.auth.default_user
         known = user == "guest" and config.auth.default_password == "guest"  # noqa: S105
@@ -54,6 +47,7 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
             "",
             "Inspect the broker, and add a user:",
             "",
+            *_activation(),
             f"    basalt queue list --server http://{hosts['admin']}:{ports['admin']}",
             f"    basalt user create alice --tag management{server}",
             f"    basalt permission set alice{server}",
@@ -62,6 +56,13 @@ def welcome(config: Config, ports: Mapping[str, int], version: str) -> str:
             lines.append("    (guest can log in from this machine only)")
     lines += ["", "Stop it with Ctrl-C. Every confirmed message is on disk.", ""]
     return "\n".join(lines)
+
+
+def _activation() -> list[str]:
+    """Return the line that puts `basalt` on the PATH, if it is in a virtual environment that is not active."""
+    if sys.prefix == sys.base_prefix or shutil.which("basalt") is not None:
+        return []
+    return [f"    . {Path(sys.prefix, 'bin', 'activate')}"]
 
 
 def _reachable(host: str) -> str:

@@ -135,7 +135,10 @@ def append(
     durability: str | None,
     source: BinaryIO,
 ) -> None:
-    """Append one record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values with --raw."""
+    """Append one record per line of stdin.
+
+    A line is a JSON object {"value": "...", "key": "..."}, or the value with --raw.
+    """
     done = 0
     with basaltmq.open(data_dir, create=False) as db:
         target = db.topic(name, create=False)
@@ -275,7 +278,10 @@ def migrate(data_dir: Path, name: str, engine: str) -> None:
 @click.argument("target", type=click.File("wb"), default="-")
 @click.pass_obj
 def export_topics(data_dir: Path, target: BinaryIO) -> None:
-    """Export topics, groups and offsets, without records, as JSON lines to TARGET (default: stdout)."""
+    """Export topics, groups and offsets as JSON lines.
+
+    Records are not exported. The default target is stdout.
+    """
     with basaltmq.open(data_dir, create=False) as db:
         for line in export_metadata(db.streams.topics, db.streams.drivers, db.streams.offsets):
             target.write(line)

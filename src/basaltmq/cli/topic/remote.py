@@ -132,7 +132,10 @@ def append(
     source: BinaryIO,
     vhost: str,
 ) -> None:
-    """Append one record per line of stdin: JSON objects ({"value": "...", "key": "..."}), or raw values with --raw."""
+    """Append one record per line of stdin.
+
+    A line is a JSON object {"value": "...", "key": "..."}, or the value with --raw.
+    """
     done = 0
     try:
         for batch in batches(source, raw, key):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Any, Final
 
-from basaltmq.errors import CorruptionError, LimitExceededError, UnsupportedCodecError
+from basaltmq.errors import CorruptionError, LimitExceededError, UnsupportedCodecError, install_hint
 from basaltmq.varints import read_varint
 
 NONE: Final = 0
@@ -189,7 +189,7 @@ def _arrow(codec: int) -> Any:
         import pyarrow
     except ImportError:
         raise UnsupportedCodecError(
-            f"a batch compressed with {NAMES[codec]} cannot be decoded without pyarrow; install basaltmq[arrow]"
+            f"a batch compressed with {NAMES[codec]} cannot be decoded without pyarrow: {install_hint('arrow')}"
         ) from None
     return pyarrow
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from basaltmq.errors import EnvironmentMissingError
+from basaltmq.errors import EnvironmentMissingError, install_hint
 from basaltmq.pipeline.reports import plots
 from basaltmq.pipeline.reports.figures import exact, size, size_range, text
 
@@ -30,7 +30,7 @@ def _environment() -> Environment:
         from jinja2 import Environment, PackageLoader, StrictUndefined
         from markupsafe import Markup
     except ImportError:
-        raise EnvironmentMissingError("HTML reports need jinja2: pip install 'basaltmq[spark]'") from None
+        raise EnvironmentMissingError(f"HTML reports need jinja2: {install_hint('spark')}") from None
 
     def drawn(make: Any) -> Any:
         def draw(*arguments: Any) -> Markup:

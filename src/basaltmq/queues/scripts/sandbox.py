@@ -36,7 +36,7 @@ from importlib.resources import files
 from struct import Struct
 from typing import Any, Final, Literal
 
-from basaltmq.errors import InvalidArgumentError, ScriptError
+from basaltmq.errors import InvalidArgumentError, ScriptError, install_hint
 
 GUARD: Final = files(__package__).joinpath("guard.lua").read_bytes()
 PATTERNS: Final = files(__package__).joinpath("patterns.lua").read_bytes()
@@ -389,7 +389,7 @@ def _lua_module() -> Any:
     try:
         return importlib.import_module("lupa.lua54")
     except ImportError:
-        raise ScriptError("Lua scripts need lupa with Lua 5.4: pip install 'basaltmq[lua]'") from None
+        raise ScriptError(f"Lua scripts need lupa with Lua 5.4: {install_hint('lua')}") from None
 
 
 def _decode_strings(raw: bytes) -> tuple[str, ...]:
