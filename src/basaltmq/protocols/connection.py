@@ -1,4 +1,4 @@
-"""What connections of AMQP and MQTT clients have in common: the socket, its backpressure, and its description.
+"""The common base of AMQP and MQTT connections: the socket, its backpressure, and its description.
 
 The output of a turn is written once, at its end.
 

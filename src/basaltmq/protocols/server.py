@@ -1,4 +1,4 @@
-"""What the servers of AMQP and MQTT have in common: listeners, connections, their timer, and blocked publishers.
+"""The common base of AMQP and MQTT servers: listeners, connections, their timer, and blocked publishers.
 
 One sweep per second handles the timeouts and heartbeats of all connections. A timer per connection would cost memory
 for each idle one, and no timeout needs more precision. asyncio accepts the sockets. TLS contexts are passed in.

@@ -1,8 +1,7 @@
 """Message bodies that are stored outside the message row (SPEC E3, E4, E5).
 
     small       in the row: one put, one delete, read together with the row
-    large       in the family `bodies`, in blob files that RocksDB rewrites when half of a file is garbage. The row
-                holds the body id, so an attempt, a delay or a move rewrites the row only.
+    large       in the family `message_content`. On disk, bodies up to 32 KiB are in blob files and larger ones in body files (`store/bodies/`). The row holds the body id, so an attempt, a delay or a move rewrites the row only.
     fanned out  as large, stored once for all queues, with a row {body}{message} in `content_refs` per message
 
 There are no reference counters. A body is in use while a reference row exists, and rows are exact after any crash. The
@@ -30,7 +29,7 @@ from basaltmq.store.keys.parts import prefix_range
 from basaltmq.store.keys.queues import body_key, content_ref_key, content_ref_prefix, decode_content_ref_key
 
 INLINE_BYTES_MAX: Final = 4096
-"""Bodies up to this size are stored in their rows. RocksDB stores larger values of `bodies` in blob files."""
+"""Bodies up to this size are stored in their rows. RocksDB stores larger values of `message_content` in blob files."""
 
 
 class Content:

@@ -45,11 +45,11 @@ CHECKED_MAX: Final = 256
 CHECKED_BYTES_MAX: Final = 256
 
 HEADERS_BYTES_LARGE: Final = 4 << 10
-"""Size of properties from which on a message is charged like a fan-out."""
+"""Messages with properties of this size or more are charged like a fan-out."""
 
 LARGE_BYTES_MIN: Final = 16 << 10
-"""Size of a body from which on it waits while the store is behind with flushes. Smaller ones use the reserve of the
-store, so their publishers do not wait for those of large messages."""
+"""Bodies of this size or more wait while the store is behind with flushes. Smaller ones use the reserve of the store,
+so their publishers do not wait for publishers of large messages."""
 
 PROPERTIES_BYTE_S: Final = 2e-7
 """Cost of checking, decoding and matching headers, in seconds per byte: 7,000 headers of 100 KB take 15 to 25 ms."""

@@ -79,7 +79,7 @@ class Connection(SocketConnection):
         self.mechanism = ""
         self.is_publisher = False
         self.later_s = 0.0
-        """Time in seconds that the current method will cost later in the turn."""
+        """Time in seconds that the current method will take at the end of the turn."""
         self._quiet_s = self._closing_s = 0
         self._wait: Callable[[Callable[[], None]], object] | None = None
         """Schedules the rest of the input, if the next message has to wait for more than the next turn."""
@@ -119,7 +119,7 @@ class Connection(SocketConnection):
         self._flush()
 
     def handle(self, event: Event) -> float:
-        """Handle an event. Return the time in seconds that it will cost later in the turn."""
+        """Handle an event. Return the time in seconds that it will take at the end of the turn."""
         match event:
             case Published():
                 channel = self.channels.get(event.channel)
@@ -249,7 +249,7 @@ class Connection(SocketConnection):
             case m.ConnectionUpdateSecret():
                 self._start(self._update_secret(method))
             case m.ConnectionClose() | m.ConnectionCloseOk():
-                # A client may rely on it that its messages are requeued when close-ok arrives.
+                # Clients rely on this: when close-ok arrives, their messages are requeued.
                 self._is_ending = True
                 self._end_channels(self._ended)
 
@@ -357,7 +357,7 @@ class Connection(SocketConnection):
     def _end_channels(self, then: Callable[[], None]) -> None:
         """End all channels, over several turns if it takes long, then call `then`.
 
-        Several of these may run. Each one visits the channels that are left, so none calls `then` too early.
+        Several of these generators may run. Each one ends the channels that remain, so none calls `then` too early.
         """
         self.server.shares.in_portions(self._ending_channels(), then)
 
@@ -365,7 +365,7 @@ class Connection(SocketConnection):
         for number in list(self.channels):
             self._end_channel(number)
             if self.vhost.is_up:
-                # The batch is part of the portion. Otherwise the turn would write what all channels requeue at once.
+                # Flush after each portion. Otherwise one turn would write the requeued messages of all channels.
                 self.vhost.tick.flush()
             yield
 
@@ -479,4 +479,4 @@ class Connection(SocketConnection):
 
 
 def _nothing() -> None:
-    """Nothing follows the end of the channels."""
+    """Do nothing after the end of the channels."""

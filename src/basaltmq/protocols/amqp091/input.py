@@ -27,7 +27,7 @@ class FrameHandler(Protocol):
     """Handler of events: a connection."""
 
     def handle(self, event: Event) -> float:
-        """Handle an event. Return the time in seconds that it will cost later in the turn."""
+        """Handle an event. Return the time in seconds that it will take at the end of the turn."""
         ...
 
     def refuse(self, number: int, fault: Fault) -> None: ...

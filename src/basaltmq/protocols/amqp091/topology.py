@@ -180,7 +180,8 @@ def channel_flow_ok(channel: Channel, method: m.ChannelFlowOk) -> None:
 
 
 def access_request(channel: Channel, method: m.AccessRequest) -> None:
-    """A leftover of AMQP 0-8 that some clients still send. Permissions are checked per operation."""
+    """Accept access.request, which some clients still send although it belongs to AMQP 0-8. Permissions are checked per
+    operation."""
     channel.send(m.AccessRequestOk(1))
 
 

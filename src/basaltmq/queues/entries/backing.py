@@ -62,7 +62,7 @@ TRANSIENT: Final = 1
 SPILLED: Final = 2
 """A transient message that is on disk for lack of memory."""
 APART: Final = 4
-"""The body is stored separately, in the family `bodies`."""
+"""The body is stored separately, in the family `message_content`."""
 SHARED: Final = 8
 """The separate body is shared with other messages through reference rows."""
 TIMED: Final = 16

@@ -5,7 +5,7 @@
                    └────────── read on only while the batches in flight fit the window
 
 The window provides backpressure. Once it is full the server stops reading, the HTTP/2 window fills up, and the client's
-writes block. A refused batch is responded with its error, and the stream continues.
+writes block. The response to a refused batch is its error, and the stream continues.
 """
 
 from __future__ import annotations
