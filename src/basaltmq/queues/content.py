@@ -1,7 +1,9 @@
 """Message bodies that are stored outside the message row (SPEC E3, E4, E5).
 
     small       in the row: one put, one delete, read together with the row
-    large       in the family `message_content`. On disk, bodies up to 32 KiB are in blob files and larger ones in body files (`store/bodies/`). The row holds the body id, so an attempt, a delay or a move rewrites the row only.
+    large       in the family `message_content`. On disk, bodies up to 32 KiB are in blob files and larger ones in body
+                files (`store/bodies/`). The row holds the body id, so an attempt, a delay or a move rewrites the row
+                only.
     fanned out  as large, stored once for all queues, with a row {body}{message} in `content_refs` per message
 
 There are no reference counters. A body is in use while a reference row exists, and rows are exact after any crash. The
