@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shlex import quote
 from typing import Any, Final
 
 import click
@@ -68,7 +69,7 @@ def declare(
     """Create an exchange. Fails if one with this name and other settings exists."""
     body = {"type": kind, "durable": not transient, "auto_delete": auto_delete, "internal": internal}
     api.put(path("exchanges", vhost, name), {**body, "arguments": json_object("--arguments", arguments)})
-    click.echo(f"exchange {name} created; bind a queue with: basalt binding create {name} QUEUE --key KEY")
+    click.echo(f"exchange {name} created; bind a queue with: basalt binding create {quote(name)} QUEUE --key KEY")
 
 
 @exchange.command()

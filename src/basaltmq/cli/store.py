@@ -60,7 +60,7 @@ def _figures(view: RocksStore, family: Family | None) -> dict[str, int]:
     found = view.properties(family)
     return {
         "rows": found["estimated-rows"],
-        "table bytes": found["sst-bytes"],
+        "SST bytes": found["sst-bytes"],
         "blob bytes": found["blob-bytes"],
         "memory bytes": found["memtable-bytes"],
     }

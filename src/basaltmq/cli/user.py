@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from shlex import quote
 
 import click
 
@@ -50,7 +51,7 @@ def create(api: HttpClient, name: str, tags: tuple[str, ...], no_password: bool)
     body: dict[str, object] = {"tags": list(tags)}
     body |= {"password_hash": ""} if no_password else {"password": _read_password(name)}
     api.put(path("users", name), body)
-    click.echo(f"user {name} created; grant access with: basalt permission set {name} --vhost /")
+    click.echo(f"user {name} created; grant access with: basalt permission set {quote(name)} --vhost /")
 
 
 @user.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 import click
@@ -41,7 +42,7 @@ def list_vhosts(api: HttpClient, as_json: bool) -> None:
 def create(api: HttpClient, name: str, description: str) -> None:
     """Create a virtual host."""
     api.put(path("vhosts", name), {"description": description})
-    click.echo(f"vhost {name} created; grant access with: basalt permission set USER --vhost {name}")
+    click.echo(f"vhost {name} created; grant access with: basalt permission set USER --vhost {quote(name)}")
 
 
 @vhost.command()
@@ -85,7 +86,7 @@ def diagnostics(api: HttpClient, name: str, family: str | None, as_json: bool) -
         {
             "family": each,
             "rows": values.get("estimated-rows"),
-            "table bytes": values.get("sst-bytes"),
+            "SST bytes": values.get("sst-bytes"),
             "blob bytes": values.get("blob-bytes"),
             "memory bytes": values.get("memtable-bytes"),
         }

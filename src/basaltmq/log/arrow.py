@@ -20,14 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
-from basaltmq.errors import (
-    CorruptionError,
-    EnvironmentMissingError,
-    InvalidArgumentError,
-    LimitExceededError,
-    TimestampRangeError,
-    install_hint,
-)
+from basaltmq import errors
+from basaltmq.errors import CorruptionError, InvalidArgumentError, LimitExceededError, TimestampRangeError
 from basaltmq.log.batches import columnar
 from basaltmq.log.batches.columnar import BATCH_RECORDS_MAX, BODY_BYTES_MAX, Buffer, ColumnBatch
 from basaltmq.log.batches.ipc import MessageHead
@@ -39,7 +33,7 @@ try:
     import pyarrow.compute as pc
     import pyarrow.ipc
 except ImportError:
-    raise EnvironmentMissingError(f"Arrow columns need pyarrow: {install_hint('arrow')}") from None
+    raise errors.EnvironmentMissingError(f"Arrow columns need pyarrow: {errors.install_hint('arrow')}") from None
 
 _MS: Final = pa.timestamp("ms", tz="UTC")
 _BINARY: Final = pa.binary()

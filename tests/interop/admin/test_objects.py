@@ -164,6 +164,8 @@ def test_policies_apply_to_queues_with_matching_names(api: HttpClient) -> None:
     assert api.get(path("queues", "/", "tmp.one"))["policy"] is None
     assert "regular expression" in refused(400, api.put, where, {"pattern": "(", "definition": {"max-length": 2}})
     assert "unknown key" in refused(400, api.put, where, {"pattern": "", "definition": {"no-such": 2}})
+    mistyped = refused(400, api.put, where, {"pattern": "", "definition": {"max-lenth": 2}})
+    assert "did you mean 'max-length'?" in mistyped
 
 
 def test_lists_are_complete_or_paged(api: HttpClient) -> None:

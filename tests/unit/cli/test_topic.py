@@ -49,6 +49,11 @@ def test_a_topic_is_created_listed_described_and_deleted(basalt: Basalt) -> None
     basalt("topic", "describe", "orders", code=1)
 
 
+def test_the_next_command_is_quoted_for_the_shell(basalt: Basalt) -> None:
+    assert "basalt topic append 'my orders'" in basalt("topic", "create", "my orders").output
+    assert "basalt queue enqueue 'my jobs'" in basalt("queue", "create", "my jobs").output
+
+
 def test_listing_an_empty_store_prints_the_next_command(basalt: Basalt, data: Path) -> None:
     basaltmq.open(data).close()
     assert basalt("topic", "list").output == "no topics; create one with: basalt topic create NAME\n"

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from basaltmq.client import Client
 from basaltmq.client.leased import Leased, by_lease, extended, ids_of, leased_of, settled
 from basaltmq.client.requests import Payload, batch_of, enqueue_of
-from basaltmq.errors import InvalidArgumentError
+from basaltmq.errors import InvalidArgumentError, UnavailableError
 from basaltmq.queues.draft import Draft
 from basaltmq.wire import basalt_pb2 as wire
 
@@ -71,3 +72,11 @@ def test_messages_of_several_leases_are_settled_separately() -> None:
     assert by_lease([one[0], other[0], one[1]]) == {("q", 7): one, ("q", 9): other[:1]}
     with pytest.raises(InvalidArgumentError, match="bytes"):
         by_lease([one[0], b"not"])  # type: ignore[list-item]
+
+
+def test_an_unreachable_broker_is_named_with_its_port() -> None:
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(UnavailableError, match=r"start the broker, or use its gRPC port"),
+    ):
+        client.enqueue("jobs", b"work")

@@ -10,6 +10,7 @@ store and are cached in memory, because each declaration needs them:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -88,7 +89,10 @@ class Policy(msgspec.Struct, frozen=True, omit_defaults=True):
             return
         known = QUEUE_ARGUMENTS.get(f"x-{key}")
         if known is None:
-            raise InvalidArgumentError(f"policy {self.name!r} sets the unknown key {key!r}")
+            known_keys = [*EXCHANGE_KEYS, *(each.removeprefix("x-") for each in QUEUE_ARGUMENTS)]
+            close = get_close_matches(key, known_keys, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InvalidArgumentError(f"policy {self.name!r} sets the unknown key {key!r}{hint}")
         try:
             known.check(value)
         except ValueError as error:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, Final
 from uuid import UUID
 
@@ -104,7 +105,7 @@ def create(data_dir: Path, /, name: str, **settings: Any) -> None:
     config = new_config(name, given)
     with basaltmq.open(data_dir) as db:
         db.queue_plane.create(config)
-    click.echo(f"queue {name} created; fill it with: basalt queue enqueue {name}")
+    click.echo(f"queue {name} created; fill it with: basalt queue enqueue {quote(name)}")
 
 
 @queue.command("list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 import click
@@ -90,7 +91,7 @@ def create(api: HttpClient, name: str, transient: bool, auto_delete: bool, argum
     """Create a queue. Fails if one with this name and other settings exists."""
     body = {"durable": not transient, "auto_delete": auto_delete, "arguments": json_object("--arguments", arguments)}
     api.put(path("queues", vhost, name), body)
-    click.echo(f"queue {name} created; publish to it with: basalt exchange publish '' --key {name} 'hello'")
+    click.echo(f"queue {name} created; publish to it with: basalt exchange publish '' --key {quote(name)} 'hello'")
 
 
 @server_queue.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import Any, BinaryIO, Final
 
 import click
@@ -62,7 +63,7 @@ def create(data_dir: Path, /, names: tuple[str, ...], **settings: Any) -> None:
             for made in db.streams.topics.create_many(batch)
             if isinstance(made, BasaltError)
         ]
-    topic_input.report_created(names, refused, f"basalt topic append {names[0]}")
+    topic_input.report_created(names, refused, f"basalt topic append {quote(names[0])}")
 
 
 @topic.command("list")

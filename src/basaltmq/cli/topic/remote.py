@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import islice
+from shlex import quote
 from typing import Any, BinaryIO, Final
 
 import click
@@ -40,7 +41,7 @@ def server_topic() -> None:
 def create(api: HttpClient, names: tuple[str, ...], vhost: str, **settings: Any) -> None:
     """Create topics. Topics that exist are named, and the others are created."""
     config = {key: value for key, value in settings.items() if value is not None}
-    append = f"basalt topic append {names[0]} --server {api.login.server}"
+    append = f"basalt topic append {quote(names[0])} --server {api.login.server}"
     if len(names) == 1:
         api.put(path("topics", vhost, names[0]), config)
         topic_input.report_created(names, [], append)

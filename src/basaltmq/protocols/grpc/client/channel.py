@@ -169,7 +169,8 @@ class Channel:
         return made
 
     def _unreachable(self, why: str) -> CallFailed:
-        return CallFailed(Outcome(Status.UNAVAILABLE, f"cannot connect to {self.host} port {self.port}: {why}"))
+        text = f"cannot connect to {self.host} port {self.port}: {why}; start the broker, or use its gRPC port (5555)"
+        return CallFailed(Outcome(Status.UNAVAILABLE, text))
 
     def lost(self, connection: ClientConnection) -> None:
         """Forget a connection that accepts no more calls."""
