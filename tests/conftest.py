@@ -1,4 +1,4 @@
-"""What every test shares: the database of random examples stays out of the tree, and seeds are printed."""
+"""Settings of all tests: the database of random examples is outside of the tree, and seeds are printed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the longest tests: Spark's in the first worker, the soak in the second.
 
     `--dist worksteal` gives each worker a run of consecutive tests, all of about the same length, and a worker begins
-    with the first of its run. So the test that begins the second run is the first one the second worker does.
+    with the first of its run. So the first test of the second run is the first one of the second worker.
     """
     items.sort(key=lambda item: "interop/spark" not in item.nodeid)
     workers = getattr(config, "workerinput", {}).get("workercount", 1)

@@ -1,7 +1,6 @@
 """Write docs/SPEC-COVERAGE.md: which test proves which line of the specification, from the marks on the tests.
 
-The marks are read from the source. Nothing runs, so the page
-shows what the tests claim; the test run shows whether they pass.
+The marks are read from the source. The page shows the marks only; the test run shows whether the tests pass.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def marks_of(expression: ast.expr, marks: tuple[str, ...] = MARKS) -> Iterator[s
 
 
 def marked_tests(tree: ast.Module, marks: tuple[str, ...] = MARKS) -> Iterator[tuple[str, set[str]]]:
-    """Every test of a module with the ids it proves, those of its module and class included."""
+    """Every test of a module with its ids, including those of its module and class."""
     for_all = {
         each
         for node in tree.body

@@ -1,4 +1,4 @@
-"""Who may do what over HTTP: users, tags, permissions, and what strangers get."""
+"""Access control over HTTP: users, tags, permissions, and requests without valid credentials."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refused(status: int, call: Any, *arguments: Any, **named: Any) -> str:
 
 @contextlib.contextmanager
 def somebody(broker: Broker, api: HttpClient, name: str, *tags: str, **permission: str) -> Iterator[HttpClient]:
-    """A user with these tags, and with these permissions in the default virtual host if any are given."""
+    """Create a user with these tags, and with these permissions in the default virtual host if they are given."""
     api.put(path("users", name), {"password": "secret", "tags": list(tags)})
     if permission:
         api.put(path("permissions", "/", name), {"configure": "^$", "write": "^$", "read": "^$", **permission})

@@ -1,4 +1,4 @@
-"""The command line against a real broker: what it does, what people read, what programs read."""
+"""The command line against a real broker: effects, tables for people, and JSON for programs."""
 
 from __future__ import annotations
 

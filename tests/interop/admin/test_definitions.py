@@ -1,4 +1,4 @@
-"""Definitions: out of one broker and into another, and in from RabbitMQ, passwords included."""
+"""Definitions: exported from one broker, imported into another, and imported from RabbitMQ, with passwords."""
 
 from __future__ import annotations
 

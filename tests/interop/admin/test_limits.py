@@ -1,4 +1,4 @@
-"""Limits of virtual hosts and users: through the API and rabbitmqadmin's requests, and what clients then meet."""
+"""Limits of virtual hosts and users: set through the API and rabbitmqadmin's requests, and their effect on clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What monitors and people see: health checks, metrics, documentation, the overview."""
+"""Monitoring: health checks, metrics, documentation, and the overview."""
 
 from __future__ import annotations
 

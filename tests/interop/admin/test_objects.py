@@ -1,4 +1,4 @@
-"""The admin API of a real broker: objects are made, seen, changed and deleted, and refusals say why."""
+"""The admin API of a real broker: objects are created, shown, changed and deleted, and refusals give the reason."""
 
 from __future__ import annotations
 

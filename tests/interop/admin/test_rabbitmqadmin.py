@@ -1,4 +1,4 @@
-"""Requests in the form RabbitMQ's own command line sends them: switches and numbers as text, columns asked for."""
+"""Requests in the form RabbitMQ's own command line sends them: booleans and numbers as text, and selected columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route of the API, as its own description lists them, tried by users who may not use it."""
+"""Every route in the API's own description, called by users without permission."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ BODIES: dict[tuple[str, str], Any] = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker with virtual hosts a and b. Everything named `thing` exists in b."""
+    """Start a broker with virtual hosts a and b. All objects named `thing` exist in b."""
     with running(tmp_path_factory.mktemp("broker") / "data") as started:
         api = started.api()
         for vhost in ("a", "b"):
@@ -144,7 +144,7 @@ def ask(
 
 
 def state(broker: Broker) -> dict[str, Any]:
-    """What a change would show in."""
+    """Return the state that a change would affect."""
     return {
         "definitions": broker.call("GET", "/api/definitions"),
         "messages": broker.call("GET", path("queues", "b", "thing"))["messages"],
@@ -188,14 +188,14 @@ def test_a_user_of_one_virtual_host_cannot_touch_another(broker: Broker) -> None
         status, said = ask(broker, method, where, "stranger")
         assert status in {403, 404}, (method, where, status, said)
         if method != "GET":
-            # The tag `monitoring` shows other virtual hosts, and opens none.
+            # The tag `monitoring` permits reading other virtual hosts, not changing them.
             status, said = ask(broker, method, where, "neighbour")
             assert status in {403, 404}, (method, where, status, said)
     assert state(broker) == before
 
 
 def test_an_administrator_with_permissions_may_use_every_route(broker: Broker) -> None:
-    """So the refusals above come from who asks, and not from what was sent."""
+    """This shows that the refusals above depend on the user, not on the request."""
     last = ("DELETE", "/api/vhosts/{vhost}")
     found = sorted(routes(broker), key=lambda each: (each[0] == "DELETE", each == last))
     for method, where in found:
@@ -204,13 +204,13 @@ def test_an_administrator_with_permissions_may_use_every_route(broker: Broker) -
         if where.startswith(("/api/permissions/", "/api/topic-permissions/")) and method == "DELETE":
             continue
         status, said = ask(broker, method, where, "guest", "guest")
-        # These need a query, a file that is one, or the id of a row.
+        # These need a query, a valid file, or the id of a row.
         is_incomplete = where.endswith(("/offset", "/records", "{file}", "{id}"))
         assert status in {200, 201, 204, 404} or (is_incomplete and status == 400), (method, where, status, said)
 
 
 def test_requests_of_other_sites_change_and_read_nothing(broker: Broker) -> None:
-    """DNS rebinding sends a foreign Host; a form or fetch of another page a foreign Origin."""
+    """DNS rebinding sends a foreign Host. A form or fetch of another page sends a foreign Origin."""
     for method, where in routes(broker):
         status, said = ask(broker, method, where, "guest", "guest", Host="evil.example")
         assert status == 421, (method, where, said)

@@ -1,4 +1,4 @@
-"""Topics, queues and groups over HTTP as Arrow: what programs read and write, and a broker killed under them."""
+"""Topics, queues and groups over HTTP as Arrow: reads and writes of programs, and a broker that is killed meanwhile."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_repeated_import_request_is_applied_once(broker: Broker) -> None:
     first = [b"%d" % at for at in range(1000)]
     parts = [view.put_part("run", 0, n, pack([("orders", n, chunk(first, b"k"))])) for n in (0, 1)]
     assert view.commit_batch("run", 0, parts) == 2000
-    # The answer was lost; then a part of the batch was staged anew by a task that was tried again.
+    # The response was lost. Then a retried task staged a part of the batch again.
     assert view.commit_batch("run", 0, parts) == 0
     again = view.put_part("run", 0, 0, pack([("orders", 0, chunk(first, b"k"))]))
     assert view.commit_batch("run", 0, [again]) == 0
@@ -173,7 +173,8 @@ def test_permissions_are_checked_as_in_other_protocols(broker: Broker) -> None:
 
 
 def test_only_the_owner_may_change_an_import(broker: Broker) -> None:
-    """Whoever could forget or advance another user's run could double its records, or have them skipped."""
+    """A user who could forget or advance another user's run could duplicate its records, or make the import skip
+    them."""
     for name in ("owned", "other-topic"):
         make(broker, name)
     for user, writes in (("own", "^owned$"), ("oth", "^other-topic$")):
@@ -216,7 +217,7 @@ def test_reading_queues_and_events_changes_nothing(broker: Broker) -> None:
     assert view.queue_times("jobs") == (0, 0)
     for at in range(30):
         message = {"properties": {"delivery_mode": 2}, "routing_key": "jobs", "payload_encoding": "string"}
-        # Two of them have their bodies apart from their rows.
+        # Two of them have their bodies outside of their rows.
         body = f"m{at}" if at % 15 else "x" * 10_000
         broker.call("POST", path("exchanges", "/", "amq.default", "publish"), {**message, "payload": body})
     found = [row for batch in view.messages("jobs", 0, 1 << 62) for row in batch.to_pylist()]
@@ -240,7 +241,7 @@ def test_reading_queues_and_events_changes_nothing(broker: Broker) -> None:
 
 @pytest.mark.promise("P2")
 def test_readers_and_writers_wait_for_a_killed_broker(tmp_path: Path) -> None:
-    """Over TLS: what was read is not read again, what was asked for comes, a batch cut off is finished once."""
+    """Over TLS. No record is read twice, every requested record arrives, and an interrupted batch is imported once."""
     flags = (f"--tls-certificate={TLS / 'server.pem'}", f"--tls-key={TLS / 'server.key'}", "--admin-tls=true")
     with running(tmp_path / "data", *flags) as broker:
         server = f"https://localhost:{broker.port('admin')}"
@@ -272,7 +273,7 @@ def test_memory_of_many_readers_is_bounded(broker: Broker) -> None:
     write(view, "wide", [b"x" * 100_000] * 100, "fill-wide", 0)
     held = [view.records("wide", 0, 0, 100) for _ in range(4)]
     firsts = [next(each).num_rows for each in held]
-    # A slice is 2 MiB: nobody was given everything, and everybody gets the rest.
+    # A slice has 2 MiB: no reader had received everything, and every reader gets the rest.
     assert max(firsts) < 50
     totals = [count + sum(batch.num_rows for batch in each) for count, each in zip(firsts, held, strict=True)]
     assert totals == [100] * 4

@@ -25,7 +25,7 @@ def add(x: int, y: int) -> int:
 
 @app.task(name="flaky", bind=True, max_retries=3, default_retry_delay=0)  # type: ignore[untyped-decorator]
 def flaky(self: Any, fail_times: int) -> int:
-    """Fails so many times, then tells how often it was tried."""
+    """Fail this many times, then return the number of attempts."""
     retries: int = self.request.retries
     if retries < fail_times:
         raise self.retry(countdown=0)

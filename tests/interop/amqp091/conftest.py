@@ -32,5 +32,5 @@ def channel(connection: Any) -> Any:
 
 @pytest.fixture
 def name() -> str:
-    """A name of the test's own for a queue or exchange."""
+    """Return a queue or exchange name that only this test uses."""
     return f"t-{uuid.uuid4().hex[:12]}"

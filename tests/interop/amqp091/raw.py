@@ -1,4 +1,4 @@
-"""A client that does exactly what it is told: frames over a plain socket."""
+"""A client that sends exactly the frames of a test over a plain socket."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAIT_S = 30.0
 
 
 class RawClient:
-    """A socket that has its manners from its owner."""
+    """A socket without protocol logic of its own."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), WAIT_S)
@@ -35,7 +35,7 @@ class RawClient:
         self.sock.sendall(encode_method(channel, method))
 
     def call(self, method: m.Method, *, channel: int = 1) -> m.Method:
-        """Send a method; the next method that comes."""
+        """Send a method and return the next received one."""
         self.send(method, channel=channel)
         return self.method()
 
@@ -61,7 +61,7 @@ class RawClient:
         return raw
 
     def rest(self) -> bytes:
-        """Everything until the server closes."""
+        """Return everything received until the server closes."""
         raw = b""
         try:
             while piece := self.sock.recv(65536):

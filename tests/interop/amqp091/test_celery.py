@@ -51,7 +51,7 @@ def test_a_failed_task_is_retried(app: Any) -> None:
 
 
 def test_tasks_with_a_countdown_do_not_block_a_worker(app: Any) -> None:
-    """Celery raises its prefetch for each of them; it has to know that basic.qos is RabbitMQ's to do it right."""
+    """Celery raises its prefetch for each of them. It does so correctly only if basic.qos has RabbitMQ's semantics."""
     later = [app.add.apply_async((each, 1), countdown=300) for each in range(12)]
     assert app.add.delay(20, 22).get(timeout=WAIT_S) == 42
     for result in later:
@@ -60,5 +60,5 @@ def test_tasks_with_a_countdown_do_not_block_a_worker(app: Any) -> None:
 
 def test_the_worker_answers_to_remote_control(app: Any) -> None:
     assert app.add.delay(1, 1).get(timeout=WAIT_S) == 2, "who is not there yet does not hear a broadcast"
-    # Without a limit it waits out its time for the answers of workers there might be.
+    # Without a limit it waits for responses of other workers until its timeout.
     assert app.app.control.inspect(timeout=WAIT_S, limit=1).ping() == {"w@test": {"ok": "pong"}}

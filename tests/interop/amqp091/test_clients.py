@@ -1,4 +1,4 @@
-"""Other clients people use: aio-pika, py-amqp and kombu, with their own idea of what a server does."""
+"""Other common clients: aio-pika, py-amqp and kombu, each with its own assumptions about a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flow control and bad days, against a real server process."""
+"""Flow control and failures, against a real server process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_publishers_are_blocked_and_notified_while_consumers_are_served(tmp_path
         raw_client(broker.port()) as consumer,
     ):
         publisher.open().call(declare("q", durable=True))
-        # What comes before the client could know is taken; the client is told; what follows is not read.
+        # Publishes before the notification are accepted, the client is notified, and later ones are not read.
         publisher.sock.sendall(publish(b"taken", properties=PERSISTENT))
         blocked = publisher.method()
         assert isinstance(blocked, m.ConnectionBlocked)
@@ -81,7 +81,7 @@ def test_after_kill_9_confirmed_messages_exist_and_acknowledged_ones_do_not(own_
                 acknowledged.add(consumer.frame().payload)
                 consumer.send(m.BasicAck(got.delivery_tag, False))
             consumer.call(declare("q", passive=True))
-            # The acknowledgements are written; a confirm that comes later has synced them.
+            # The acknowledgements are written. A later confirm implies that they are synced.
             asked.append(len(confirmed) + 5)
             assert more.wait(WAIT_S)
     finally:
@@ -148,7 +148,7 @@ def test_a_lost_connection_requeues_messages_and_deletes_exclusive_queues(broker
         with raw_client(broker.port()) as owner:
             owner.open().call(declare(name + "-mine", exclusive=True))
             assert isinstance(owner.call(m.BasicGet(0, name, False)), m.BasicGetOk)
-        # The socket closed without a word.
+        # The socket closed without connection.close.
         until = threading.Event()
         for _ in range(200):
             reported = other.call(declare(name, passive=True))

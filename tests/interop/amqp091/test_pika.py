@@ -1,4 +1,4 @@
-"""What RabbitMQ's users take for granted, with pika against a real server process."""
+"""Common features of RabbitMQ, used with pika against a real server process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def take(channel: Any, queue: str, count: int, **consume: Any) -> list[tuple[Any
 
 
 def refused(call: Any) -> int:
-    """The code a channel was closed with."""
+    """Return the code with which the channel was closed."""
     with pytest.raises(ChannelClosedByBroker) as caught:
         call()
     code: int = caught.value.reply_code
@@ -266,7 +266,7 @@ def test_codes_clients_branch_on(broker: Broker, connection: Any, name: str) -> 
         channel = fresh()
         channel.basic_publish("no such exchange", "k", b"x")
         assert refused(lambda: channel.queue_declare("", exclusive=True)) == 404
-        # A publish to an exclusive queue of another connection is allowed, and all of that left the connection open.
+        # A publish to an exclusive queue of another connection is allowed, and the connection is still open.
         assert connection.is_open
     finally:
         other.close()
@@ -389,7 +389,7 @@ def test_transactions_commit_and_roll_back(connection: Any, name: str) -> None:
     channel.basic_ack(tags[0])
     channel.tx_commit()
     channel.close()
-    # The first was acknowledged in a commit; the two others were not and are back.
+    # The first was acknowledged in a commit. The two others were not, so they are ready again.
     assert [watcher.basic_get(name, auto_ack=True)[2] for _ in range(4)] == [b"1", b"2", b"3", b"4"]
     watcher.queue_delete(name)
 
@@ -458,7 +458,7 @@ def test_messages_are_distributed_round_robin_and_by_consumer_priority(connectio
 def test_a_client_that_does_not_read_gets_a_bounded_amount_of_messages(
     broker: Broker, connection: Any, name: str
 ) -> None:
-    """Its consumer is paused; others are served, and it gets everything once it reads."""
+    """Its consumer is paused. Other clients are served, and it gets everything once it reads."""
     channel = connection.channel()
     channel.queue_declare(name, durable=True)
     body = b"x" * 100_000

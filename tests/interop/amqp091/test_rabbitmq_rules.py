@@ -45,7 +45,7 @@ def test_cc_that_is_no_array_is_refused(channel: Any, name: str, header: str) ->
 def test_line_breaks_in_names_are_dropped(connection: Any, channel: Any, name: str) -> None:
     dirty = name[:3] + "\r\n" + name[3:] + "\n"
     channel.exchange_declare(dirty + "x", "direct")
-    # pika waits for the answer that names its own spelling, so the answers are read from other calls.
+    # pika waits for a response with its own spelling of the name, so the responses are read from other calls.
     channel.queue_declare(name)
     channel.queue_bind(dirty, dirty + "x", "key")
     channel.confirm_delivery()

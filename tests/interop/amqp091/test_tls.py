@@ -72,7 +72,7 @@ def test_external_login_without_a_certificate_is_refused(secured: Broker) -> Non
 
 
 def test_a_certificate_of_no_user_does_not_hide_the_password_login(secured: Broker) -> None:
-    """py-amqp prefers EXTERNAL wherever it is offered."""
+    """py-amqp prefers EXTERNAL if it is offered."""
     context = {"ca_certs": str(FILES / "authority.pem"), "certfile": str(FILES / "client.pem")}
     context |= {"keyfile": str(FILES / "client.key"), "server_hostname": "localhost"}
 

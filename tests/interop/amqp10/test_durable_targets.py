@@ -173,7 +173,7 @@ def test_an_unsettled_map_that_does_not_fit_is_incomplete(own_broker: Broker) ->
     answer = attach(client, address, {b"tag-0": None}, incomplete_unsettled=True)
     assert answer.incomplete_unsettled
     assert 0 < len(tags(answer)) < 300
-    # What the map lacks is known all the same.
+    # The broker knows the deliveries that are not in the map, too.
     client.transfer(0, 0, b"x", delivery_tag=b"tag-299", resume=True)
     assert isinstance(outcome(client, 0).state, p.Accepted)
     client.sock.close()

@@ -1,4 +1,4 @@
-"""Rules of AMQP 1.0, and what happens to clients that break them: an error for the smallest thing it concerns."""
+"""Rules of AMQP 1.0, and what happens to clients that break them: an error for only the object that it concerns."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ PORTS = {
     "127.0.0.1:15672": "admin",
     '"127.0.0.1", 1883': "mqtt",
 }
-"""Address in an example -> the listener that it names."""
+"""Address in an example -> the listener with this address."""
 RUN_S = 100
 
 

@@ -1,4 +1,5 @@
-"""Certificates for tests, made with the openssl command: an authority, a server, clients, and a stranger."""
+"""Certificates for tests, made with the openssl command: an authority, a server, clients, and a client of another
+authority."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Authority:
         )
 
     def sign(self, name: str) -> tuple[Path, Path]:
-        """The certificate and the key of somebody, good for this machine's own addresses."""
+        """Return a certificate and its key, valid for this machine's addresses."""
         certificate, key, request = (self._directory / f"{name}.{end}" for end in ("pem", "key", "csr"))
         names = self._directory / f"{name}.ext"
         names.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")

@@ -1,4 +1,4 @@
-"""Servers for Fila's client: each a process of its own, so that it can be killed."""
+"""Servers for Fila's client, each in its own process, so that a test can kill it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GUEST = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Wait for something that another process does."""
+    """Wait until another process has done something."""
     end_s = time.monotonic() + 2 * WAIT_S
     while not holds():
         assert time.monotonic() < end_s, "it did not come about"
@@ -36,7 +36,7 @@ def until(holds: Callable[[], object]) -> None:
 
 @contextmanager
 def fila_client(address: str) -> Iterator[fila.Client]:
-    """PyPI's client. It waits for messages as long as it takes; this one is closed under whoever waits too long."""
+    """Return the unmodified client. It waits for messages without a limit, so it is closed if a test waits too long."""
     client = fila.Client(address)
     watch = threading.Timer(2 * WAIT_S, client.close)
     watch.start()
@@ -65,7 +65,7 @@ class Server:
         line = self._process.stdout.readline()
         assert line, "the server did not start"
         self.port = int(line)
-        # The same one after a restart, as a broker would have.
+        # The same secret after a restart, like that of a broker.
         self._options["port"] = self.port
 
     @property
@@ -73,7 +73,7 @@ class Server:
         return f"127.0.0.1:{self.port}"
 
     def kill(self) -> None:
-        """As a crash: nothing is said to anyone."""
+        """Kill the process. Clients are not notified."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(WAIT_S)
         assert self._process.stdout is not None
@@ -87,27 +87,27 @@ class Server:
         return code
 
     def memory_bytes(self) -> int:
-        """What the process has in memory."""
+        """Return the resident memory of the process."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * 4096
 
 
 class Admin:
-    """Fila's own admin stubs, as an operator's tool would use them."""
+    """Fila's admin stubs, used like an operator's tool."""
 
     def __init__(self, channel: grpc.Channel, api_key: str | None = None, *, is_anonymous: bool = False) -> None:
-        """With an API key, without credentials, or as the administrator guest."""
+        """Use an API key, no credentials, or the administrator guest."""
         self._stub: Any = admin_pb2_grpc.FilaAdminStub(channel)
         authorization = GUEST if api_key is None else f"Bearer {api_key}"
         self._metadata = [] if is_anonymous else [("authorization", authorization)]
 
     def __getattr__(self, call: str) -> Callable[..., Any]:
-        """CreateQueue(name=...) and so on."""
+        """Return a method such as CreateQueue(name=...)."""
         request = getattr(admin_pb2, f"{call}Request")
         return lambda **fields: getattr(self._stub, call)(request(**fields), metadata=self._metadata, timeout=WAIT_S)
 
     def queue(self, **config: Any) -> str:
-        """A queue of a name nobody else has."""
+        """Create a queue with a unique name."""
         name = f"q-{uuid.uuid4().hex[:12]}"
         self.CreateQueue(name=name, config=admin_pb2.QueueConfig(**config))
         return name
@@ -115,7 +115,7 @@ class Admin:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One that everybody may use for queues of their own."""
+    """Start a server that all tests share. Each test uses its own queues."""
     running = Server(tmp_path_factory.mktemp("fila") / "store", {})
     yield running
     assert running.stop() == 0
@@ -134,7 +134,7 @@ def admin(channel: grpc.Channel) -> Admin:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    """Start a server of one's own."""
+    """Return a function that starts a server for one test."""
     started: list[Server] = []
 
     def start(**options: Any) -> Server:

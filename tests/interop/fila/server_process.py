@@ -1,8 +1,8 @@
-"""A gRPC server in a process of its own: one virtual host, and nothing else of the broker.
+"""A gRPC server in a separate process: one virtual host, without the rest of the broker.
 
     python server_process.py DIRECTORY [JSON of QueueServerOptions]
 
-Prints its port when it listens, and serves until it is told to stop or is killed.
+It prints its port when it listens, and serves until it is stopped or killed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from basaltmq.store.open import open_store
 
 
 async def at_once() -> None:
-    """Nothing here outlives a power loss."""
+    """Return at once, because no test simulates a power loss."""
 
 
 async def guest_accounts(catalog: Catalog) -> Accounts:
-    """Users as a new broker has them: guest, an administrator with all permissions, who is the anonymous user too."""
+    """Create the users of a new broker: guest, an administrator with all permissions, who is also the anonymous
+    user."""
     is_new = catalog.open()
     users = Users(catalog, at_once, anonymous_name=lambda: "guest")
     permissions = Permissions(catalog, at_once)
@@ -58,7 +59,7 @@ async def serve(directory: Path, options: QueueServerOptions) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     print(await server.start(), flush=True)
-    # As `basalt serve` does once it is ready.
+    # `basalt serve` does the same once it is ready.
     gc.freeze()
     await stop.wait()
     await server.stop(1.0)
@@ -77,7 +78,7 @@ def options_of(text: str) -> QueueServerOptions:
 
 
 if __name__ == "__main__":
-    # As `basalt serve` does.
+    # `basalt serve` does the same.
     sys.setswitchinterval(SWITCH_S)
     profile = os.environ.get("BASALT_PROFILE")
     work = serve(Path(sys.argv[1]), options_of(sys.argv[2] if len(sys.argv) > 2 else "{}"))

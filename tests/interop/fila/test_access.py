@@ -1,4 +1,4 @@
-"""API keys and what they may do, with Fila's client and its admin stubs."""
+"""API keys and their permissions, with Fila's client and its admin stubs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CALLS = {
 
 
 class Kept:
-    """A server, and somebody who may do everything there."""
+    """A server, and a superadmin key."""
 
     def __init__(self, server: Server, channel: grpc.Channel) -> None:
         self.server = server
@@ -61,7 +61,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
 
 
 def verdict(call: Callable[[], object]) -> str:
-    """ok, or the status of the refusal."""
+    """Return ok, or the status of the refusal."""
     try:
         call()
     except grpc.RpcError as error:

@@ -1,4 +1,4 @@
-"""The server is killed with messages in the hands of consumers: nothing confirmed is lost, nothing acked comes back."""
+"""The server is killed while consumers hold messages: no confirmed message is lost, no acked one is redelivered."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_stream_leases_are_released_immediately_after_a_crash(serve: Callable[..
         held = [message.id for message in islice(stream, 25)]
         for message_id in held[:10]:
             client.ack("q", message_id)
-        # Acks are written when they are responded, and durable with the next enqueue.
+        # Acks are written before the response, and durable with the next enqueue.
         sent.append(client.enqueue("q", None, b"last"))
         server.kill()
     server.start()
@@ -84,7 +84,7 @@ def test_a_lease_with_a_token_survives_a_crash(serve: Callable[..., Server]) -> 
     client.enqueue("q", [b"a", b"b"])
     held = client.lease("q", 2)
     assert len(held) == 2
-    # Leases are written when they are responded, and durable with the next enqueue.
+    # Leases are written before the response, and durable with the next enqueue.
     client.enqueue("q", b"last")
     server.kill()
     client.close()

@@ -1,4 +1,4 @@
-"""PyPI's fila-python 0.2.0, as it is, against our server: the whole life of a message."""
+"""Unmodified fila-python 0.2.0 against our server: the whole life cycle of a message."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ def test_hostile_requests_are_refused(queue: str, channel: grpc.Channel) -> None
 
 @pytest.mark.parametrize("frame_bytes", [16_384, 1 << 20])
 def test_large_batches_reach_clients_with_any_max_frame_size(queue: str, server: Server, frame_bytes: int) -> None:
-    """PyPI's grpcio, which sends frames as large as we offer to take, and says itself what it takes."""
+    """grpcio sends frames up to the size that we announce, and announces its own limit."""
     options = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.http2.max_frame_size", frame_bytes),
@@ -321,7 +321,7 @@ def test_a_refused_batch_does_not_end_the_stream(client: Client, queue: str) -> 
 
 
 def test_a_producer_that_does_not_read_its_confirms_is_paused(queue: str, server: Server, admin: Admin) -> None:
-    """The server stops reading when what it could not confirm fills its window."""
+    """The server stops reading when unsent confirms fill the client's window."""
     sent = 0
     is_stuck = threading.Event()
 
@@ -392,7 +392,7 @@ def test_the_async_client_behaves_like_the_threaded_one(server: Server, queue: s
 
 
 def test_a_lease_survives_a_restart_of_the_broker(server: Server, queue: str, client: Client) -> None:
-    """The session is forgotten by the broker; the client begins another by itself."""
+    """The broker does not know the session any more. The client begins another one without the caller."""
     client.enqueue(queue, b"1")
     leasing_session = client.open_session()
     number = client._run(leasing_session.number())

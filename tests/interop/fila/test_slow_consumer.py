@@ -1,4 +1,4 @@
-"""A consumer that does not read: it neither keeps messages from the others nor fills the server's memory."""
+"""A consumer that does not read neither blocks messages for others nor fills the server's memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 60
 
 
 def sleeper(address: str, queue: str) -> tuple[grpc.Channel, Any]:
-    """A stream on a connection of its own that is opened and never read."""
+    """Open a stream on a separate connection and never read it."""
     window = [("grpc.http2.lookahead_bytes", 65536), ("grpc.http2.bdp_probe", 0)]
     channel = grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1), *window])
     consume: Any = channel.unary_stream(
@@ -42,7 +42,7 @@ def test_other_consumers_get_all_messages_not_sent_to_the_slow_one(admin: Admin,
     asyncio.run(asyncio.wait_for(fill(), WAIT_S))
     got = 0
     with fila_client(server.address) as client:
-        # All but a few: what fits the transport's window, and the one message that waits for room in it.
+        # All messages except those in the transport's window and the one that waits for room in it.
         for message in client.consume(queue):
             got += 1
             client.ack(queue, message.id)

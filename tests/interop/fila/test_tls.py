@@ -1,4 +1,4 @@
-"""TLS and mutual TLS with Fila's client: who gets in, who does not, and a certificate that is renewed."""
+"""TLS and mutual TLS with Fila's client: accepted and refused clients, and a renewed certificate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from basaltmq.errors import InvalidArgumentError, UnavailableError
 
 
 class Files:
-    """What a deployment would have on disk."""
+    """The certificate files of a deployment."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory / "ours", "authority")
@@ -37,7 +37,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 def enqueues(server: Server, **credentials: bytes | None) -> bool:
-    """Whether a client gets as far as the queues."""
+    """Whether a client can enqueue."""
     given = {name: value for name, value in credentials.items() if value is not None}
     with fila.Client(f"localhost:{server.port}", **given) as client:
         try:

@@ -1,4 +1,4 @@
-"""Workers over the network: concurrency, failures left to the queue, long handlers, and stopping gracefully."""
+"""Workers over the network: concurrency, failures handled by the queue, long handlers, and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_invalid_worker_options_are_refused(client: Client, queue: str, options:
 
 def test_a_coroutine_function_is_not_a_handler_for_threads(client: Client, queue: str) -> None:
     async def handle(message: Leased) -> None:
-        """Would never run."""
+        """Never runs."""
 
     with pytest.raises(InvalidArgumentError, match="AsyncWorker"):
         Worker(client, queue, handle)

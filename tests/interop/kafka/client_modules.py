@@ -1,4 +1,4 @@
-"""Kafka's clients, imported where their warnings are heard by nobody and without the types they lack."""
+"""Imports Kafka's clients with their warnings suppressed, as untyped modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that says exactly what a test wants said."""
+"""A client that sends exactly the requests of a test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TIMEOUT_S = 30.0
 
 
 class RawClient:
-    """One connection, one request at a time."""
+    """One connection with one request at a time."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
@@ -47,7 +47,7 @@ class RawClient:
         return self._exactly(struct.unpack(">i", self._exactly(4))[0])
 
     def is_closed(self) -> bool:
-        """Waits until the broker closes the connection; False if it says something instead."""
+        """Wait until the broker closes the connection. Return False if it sends something instead."""
         try:
             return self._socket.recv(1) == b""
         except ConnectionResetError:
@@ -113,7 +113,7 @@ def fetched(
 
 
 def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None) -> bytes:
-    """A record batch; `producer` is an id, an epoch and the first sequence."""
+    """Return a record batch. `producer` is an id, an epoch and the first sequence."""
     import google_crc32c
     from tests.log_frames import encode_plain
 

@@ -1,4 +1,4 @@
-"""What administrators ask of groups and settings, through librdkafka's and kafka-python's admin clients."""
+"""Administration of groups and settings with the admin clients of librdkafka and kafka-python."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_settings_of_a_topic_are_altered(kafka: Broker) -> None:
 
 @pytest.mark.spec("B10")
 def test_changed_cleanup_settings_of_a_topic_take_effect(kafka: Broker) -> None:
-    """Both were made without, and filled: librdkafka's compressed batches without an index of their keys."""
+    """Both topics were created without compaction and filled with compressed batches, without a key index."""
     producer = confluent_kafka.Producer({"bootstrap.servers": servers(kafka), "compression.type": "lz4"})
     for name in ("compacted", "retained"):
         with RawClient(kafka.port("kafka")) as client:

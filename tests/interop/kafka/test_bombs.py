@@ -20,7 +20,7 @@ from basaltmq.log.batches.record import Record
 
 BOMB_BYTES = 120 << 20
 GROWTH_BYTES_MAX = 150 << 20
-"""Beside a broker that does nothing: one record of the largest size as JSON, and what an allocator keeps."""
+"""Growth over an idle broker: one record of the largest size as JSON, and memory that the allocator keeps."""
 
 
 def resident_peak_bytes(broker: Broker) -> int:
@@ -77,7 +77,7 @@ def test_compression_bombs_exhaust_no_memory_and_block_no_topic(own_broker: Brok
 
 
 def test_a_batch_of_many_records_is_delivered_one_by_one(own_broker: Broker) -> None:
-    """A prefetch of 1 decodes the batch once, not once for every message."""
+    """With a prefetch of 1, the batch is decoded once, not once per message."""
     broker = own_broker
     broker.call("PUT", path("queues", "/", "many"), {"arguments": {"x-queue-type": "stream"}})
     records = [Record(b"%d" % number, timestamp_ms=1) for number in range(20_000)]

@@ -1,4 +1,4 @@
-"""What admin tools ask about leaders, replicas, log directories and the quorum."""
+"""Requests of admin tools about leaders, replicas, log directories and the quorum."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Groups of the second protocol (KIP-848) with librdkafka: members come, go and are killed, and so is the broker.
+"""Groups of the second protocol (KIP-848) with librdkafka: members join, leave and are killed, and so is the broker.
 
-A member commits what it has read before it lets go of a partition. Whatever happens to members and broker, every
-record is read by somebody who commits it, and what is committed never goes back. Unless a member was given up for
-being silent, which a machine that is busy enough can bring about, no partition is owned by two at a time.
+A member commits what it has read before it releases a partition. Whatever happens to members and broker, some member
+reads and commits every record, and committed offsets never decrease. No partition has two owners at a time, unless a
+member missed its session timeout, which can happen on a busy machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WAIT_S = 90.0
 POLL_S = 0.02
 PARTITIONS = 6
 SESSION_MS = 1_500
-"""Short, so that the one that is killed is not waited for long."""
+"""Short, so that the group does not wait long for a killed member."""
 
 GROUP_RESOURCE = 32
 
@@ -47,7 +47,7 @@ while True:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """One that keeps its ports when it starts again."""
+    """Start a broker that keeps its ports when it restarts."""
     with running(tmp_path_factory.mktemp("consumers") / "data", "--fila-enabled=false") as started:
         yield started
 
@@ -63,14 +63,14 @@ def servers(broker: Broker) -> str:
 
 
 class Reader:
-    """A member in a thread of its own."""
+    """A member in its own thread."""
 
     def __init__(self, group: Group, **settings: Any) -> None:
         self._group = group
         self.name = f"reader-{len(group.readers)}"
         self.shares: frozenset[tuple[str, int]] = frozenset()
         self.handed = 0
-        """How often it was given or lost something."""
+        """Number of assignments and revocations."""
         self.errors: list[Any] = []
         self._read: dict[tuple[str, int], int] = {}
         self._stopped = threading.Event()
@@ -122,7 +122,7 @@ class Reader:
         ]
         if going:
             with suppress(confluent_kafka.KafkaException):
-                # Refused to one that was given up meanwhile: whoever comes next begins at the commit before.
+                # Refused if the member was removed meanwhile. The next owner starts at the previous commit.
                 consumer.commit(offsets=going, asynchronous=False)
         self._let_go(places)
 
@@ -144,7 +144,7 @@ class Reader:
 
 
 class Group:
-    """A group on a topic, and what its members saw."""
+    """A group on a topic, and the records that its members read."""
 
     def __init__(self, broker: Broker, name: str, stack: ExitStack, topic: str, session_ms: int = 30_000) -> None:
         self.broker, self.name, self.topic = broker, name, topic
@@ -188,12 +188,12 @@ class Group:
                     del self._owners[each.topic, each.partition]
 
     def are_shared(self, *readers: Reader, topic: str = "", partitions: int = PARTITIONS) -> bool:
-        """Whether these have all partitions, and none has two more than another."""
+        """Whether these members own all partitions, with counts that differ by at most one."""
         sizes = [sum(name == (topic or self.topic) for name, _ in each.shares) for each in readers]
         return sum(sizes) == partitions and max(sizes) - min(sizes) <= 1
 
     def wait(self, what: Callable[[], bool]) -> None:
-        """Until it is so; what is committed is looked at meanwhile."""
+        """Wait until the condition holds, and check the committed offsets meanwhile."""
         until = time.monotonic() + WAIT_S
         while not what():
             self.check_committed()
@@ -206,7 +206,7 @@ class Group:
             with RawClient(self.broker.port("kafka")) as client:
                 found = client.ask(k.OFFSET_FETCH, 8, {"groups": [asked], "require_stable": False})["groups"][0]
         except OSError:
-            # The broker is on its way back.
+            # The broker is restarting.
             return
         for topic in found["topics"]:
             for each in topic["partitions"]:
@@ -222,7 +222,7 @@ class Group:
 
 
 class Load:
-    """Somebody who sends to every partition until told to stop."""
+    """A producer that sends to every partition until it is stopped."""
 
     def __init__(self, broker: Broker, topic: str) -> None:
         self.sent = 0

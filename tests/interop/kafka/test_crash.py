@@ -1,4 +1,4 @@
-"""What is acknowledged is there, once and in order, though the broker is killed in between."""
+"""Acknowledged records exist once and in order, although the broker is killed in between."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def got(broker: Broker, path: str) -> tuple[int, str]:
 
 
 def consume(broker: Broker, topic: str, count: int, **more: Any) -> tuple[list[bytes], list[Any]]:
-    """Values in order until there are `count` or an error; the errors."""
+    """Return `count` values in order, or fewer before an error, and the errors."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": servers(broker),
@@ -109,7 +109,7 @@ def test_consumers_skip_a_damaged_batch_and_its_offsets_are_logged(tmp_path: Pat
         assert status == 503
         assert json.loads(checked)["frames"] == {"/": [f"topic 'orders'[0], offsets {DAMAGED} to {DAMAGED}"]}
         assert 'basalt_log_damaged_frames{vhost="/"} 1' in got(broker, "/metrics")[1]
-        # The topic goes on: a producer that starts again, and retention, meet the damage too.
+        # The topic remains usable: a restarted producer and retention also read the damaged part.
         broker.stop()
         broker.start()
         produce(broker, "orders")

@@ -1,8 +1,8 @@
-"""Groups whose members come and go, with every assignor librdkafka brings: nothing is passed over or read twice.
+"""Groups whose members are replaced, with every assignor of librdkafka: no record is skipped or read twice.
 
-Each group reads the same topic with three members, one after the other replaced, while records come. A member commits
-what it has read when partitions are taken from it. In the end every group has seen every record, each partition's in
-order, and its members share the partitions without overlap. BASALT_CHURN says how often members are replaced.
+Each group reads the same topic with three members while records arrive. The members are replaced one after the other,
+BASALT_CHURN times. A member commits what it has read when its partitions are revoked. At the end every group has read
+every record, in order within each partition, and its members own disjoint partitions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WAIT_S = 90.0
 
 
 class Member:
-    """A consumer in a thread of its own."""
+    """A consumer in its own thread."""
 
     def __init__(self, group: Group, broker: Broker) -> None:
         self._group = group
@@ -71,7 +71,7 @@ class Member:
         try:
             consumer.commit(offsets=going, asynchronous=False)
         except confluent_kafka.KafkaException:
-            # Refused while the group deals out anew: whoever comes next begins at the commit before.
+            # Refused while the group rebalances. The next owner starts at the previous commit.
             self._group.is_exact = False
 
     def _lost(self, _: Any, places: list[Any]) -> None:
@@ -92,7 +92,7 @@ class Group:
         self._lock = threading.Lock()
         self.seen: dict[int, list[int]] = defaultdict(list)
         self.is_exact = True
-        """Every partition was handed on with what was read of it committed."""
+        """Whether every partition was released with all read records committed."""
         self.members = [Member(self, broker) for _ in range(MEMBERS)]
 
     def saw(self, partition: int, offset: int) -> None:
@@ -150,5 +150,5 @@ def test_every_assignor_reads_everything_while_members_are_replaced(kafka: Broke
     for group in groups:
         for partition in range(PARTITIONS):
             seen = group.seen[partition]
-            # Committed before they are handed on, records are seen once, and so in order.
+            # If records are committed before a partition is released, they are read once and in order.
             assert (seen if group.is_exact else sorted(set(seen))) == list(range(sent[partition])), group.name

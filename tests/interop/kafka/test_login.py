@@ -1,4 +1,4 @@
-"""Who is let in: SASL PLAIN and SCRAM through the broker's users, their permissions, TLS."""
+"""Logins: SASL PLAIN and SCRAM with the broker's users, their permissions, and TLS."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WAIT_S = 30.0
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker that lets nobody in without a name, over TLS."""
+    """Start a broker that requires a login, over TLS."""
     folder = tmp_path_factory.mktemp("kafka-doors")
     flags = (
         f"--tls-certificate={FILES / 'server.pem'}",
@@ -64,7 +64,7 @@ def test_a_user_logs_in_over_tls_with_its_permissions(closed: Broker) -> None:
     producer.produce("alice-1", b"mine", on_delivery=lambda error, _: results.update(mine=error))
     assert producer.flush(WAIT_S) == 0
     assert results == {"mine": None}
-    # librdkafka tells it when asked to produce if it knows by then, else with the delivery.
+    # librdkafka reports it on produce if it knows by then, otherwise with the delivery.
     try:
         producer.produce("bobs", b"not mine", on_delivery=lambda error, _: results.update(bobs=error))
         producer.flush(WAIT_S)

@@ -1,4 +1,4 @@
-"""Every Kafka API, asked by a user without permission for what it names: nothing is told and nothing changes."""
+"""Every Kafka API, called by a user without permission for the named objects: nothing is disclosed or changed."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def _logged_in(kafka: Broker, user: str) -> RawClient:
 
 
 def _state(kafka: Broker) -> Any:
-    """What an administrator sees of the victim."""
+    """Return the victim's state, as an administrator sees it."""
     topic = kafka.call("GET", path("topics", "/", VICTIM))
     groups = kafka.call("GET", path("groups", "/", VICTIM))
     topics = kafka.call("GET", path("topics", "/"))

@@ -1,4 +1,4 @@
-"""What Kafka's clients never send, or only when things go wrong."""
+"""Requests that Kafka's clients never send, or only after failures."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_level_of_acks_appends_in_order(kafka: Broker, acks: int) -> None:
                 "topics": [{"name": topic, "partitions": [{"index": 0, "records": batch_of(b"%d" % number)}]}],
             }
             client.post(k.PRODUCE, 9, body)
-        # Not waited for one by one: they are under way together.
+        # Pipelined, not awaited one by one.
         if acks:
             responses = [client.response(k.PRODUCE, 9)["topics"][0]["partitions"][0] for _ in range(20)]
             assert [each["base_offset"] for each in responses] == list(range(20))
@@ -157,7 +157,7 @@ def test_offsets_of_deleted_records_are_skipped(kafka: Broker) -> None:
 
 
 def wants(session: tuple[int, int], asked: dict[UUID, int], forgotten: tuple[UUID, ...] = ()) -> dict[str, Any]:
-    """A fetch by topic ids, in a session: an id and an epoch."""
+    """Return a fetch by topic ids in a session, given as an id and an epoch."""
     return {
         "max_wait_ms": 0,
         "min_bytes": 1,
@@ -217,7 +217,7 @@ def test_a_fetch_by_the_id_of_a_deleted_topic_is_an_error(kafka: Broker) -> None
 
 
 def at(client: RawClient, topic: str, time_ms: int, version: int = 10) -> tuple[int, int, int]:
-    """Where a time is: an offset, its record's time, an error."""
+    """Return the offset of a time, the time of its record, and the error."""
     asked = {"topics": [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": time_ms}]}]}
     found = client.ask(k.LIST_OFFSETS, version, asked)["topics"][0]["partitions"][0]
     return found["offset"], found["timestamp"], found["error_code"]

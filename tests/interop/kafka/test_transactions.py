@@ -1,4 +1,4 @@
-"""Transactions with clients as they are: records and offsets together, or none of them."""
+"""Transactions with unmodified clients: records and offsets together, or none of them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def consumer_of(broker: Broker, topic: str, isolation: str = "read_committed", *
 
 
 def until_end(consumer: Any) -> list[bytes]:
-    """Everything up to the end as this consumer sees it."""
+    """Return all records up to the end that this consumer sees."""
     found: list[bytes] = []
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
@@ -113,7 +113,7 @@ def test_records_become_visible_at_commit_and_wake_waiting_consumers(kafka: Brok
         found = client.fetch("held", 0, isolation_level=1)
         assert (found["high_watermark"], found["last_stable_offset"], found["records"]) == (1, 0, b"")
         assert client.fetch("held", 0)["records"] != b""
-        # It would wait for longer than this client does.
+        # It would wait longer than this client's timeout.
         client.post(k.FETCH, 12, fetched("held", 0, isolation_level=1, max_wait_ms=60_000))
         producer.commit_transaction(WAIT_S)
         response = client.response(k.FETCH, 12)["topics"][0]["partitions"][0]

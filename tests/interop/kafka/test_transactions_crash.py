@@ -1,12 +1,12 @@
-"""Exactly once, in order, though the broker is killed again and again.
+"""Exactly once and in order, although the broker is killed repeatedly.
 
-One idempotent producer, the same object through all kills, fills a topic. A worker copies that topic into another one
-in transactions that carry its offsets, lives on or begins another life under the same transactional id, and aborts now
-and then. In the end somebody who was not there reads what is committed: every record once, in order, in both topics.
+One idempotent producer, the same object through all kills, fills a topic. A worker copies that topic into another one,
+in transactions that include its offsets. It survives kills or restarts under the same transactional id, and sometimes
+aborts. At the end a new consumer reads the committed records: every record once, in order, in both topics.
 
-librdkafka's clients are told `metadata.recovery.strategy=none`. By default they forget the only broker of a cluster
-when it goes and take it for another when it is back, while `send_offsets_to_transaction` still waits, with no limit of
-time, for the one that was forgotten (librdkafka issues 5511 and 5456); they do so with Apache Kafka as well.
+The clients of librdkafka have `metadata.recovery.strategy=none`. By default they forget the only broker of a cluster
+when it stops, and treat it as another one when it is back. `send_offsets_to_transaction` then waits without a limit for
+the forgotten broker (librdkafka issues 5511 and 5456), also with Apache Kafka.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from basaltmq.streams.view import StreamView
 KILLS = int(os.environ.get("BASALT_KILLS", "3"))
 WAIT_S = 90.0
 STEP_S = 20.0
-"""What a client waits for one response before it begins another life."""
+"""How long a client waits for a response before it restarts."""
 
 EACH_MAX = 25
 AHEAD_MAX = 300
-"""Records by which the source is ahead of the copy, so that the end is soon reached."""
+"""Maximum records that the source is ahead of the copy, so that the test ends soon."""
 
 PARTITIONS = 2
 ABORTS = 0.2
@@ -54,7 +54,7 @@ def settings_of(port: int) -> dict[str, Any]:
 
 
 class Background:
-    """Something that goes on in a thread for the length of a block; what it raises is raised at its end."""
+    """Work in a thread during a block. The end of the block raises its error."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -86,7 +86,7 @@ class Background:
 
 
 class Source(Background):
-    """Numbers the records of a topic, never far ahead of who copies them. One idempotent producer, no transactions."""
+    """Writes numbered records to a topic, never far ahead of the worker. One idempotent producer, no transactions."""
 
     def __init__(self, port: int, worker: Worker) -> None:
         super().__init__()
@@ -113,24 +113,24 @@ class Source(Background):
 
 
 class Worker(Background):
-    """Takes records from one topic and puts them, in transactions, into another; begins anew when it must."""
+    """Copies records from one topic to another in transactions. It restarts when necessary."""
 
     def __init__(self, port: int, chance: random.Random) -> None:
         super().__init__()
         self._port = port
         self._chance = chance
         self.reached = 0
-        """The offset up to which it was told that its transactions committed."""
+        """The offset up to which its transactions were confirmed as committed."""
         self.commits = self.aborts = 0
         self.ends: list[str] = []
-        """Why lives ended."""
+        """Why its runs ended."""
 
     def run(self) -> None:
         while not self.stopped.is_set():
             self._live()
 
     def _live(self) -> None:
-        """One life: until an error that it does not go on from, or by chance in the middle of a transaction."""
+        """One run: until an error that requires a restart, or until a random end within a transaction."""
         producer = confluent_kafka.Producer({**settings_of(self._port), "transactional.id": "worker", "linger.ms": 1})
         consumer = confluent_kafka.Consumer(
             {
@@ -147,13 +147,13 @@ class Worker(Background):
             while not self.stopped.is_set() and self._transact(producer, consumer):
                 pass
         except confluent_kafka.KafkaException as error:
-            # A transaction that may have been open is aborted by the next life, which fences this one.
+            # The next run fences this one and aborts its open transaction.
             self.ends.append(str(error.args[0]))
         finally:
             consumer.close()
 
     def _transact(self, producer: Any, consumer: Any) -> bool:
-        """False: it left in the middle."""
+        """Run one transaction. Return False if the run ends within it."""
         taken = [each for each in consumer.consume(self._chance.randint(1, EACH_MAX), 0.1) if not each.error()]
         if not taken:
             return True
@@ -176,7 +176,7 @@ class Worker(Background):
         return True
 
     def _go_back(self, consumer: Any) -> None:
-        """To where the last transaction that committed ended."""
+        """Seek to the end of the last committed transaction."""
         (place,) = consumer.committed([confluent_kafka.TopicPartition("in", 0)], STEP_S)
         self.reached = max(0, place.offset)
         consumer.assign([confluent_kafka.TopicPartition("in", 0, self.reached)])
