@@ -12,7 +12,7 @@ END = "<!-- end of the map -->\n"
 
 
 def lines() -> list[str]:
-    """One line per package: its path, and the first line of its docstring."""
+    """Return one line per package: its path, and the first line of its docstring."""
     found = []
     for path in sorted((ROOT / "src").rglob("__init__.py"), key=lambda each: each.parts[:-1]):
         names = path.parent.relative_to(ROOT / "src").parts

@@ -1,4 +1,4 @@
-"""Brokers for tests: one shared by a module, or one of a test's own."""
+"""Brokers for tests: one per module, or one per test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.interop.server import Broker, running
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A running broker, shared by the tests of a module; use names of your own in it."""
+    """Start a broker that the tests of a module share. Each test uses its own names."""
     with running(tmp_path_factory.mktemp("broker") / "data") as started:
         yield started
 
 
 @pytest.fixture
 def own_broker(tmp_path: Path) -> Iterator[Broker]:
-    """A running broker of the test's own, to be stopped, killed and started again."""
+    """Start a broker for one test, which may stop, kill and restart it."""
     with running(tmp_path / "data") as started:
         yield started

@@ -1,10 +1,10 @@
-"""A real broker process for tests: `basalt serve` on free ports, always ended.
+"""A real broker process for tests: `basalt serve` on free ports, which always ends with the test.
 
     with running(tmp_path / "data") as broker:
         broker.url("amqp"), broker.port("admin"), broker.api(...)
 
-The process is started once per `running`; tests that need a restart call `kill`, `stop` and `start` on it. What it
-wrote to its log is in `broker.log()`, and is shown when it does not start.
+The process is started once per `running`; tests that need a restart call `kill`, `stop` and `start` on it.
+`broker.log()` returns its log, which is also shown if it does not start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LISTENERS = ("amqp", "admin", "fila", "kafka", "mqtt", "mqtt_ws", "rocketmq")
 
 
 class Broker:
-    """One data directory and the process that serves it."""
+    """A data directory and the process that serves it."""
 
     def __init__(self, data_dir: Path, *, flags: tuple[str, ...] = (), environment: Mapping[str, str] | None = None):
         self.data_dir = data_dir
@@ -80,7 +80,7 @@ class Broker:
         raise AssertionError(f"the broker did not start (exit code {code}):\n{self.log()}")
 
     def log(self) -> str:
-        """What this run of the process wrote."""
+        """Return the log of this run of the process."""
         with open(self._log, "rb") as log:
             log.seek(self._seen)
             return log.read().decode(errors="replace")
@@ -97,7 +97,7 @@ class Broker:
         return HttpClient(Login(self.url("admin"), user, password))
 
     def call(self, method: str, path: str, body: Any = None, **query: str | int) -> Any:
-        """One request to the admin API as guest."""
+        """Make a request to the admin API as guest."""
         return self.api().call(method, path, body, query=query)
 
     def signal(self, number: int) -> None:
@@ -105,14 +105,14 @@ class Broker:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """The exit code, once the process ends."""
+        """Wait until the process ends, and return its exit code."""
         assert self.process is not None
         code = self.process.wait(STOP_S)
         self.process = None
         return code
 
     def stop(self) -> int:
-        """Ask it to end, and wait; the exit code."""
+        """Send SIGTERM and wait. Return the exit code."""
         self.signal(signal.SIGTERM)
         return self.wait()
 
@@ -122,7 +122,7 @@ class Broker:
         self.wait()
 
     def end(self) -> None:
-        """End it by all means: asked, asked not to wait for the clients a test left connected, killed."""
+        """End the process: with SIGTERM, with a second one that skips the grace period, and finally with SIGKILL."""
         if self.process is not None:
             for wait_s in (PATIENCE_S, STOP_S):
                 self.process.terminate()
@@ -137,7 +137,7 @@ class Broker:
 
 @contextlib.contextmanager
 def running(data_dir: Path, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Broker]:
-    """A broker that runs for the length of the block."""
+    """Run a broker during the block."""
     broker = Broker(data_dir, flags=flags, environment=environment)
     try:
         yield broker.start()

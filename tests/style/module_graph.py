@@ -12,7 +12,7 @@ TABLES = {
     "basaltmq.cli.main": ("COMMANDS", "basaltmq.cli"),
     "basaltmq.cli.pipeline.command": ("OTHER_MODULES", "basaltmq.cli.pipeline"),
 }
-"""Modules that import others by name at run time: the table with the names, and the package they are in."""
+"""Modules that import others by name at run time: the table with the names, and their package."""
 
 
 def modules() -> dict[str, Path]:
@@ -35,7 +35,7 @@ def _table(tree: ast.Module, module: str) -> set[str]:
 
 
 def imports(module: str, known: dict[str, Path]) -> set[str]:
-    """The modules of ours that a module imports, also inside functions and for types."""
+    """Return the Basalt modules that a module imports, including imports in functions and for types."""
     tree = ast.parse(known[module].read_text())
     found = _table(tree, module) if module in TABLES else set()
     for node in ast.walk(tree):
@@ -50,7 +50,8 @@ def imports(module: str, known: dict[str, Path]) -> set[str]:
 
 
 def import_time_graph() -> dict[str, set[str]]:
-    """The modules of ours that each module runs when it is imported: without functions and types."""
+    """Return the Basalt modules that are executed when a module is imported: without imports in functions and for
+    types."""
     known = modules()
     return {module: set(_run_by(ast.parse(path.read_text()).body, known)) - {module} for module, path in known.items()}
 

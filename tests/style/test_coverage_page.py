@@ -1,4 +1,4 @@
-"""The coverage page is what the marks say, and the marks name ids that exist."""
+"""The coverage page matches the marks, and the marks name existing ids."""
 
 from __future__ import annotations
 

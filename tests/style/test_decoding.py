@@ -13,7 +13,7 @@ MODULES = {"json", "msgpack", "toml", "yaml"}
 
 
 def dotted(node: ast.expr) -> str:
-    """`msgspec.json.decode` of the expression that says it; empty for anything else."""
+    """Return the dotted name of an expression, such as `msgspec.json.decode`; empty for anything else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute) and (owner := dotted(node.value)):
@@ -22,7 +22,7 @@ def dotted(node: ast.expr) -> str:
 
 
 def faults(tree: ast.AST) -> list[str]:
-    """Every way to msgspec's type information, with its line."""
+    """Return every construction of msgspec's type information, with its line."""
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "msgspec":

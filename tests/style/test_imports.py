@@ -1,4 +1,4 @@
-"""Imports point downwards only, and no two packages of one layer need each other."""
+"""Imports point downwards only, and packages of one layer do not import each other."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ LAYERS: list[set[str]] = [
     {"protocols", "admin", "client"},
     {"cli", "demo", "__main__", "__init__"},
 ]
-# `__init__` is the face of the package: it may show anything, and nothing below may import it but for the version.
+# `__init__` is the public API: it may import everything. Modules below may import only the version from it.
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PLANES_RANK = 2
 
-# Two ways to the same planes: what both need is theirs.
+# Both use the same planes. Common code belongs to the planes.
 APART = {"broker", "embedded"}
 
-# The pipeline stands beside the broker: it sees planes and store, and only people's tools see it.
+# The pipeline does not use the broker: it imports planes and store, and only the command line imports it.
 BESIDE = {"pipeline", "pyspark_basalt"}
 TOOLS_RANK = RANK["cli"]
 
 
 def part_of(module: str) -> str | None:
-    """The part of Basalt a dotted module belongs to; None for anything else."""
+    """Return the layer of a module; None for other modules."""
     names = module.split(".")
     if names[0] == "pyspark_basalt":
         return names[0]
@@ -40,7 +40,7 @@ def part_of(module: str) -> str | None:
 
 
 def imported(tree: ast.AST, module: str, is_package: bool) -> set[str]:
-    """Every module a file imports, absolute, those for types included."""
+    """Return every module that a file imports, as absolute names, including imports for types."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -57,7 +57,7 @@ def imported(tree: ast.AST, module: str, is_package: bool) -> set[str]:
 
 
 def wrong(importer: str, target: str) -> str | None:
-    """What is wrong with one part importing another."""
+    """Return why one layer may not import another; empty if it may."""
     if importer == target:
         return None
     if target in BESIDE:
@@ -71,7 +71,7 @@ def wrong(importer: str, target: str) -> str | None:
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
-    """(importer, imported) parts -> the files that do it."""
+    """Return (importer, imported) layers -> the files with such imports."""
     found: dict[tuple[str, str], list[str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         names = list(path.relative_to(SOURCE).with_suffix("").parts)
@@ -153,7 +153,7 @@ def test_the_layer_rule_detects_violations(importer: str, target: str, allowed: 
 
 @pytest.mark.parametrize(("service", "other"), [("fila", "basalt"), ("basalt", "fila")])
 def test_the_grpc_services_do_not_import_each_other(service: str, other: str) -> None:
-    """What both services need belongs to `protocols/grpc/services`."""
+    """Common code of both services belongs to `protocols/grpc/services`."""
     services = "basaltmq.protocols.grpc.services"
     folder = SOURCE.joinpath(*services.split("."), service)
     files = sorted(folder.rglob("*.py"))

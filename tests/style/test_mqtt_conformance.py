@@ -1,4 +1,4 @@
-"""The conformance page of MQTT is what the marks say, and the marks name statements that exist."""
+"""The conformance page of MQTT matches the marks, and the marks name existing statements."""
 
 from __future__ import annotations
 

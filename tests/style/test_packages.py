@@ -13,7 +13,7 @@ MODULES_MAX = 20
 """Modules in one folder."""
 
 ENTRIES = ("basaltmq", "basaltmq.cli.__main__", "basaltmq.client", "pyspark_basalt")
-"""What users import or run."""
+"""Modules that users import or run."""
 
 WITHOUT_PRODUCT_PATH: dict[str, str] = {
     "basaltmq.catalog.preferences": "the console will use it",

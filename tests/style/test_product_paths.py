@@ -64,7 +64,7 @@ def definitions(tree: ast.Module, *, is_public: bool) -> Iterator[str]:
 
 
 def _is_plain(decorator: ast.expr) -> bool:
-    """Whether a decorator leaves the caller to name the function."""
+    """Whether callers use the decorated function by its name."""
     name = ast.unparse(decorator).split("(")[0]
     return name in {"property", "staticmethod", "classmethod", "contextmanager", "dataclass", "lru_cache", "cache"}
 

@@ -1,4 +1,4 @@
-"""The shape of the tree: sizes, names, docstrings, and words that do not belong here."""
+"""The shape of the source tree: sizes, names, docstrings, and forbidden words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LINES_MAX = 600
-"""A file that passes this wants to be two."""
+"""Maximum lines of a file. Split a longer one."""
 
 STILL_TOO_LONG = {
     "tests/conformance/test_streams.py": 629,
 }
-"""Over the limit and to be divided. They may shrink, not grow, and leave this list when they fit."""
+"""Files over the limit that must be split. They may shrink but not grow. Remove them from this list when they fit."""
 
 CATCH_ALLS = {"utils", "util", "helpers", "helper", "common", "misc"}
 
-# In parts, so that this file may be searched like the others.
+# Written in parts, so that the search does not find this file.
 FORBIDDEN = [
     "pypi" + ".org",
     "pythonhosted" + ".org",
@@ -52,7 +52,7 @@ def shown(path: Path) -> str:
 def test_no_file_is_too_long() -> None:
     lengths = {shown(path): len(path.read_text().splitlines()) for path in python_files("src", "tests", "bench")}
     over = {name: lines for name, lines in lengths.items() if lines > STILL_TOO_LONG.get(name, LINES_MAX)}
-    assert not over, f"these want to be two files: {over}"
+    assert not over, f"split these files: {over}"
     done = [name for name in STILL_TOO_LONG if lengths.get(name, 0) <= LINES_MAX]
     assert not done, f"these fit; take them off the list: {done}"
 
@@ -80,7 +80,7 @@ def test_no_registry_or_local_path_is_named() -> None:
 
 
 def holds_a_test(tree: ast.AST) -> bool:
-    """A test function, or a `Test...` name given to a state machine's test case."""
+    """Whether there is a test function, or a `Test...` name for a state machine's test case."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             return True

@@ -1,4 +1,4 @@
-"""Who may connect, publish and subscribe."""
+"""Permissions to connect, publish and subscribe."""
 
 from __future__ import annotations
 

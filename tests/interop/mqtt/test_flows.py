@@ -1,4 +1,4 @@
-"""Flows of QoS 1 and 2 on a plain socket: quotas, identifiers that are used again, expiry, ends of connections."""
+"""Flows of QoS 1 and 2 on a plain socket: quotas, reused identifiers, expiry, and ends of connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see and do: sessions, subscriptions, retained messages, metrics, and `$SYS`."""
+"""The operator's view: sessions, subscriptions, retained messages, metrics, and `$SYS`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad days: publishers held, a virtual host that cannot be opened, and what the operator sees and does."""
+"""Failures: blocked publishers, a virtual host that cannot be opened, and the operator's view and remedies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_nearly_full_disk_blocks_publishers_but_not_consumers(tmp_path: Path) 
 
 
 def lose_vhost(broker: Broker, name: str) -> tuple[Path, Path]:
-    """Take the directory of a virtual host away while the broker is stopped; (where it was, where it is)."""
+    """Move the directory of a virtual host away while the broker is stopped. Return (old path, new path)."""
     broker.call("PUT", path("vhosts", name), {})
     broker.call("PUT", path("queues", name, "kept"), {})
     assert broker.stop() == 0

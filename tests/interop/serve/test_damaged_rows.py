@@ -1,4 +1,4 @@
-"""A broker whose store has damaged rows of queues: what AMQP and gRPC clients get, and what an operator sees."""
+"""A broker whose store has damaged rows of queues: the responses to AMQP and gRPC clients, and the operator's view."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNT = 6
 
 
 def basalt(broker: Broker, *arguments: str) -> str:
-    """A command against the broker; its output."""
+    """Run a command against the broker and return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "basaltmq.cli", *arguments],
         capture_output=True,
@@ -40,7 +40,7 @@ def basalt(broker: Broker, *arguments: str) -> str:
 
 @pytest.fixture
 def damaged(own_broker: Broker) -> tuple[Broker, Path]:
-    """A broker with two queues of six messages, of which two have damaged rows and one has no body."""
+    """Start a broker with two queues of six messages. Two messages have damaged rows and one has no body."""
     broker = own_broker
     connection = pika.BlockingConnection(pika.URLParameters(broker.url("amqp")))
     channel = connection.channel()

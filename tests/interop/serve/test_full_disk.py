@@ -1,6 +1,6 @@
-"""A disk that fills up, with a real broker on a small file system: held publishers, draining consumers, recovery.
+"""A disk that fills up, with a real broker on a small file system: blocked publishers, draining consumers, recovery.
 
-Needs the right to mount a tmpfs.
+The test needs the permission to mount a tmpfs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Publishing:
-    """A thread that publishes numbered persistent messages, each confirmed before the next; reconnects."""
+    """A thread that publishes numbered persistent messages, each confirmed before the next. It reconnects."""
 
     def __init__(self, broker: Broker, queue: str) -> None:
         self.confirmed: list[int] = []
@@ -57,7 +57,7 @@ class Publishing:
         self._stop.set()
 
     def end(self) -> None:
-        """Stop, and wait for the message on its way."""
+        """Stop, and wait for the message in flight."""
         self._stop.set()
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
@@ -80,7 +80,7 @@ class Publishing:
 
 
 def held(publishing: Publishing) -> set[int]:
-    """What was confirmed, once nothing more is."""
+    """Return the confirmed messages once no more are confirmed."""
     while True:
         before = len(publishing.confirmed)
         time.sleep(1)
@@ -89,7 +89,7 @@ def held(publishing: Publishing) -> set[int]:
 
 
 def drain(broker: Broker, queue: str, at_least: set[int]) -> None:
-    """Acknowledge messages until all of these were seen; reconnects."""
+    """Acknowledge messages until all of these have been received. Reconnect if necessary."""
     missing = set(at_least)
     until = time.monotonic() + WAIT_S
     while missing:
@@ -111,7 +111,8 @@ def drain(broker: Broker, queue: str, at_least: set[int]) -> None:
 
 
 def alarm(broker: Broker, about: str = LOW) -> str | None:
-    """What the health check says, if it fails with this; a store may be behind with compaction meanwhile."""
+    """Return the text of the failed health check if it contains this. A store may be behind with compaction
+    meanwhile."""
     try:
         broker.call("GET", ALARMS)
     except RemoteError as error:
@@ -130,7 +131,7 @@ def test_the_disk_alarm_clears_after_consumers_emptied_the_queue(small_disk: Pat
             eventually(lambda: bool(alarm(broker)), "the disk fills up")
             confirmed = held(publishing)
             drain(broker, "jobs", confirmed)
-            # No command is given: compaction is the broker's own.
+            # Without a command: the broker compacts by itself.
             eventually(lambda: not alarm(broker), f"the alarm goes out\n{broker.log()}")
             eventually(lambda: len(publishing.confirmed) > len(confirmed) + 10, "publishing goes on")
             publishing.end()
@@ -158,7 +159,7 @@ def test_consumers_drain_a_full_disk_and_publishing_resumes(small_disk: Path) ->
 
 @pytest.mark.promise("P1", "P11")
 def test_a_virtual_host_restarts_when_other_programs_free_space(small_disk: Path) -> None:
-    """Nothing is left in the reserve, and no consumer frees anything."""
+    """The reserve is used up, and no consumer frees space."""
     other = small_disk / "somebody else's"
     with running(small_disk, "--disk-free-min=1MiB", "--disk-reserve=0") as broker:
         declare(broker, "jobs")
@@ -168,7 +169,7 @@ def test_a_virtual_host_restarts_when_other_programs_free_space(small_disk: Path
             eventually(lambda: "no space left" in broker.log(), "the disk is full")
             until = time.monotonic() + 8
             while time.monotonic() < until:
-                # More restarts than the limit for other errors, and it is never given up.
+                # More restarts than the limit for other errors: it never stays down.
                 assert broker.call("GET", path("vhosts", "/"))["state"] != "down"
                 assert alarm(broker)
                 with contextlib.suppress(OSError):
@@ -188,7 +189,7 @@ def test_a_virtual_host_restarts_when_other_programs_free_space(small_disk: Path
 def test_kafka_producers_get_a_retriable_error_and_a_deleted_topic_frees_its_segment(
     small_disk: Path, free_min: int
 ) -> None:
-    """With the larger limit they are held, with the smaller one a write fails."""
+    """With the larger limit they are blocked. With the smaller one a write fails."""
     from confluent_kafka import KafkaError, Producer
     from confluent_kafka.admin import AdminClient
     from confluent_kafka.cimpl import NewTopic
@@ -220,15 +221,15 @@ def test_kafka_producers_get_a_retriable_error_and_a_deleted_topic_frees_its_seg
 
 
 def log_bytes(data: Path) -> int:
-    """What the segments of all lanes hold."""
+    """Return the size of the segments of all lanes."""
     with contextlib.suppress(FileNotFoundError):
         return sum(each.stat().st_size for each in data.glob("vhosts/*/store/log/*/*.log"))
-    # A segment went between two looks.
+    # A segment was deleted between the listing and `stat`.
     return MIB
 
 
 def consumed(server: dict[str, Any], wanted: int) -> int:
-    """How many records a consumer finds, at most as many as are wanted."""
+    """Return the number of records that a consumer reads, at most `wanted`."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(server | {"group.id": "drain", "auto.offset.reset": "earliest"})

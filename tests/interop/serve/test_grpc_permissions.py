@@ -1,4 +1,4 @@
-"""Every gRPC method, called by a user without permission for what it names: refused, and nothing changes."""
+"""Every gRPC method, called by a user without permission for the named object: refused, and nothing changes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_no_method_serves_a_user_without_permission(broker: Broker, user: str) -
     with Caller(broker, user) as caller:
         found = {method: caller.status(method, request) for method, request in REQUESTS.items()}
         listed = caller.answers(ADMIN + "ListQueues", f.ListQueuesRequest(), f.ListQueuesResponse)
-    # It reports the error of a batch in its answer.
+    # It reports the error of a batch in its response.
     assert "access_refused" in found.pop(QUEUES + "Produce")
     assert set(found.values()) == {"PERMISSION_DENIED"}, found
     assert not [each.name for each in listed[0].queues]

@@ -1,4 +1,4 @@
-"""`basalt serve` from start to stop: what it says when it cannot start, what it takes over, how it ends."""
+"""`basalt serve` from start to stop: errors at the start, existing data, and shutdown."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREE = tuple(f"--{section}-port=0" for section in SECTIONS)
 
 
 def serve(data_dir: Path, *flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a broker that is not going to start."""
+    """Run a broker that fails to start."""
     return subprocess.run(
         [sys.executable, "-m", "basaltmq.cli", "serve", f"--data-dir={data_dir}", *flags],
         capture_output=True,
@@ -40,7 +40,7 @@ def serve(data_dir: Path, *flags: str, **environment: str) -> subprocess.Complet
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that says why; before it only the log's lines of a start."""
+    """Return the line with the reason. Before it there are only the log lines of a start."""
     lines = [line for line in done.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1, done.stderr
     return lines[0]
@@ -166,7 +166,7 @@ def connected(broker: Broker) -> Iterator[pika.BlockingConnection]:
 
 
 def serve_events(connection: pika.BlockingConnection) -> None:
-    """Until the broker ends the connection."""
+    """Handle events until the broker ends the connection."""
     while True:
         connection.process_data_events(1)
 
@@ -210,7 +210,7 @@ def test_a_second_signal_does_not_wait_for_clients_that_do_not_answer(tmp_path: 
             said(broker, '"message":"stopping"')
             broker.signal(signal.SIGINT)
             assert broker.process is not None
-            # The body has a minute to come, and the grace is ten: either would be noticed here.
+            # The timeout of the body is one minute, the grace period ten seconds. Either would exceed the limit here.
             assert broker.process.wait(30) == 0
         assert "SIGINT received again, skipping the grace period" in broker.log()
         with pytest.raises(pika.exceptions.AMQPError):
@@ -245,7 +245,7 @@ def test_a_reload_applies_live_settings_or_nothing_if_one_is_invalid(tmp_path: P
 
 
 def said(broker: Broker, text: str) -> None:
-    """Wait until the broker has said it in its log, which nothing else tells of."""
+    """Wait for a text in the broker's log, because nothing else shows the event."""
     until = time.monotonic() + WAIT_S
     while text not in broker.log():
         assert time.monotonic() < until, f"{text!r} was not said:\n{broker.log()}"

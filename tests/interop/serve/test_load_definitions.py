@@ -1,4 +1,4 @@
-"""Definitions at start: a broker in a container is what its file says before the first client comes."""
+"""Definitions at start: a broker in a container has the objects of its file before the first client connects."""
 
 from __future__ import annotations
 

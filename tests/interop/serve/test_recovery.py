@@ -1,4 +1,4 @@
-"""What is there after a clean stop and after kill -9, through the interfaces of a broker."""
+"""State after a clean stop and after kill -9, through the interfaces of a broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_configured_objects_are_complete_or_absent_after_kill_9(own_broker: Brok
     assert set(confirmed) <= users & policies
     assert {name: permissions[name] for name in confirmed} == {name: name[4:] for name in confirmed}
     assert set(permissions) <= users
-    # What stands under an object goes with it, and does not come back.
+    # The descendants of a deleted object are deleted too, and do not reappear.
     own_broker.call("DELETE", f"/api/users/{confirmed[0]}")
     own_broker.call("PUT", f"/api/permissions/%2F/{confirmed[1]}", {"configure": "", "write": "", "read": "new"})
     own_broker.kill()
@@ -66,7 +66,7 @@ def test_configured_objects_are_complete_or_absent_after_kill_9(own_broker: Brok
 
 
 def catalog_faults(data_dir: Path) -> list[str]:
-    """Dangling parents and other faults in the catalogs of a broker that was stopped."""
+    """Return dangling parents and other faults in the catalogs of a stopped broker."""
     found: list[str] = []
     markers = list(data_dir.rglob(MARKER))
     assert markers
@@ -115,5 +115,5 @@ def test_a_clean_stop_and_a_kill_keep_every_queue_with_its_order_and_counts(own_
         for name, first, end in (("one", 2, 21), ("two", 0, 20), ("three", 0, 20)):
             got = [channel.basic_get(name, auto_ack=True) for _ in range(first, end)]
             assert [body for _, _, body in got] == [b"%d" % number for number in range(first, end)]
-            # After a crash nobody knows whether it was delivered before.
+            # After a crash it is unknown whether it was delivered before.
             assert all(method.redelivered for method, _, _ in got)

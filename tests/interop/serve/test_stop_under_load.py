@@ -1,4 +1,4 @@
-"""A stop in the middle of publishing: what was confirmed is there, and nothing is there that was not."""
+"""A stop during publishing: all confirmed messages exist, and no others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_stop_leaves_no_message_in_doubt(own_broker: Broker) -> None:
 
 
 async def publish_until_closed(broker: Broker) -> set[int]:
-    """Publish with many unconfirmed at once until the broker ends the connection; what was confirmed."""
+    """Publish with many unconfirmed messages until the broker ends the connection. Return the confirmed ones."""
     connection = await aio_pika.connect(broker.url())
     channel = await connection.channel(publisher_confirms=True)
     confirmed: set[int] = set()

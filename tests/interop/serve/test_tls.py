@@ -91,5 +91,5 @@ def admin(broker: Broker) -> HttpClient:
 
 
 def shown(broker: Broker) -> str:
-    """The certificate the broker shows."""
+    """Return the broker's certificate."""
     return ssl.get_server_certificate(("127.0.0.1", broker.port("amqps")), timeout=WAIT_S)

@@ -1,4 +1,4 @@
-"""An archive in a process of its own, to be killed: `python -m tests.interop.spark.archive_child JSON`."""
+"""An archive job in a separate process, which tests kill: `python -m tests.interop.spark.archive_child JSON`."""
 
 from __future__ import annotations
 

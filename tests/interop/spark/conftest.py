@@ -1,4 +1,4 @@
-"""One Spark session for all tests of a process: starting it takes longer than any of them."""
+"""One Spark session for all tests of a process, because starting it takes longer than any test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def _sweep_after_workers() -> None:
-    """Spark's workers end without a word, a moment after the session; what they leave is for the next to remove."""
+    """Spark's workers end shortly after the session, without cleaning up. The next process removes their files."""
     for _ in range(SWEEPS):
         sweep()
         if not any(Path(tempfile.gettempdir()).glob("basalt-view-*")):

@@ -1,4 +1,4 @@
-"""How Spark runs for tests: rows are few and queries many, and to compile them well takes longer than to run them."""
+"""Settings of Spark for tests: with few rows and many queries, optimized compilation takes longer than execution."""
 
 from __future__ import annotations
 

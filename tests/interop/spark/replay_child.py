@@ -1,4 +1,4 @@
-"""A replay in a process of its own, to be killed: `python -m tests.interop.spark.replay_child JSON`."""
+"""A replay job in a separate process, which tests kill: `python -m tests.interop.spark.replay_child JSON`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics archived to Parquet: exactly once, whatever is killed, with manifests that are true."""
+"""Topics archived to Parquet: exactly once, whichever process is killed, with correct manifests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def job(tmp_path: Path, **settings: object) -> ArchiveJob:
 
 
 def archived(spark: SparkSession, tmp_path: Path) -> list[tuple[int, int, bytes]]:
-    """What the files named by manifests hold, counted without Spark."""
+    """Return the content of the files that manifests name, counted without Spark."""
     files = [file.path for manifest in manifests(spark, tmp_path) for file in manifest.files]
     return sorted(row for path in files for row in rows_of(tmp_path / "archive" / path))
 
@@ -139,12 +139,13 @@ def test_a_wrong_compression_is_named(spark: SparkSession, tmp_path: Path) -> No
 
 
 KILLS = int(os.environ.get("BASALT_KILLS", "0"))
-"""How often the archive is killed: each costs a start of the JVM."""
+"""Number of kills. Each costs a start of the JVM."""
 SEED = int(os.environ.get("BASALT_SEED", str(random.SystemRandom().randrange(1 << 32))))
 
 
 def traces(root: Path) -> int:
-    """Grows with what an archive does: offsets planned, files staged, manifests, batches marked as done."""
+    """Return a number that grows with each step of an archive: planned offsets, staged files, manifests, finished
+    batches."""
     try:
         return sum(1 for path in root.rglob("*") if path.is_file() and not path.name.startswith("."))
     except FileNotFoundError:

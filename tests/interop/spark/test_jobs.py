@@ -1,4 +1,4 @@
-"""Jobs on one archive, one after the other: compact, replay and audit, which finds every fault that is planted."""
+"""Jobs on one archive, one after the other: compact, replay and audit, which finds every planted fault."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def found(result: Audited) -> set[tuple[str, str, str]]:
 
 @contextmanager
 def written_to(data: Path) -> Iterator[None]:
-    """A store that a program writes to: records, commits, deletes, topics and messages that come and go."""
+    """A store during writes: records, commits, deletes, and topics and messages that are created and deleted."""
     over = threading.Event()
 
     def write(db: Basalt) -> None:
@@ -195,7 +195,7 @@ def test_every_fault_that_is_planted_is_found_and_named(spark: SparkSession, tmp
         ("note", "behind", "torn[0]"),
     }
     assert planted <= findings, planted - findings
-    # The row that is too much, and what the comparison of the index tells of the torn frame.
+    # The surplus row, and the result of the index comparison for the torn frame.
     others = {each[1:] for each in findings - planted}
     assert ("index", "row") in others
     assert others <= {("index", "row"), ("index", "log"), ("damage", "lane 0"), ("gap", "log")}
@@ -204,7 +204,8 @@ def test_every_fault_that_is_planted_is_found_and_named(spark: SparkSession, tmp
 
 
 def plant(root: Path) -> tuple[str, list[str]]:
-    """Of two partitions with a file for each of two days: what a manifest names and is not there; what it names."""
+    """Plant faults in two partitions with a file for each of two days. Return the missing files, and all files of the
+    manifests."""
     path = root / "_manifests" / "000000.json"
     raw = json.loads(path.read_text())
     gone, twice, altered, longer = sorted(raw["files"], key=lambda file: (file["partition"], file["first_offset"]))
@@ -220,15 +221,15 @@ def plant(root: Path) -> tuple[str, list[str]]:
     ]
     column = pyarrow.array(values, rows.schema.field("value").type)
     rows = rows.set_column(rows.schema.get_field_index("value"), "value", column)
-    # The log begins at 10: it can bring back 15, and not 5.
+    # The log begins at 10, so it still has offset 15 but not 5.
     rows = rows.filter(pyarrow.array([offset not in (5, 15) for offset in rows.column("offset").to_pylist()]))
-    # Spark reads no nanoseconds, and a file that it cannot read would be another fault.
+    # Spark cannot read nanoseconds, and an unreadable file would be another fault.
     pyarrow.parquet.write_table(rows, root / altered["path"], coerce_timestamps="us")
     forged = altered | {"size_bytes": (root / altered["path"]).stat().st_size}
     path.write_text(json.dumps(raw | {"files": [gone, longer]}))
     alone = raw | {"files": [twice, copy, forged], "batch": 1}
     path.with_name("000001.json").write_text(json.dumps(alone))
-    # Hadoop's checksums of what was changed.
+    # Hadoop's checksums of the changed files.
     for hidden in root.rglob(".*.crc"):
         hidden.unlink()
     return gone["path"], [file["path"] for file in raw["files"]]
@@ -253,7 +254,7 @@ def test_latency_is_computed_from_events(spark: SparkSession, tmp_path: Path) ->
     result = latency(spark, str(tmp_path / "data"))
     (queue,) = result.queues
     assert (queue.enqueued, queue.acked, queue.failed) == (20, 19, 1)
-    # Messages of one moment get places a nanosecond apart.
+    # Messages with the same time get positions one nanosecond apart.
     assert (queue.wait.p50_ms, queue.work.p99_ms, queue.total.p50_ms) == pytest.approx((3.0, 5.0, 8.0), abs=0.01)
     assert sorted(each.fairness_key or "" for each in result.keys) == ["tenant-0", "tenant-1"]
     assert sum(each.acked for each in result.minutes) == 19

@@ -1,4 +1,4 @@
-"""Spark reads topics: the source found by its name, batch and streaming, beside a writer."""
+"""Spark reads topics: the source is found by name; batch and streaming, during writes."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_dead_letters_are_reported_and_sent_back_once(spark: SparkSession, tmp_p
         redrive(spark, job, stop)
     assert spark.read.parquet(f"{checkpoint}/snapshot").count() == 6, "a snapshot of all comes first"
     with basaltmq.open(data) as db:
-        # Comes after the snapshot, and so is not part of the run.
+        # Arrives after the snapshot, so it is not part of the run.
         jobs = db.queue("jobs")
         jobs.enqueue(b"late")
         jobs.nack(jobs.lease(1), "out of ink")

@@ -1,4 +1,4 @@
-"""A replay that is killed again and again writes each record once. Asked for by BASALT_KILLS, how often."""
+"""A replay that is killed repeatedly writes each record once. BASALT_KILLS sets the number of kills."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 def progress(path: Path) -> int:
-    """What the target knows of the run: grows with every intent and every step done."""
+    """Return the target's state of the run, which grows with every intent and every finished step."""
     try:
         with closing(open_view(path)) as store:
             return sum(2 * state.last_batch + (state.intent is not None) + 2 for _, state in runs(store))
@@ -72,7 +72,7 @@ def test_killed_at_random_each_record_is_replayed_once(spark: SparkSession, tmp_
             if progress(tmp_path / "target") >= before + more:
                 time.sleep(rng.random() * 0.2)
                 break
-            time.sleep(0.2)  # a look opens the store: more often, and the looks take the processor from the job
+            time.sleep(0.2)  # each check opens the store and takes CPU time from the job
         killed += child.poll() is None
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()

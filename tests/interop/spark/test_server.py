@@ -48,14 +48,14 @@ SLOW_START = "failed to connect back"
 
 
 class Copier:
-    """A query, started again from its checkpoint where the machine was too slow for Spark to start a worker."""
+    """A query that is restarted from its checkpoint if the machine was too slow for Spark to start a worker."""
 
     def __init__(self, stream: DataStreamWriter) -> None:
         self._stream = stream
         self.query: StreamingQuery = stream.start()
 
     def until(self, what: Callable[[], bool]) -> None:
-        """Wait for something that the query brings about; if it fails, say how."""
+        """Wait for an effect of the query. If the query fails, raise its error."""
         deadline_s = time.monotonic() + WAIT_S
         while not what():
             failure = self.query.exception()
@@ -101,7 +101,7 @@ def test_a_query_outlives_its_broker_and_each_record_is_there_once(spark: SparkS
             broker.start()
             write(spark, server, ROWS, ROWS + 100)
             copier.until(lambda: len(contents(view, "out")) >= ROWS + 100)
-            # The group is told of the last batch too, though Spark does not tell the source of it.
+            # The group gets the last batch too, although Spark does not report that batch to the source.
             copier.until(lambda: sum(each.lag for each in view.lag("copier")) == 0)
             assert copier.query.exception() is None
         finally:
@@ -182,7 +182,7 @@ def test_dead_letters_are_sent_back_by_the_broker_that_has_them_once(broker: Bro
     moved = rows_of(QueueBatchReader(parse({"queue": "again", "includeHeaders": "true", **location})))
     assert sorted(row["value"] for row in moved) == [b"m0", b"m1", b"m3"]
     assert all({"key": dlq.STAMP, "value": b"run-1"} in row["headers"] for row in moved)
-    # Back, as if they had died again: those the run has moved before are told by their stamp.
+    # Back in the queue, as if dead-lettered again. Their stamp shows that the run has already moved them.
     back = RedriveJob(broker=location, queue="again", to="dead", checkpoint=str(tmp_path))
     assert dlq._move_remote(back, RedrivePlan("run-1", "again", "dead", None), ids, None) == (0, 0)
     with pytest.raises(StoreLockedError, match="use the broker with --server"):
@@ -225,7 +225,7 @@ def test_a_damaged_frame_of_a_broker_ends_a_read_or_is_passed_over_as_asked(brok
 
 
 def hurt(file: Path, value: str) -> bool:
-    """Change a byte of a value in a file; whether it was there."""
+    """Change a byte of a value in a file. Return whether the value was found."""
     at = file.read_bytes().find(value.encode())
     if at >= 0:
         with open(file, "r+b") as opened:

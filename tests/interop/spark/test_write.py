@@ -1,4 +1,4 @@
-"""Spark writes topics: batch and streaming, each batch once, also when Spark does it again."""
+"""Spark writes topics: batch and streaming, each batch once, even if Spark repeats it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_stream_writes_each_batch_once_though_spark_does_one_again(spark: Spar
     with basaltmq.open(tmp_path / "data") as db:
         db.topic("in").append([b"20"])
     run()
-    # As if Spark had been killed before it marked the last batch as done.
+    # The state if Spark was killed before it marked the last batch as done.
     for path in (checkpoint / "commits").glob("*1*"):
         path.unlink()
     run()
