@@ -1,4 +1,4 @@
-"""What goes over the wire: tables and properties as JSON, pages of lists, Prometheus' text, statuses of errors."""
+"""Wire formats of the API: tables and properties as JSON, pages of lists, Prometheus' text, statuses of errors."""
 
 from __future__ import annotations
 

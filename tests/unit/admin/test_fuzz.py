@@ -1,4 +1,4 @@
-"""Bytes nobody meant: whatever is sent, the server answers or hangs up, and serves the next client."""
+"""Random bytes: the server responds or closes the connection, and serves the next client."""
 
 from __future__ import annotations
 

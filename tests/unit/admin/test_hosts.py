@@ -1,4 +1,4 @@
-"""Which hosts and origins the admin API takes requests for, and which content types."""
+"""Hosts, origins and content types that the admin API accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long answers are made in portions, and others run in between (P13)."""
+"""Long responses are built in portions, and other work runs in between (P13)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.promise("P13")
 
 
 def turns_during(work: Coroutine[Any, Any, Any]) -> tuple[Any, int]:
-    """What the work gave, and how often somebody else had a turn meanwhile."""
+    """Return the result of the work, and the number of turns of other work meanwhile."""
 
     async def run() -> tuple[Any, int]:
         task = asyncio.create_task(work)

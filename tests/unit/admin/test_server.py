@@ -1,4 +1,4 @@
-"""HTTP as clients really send it: kept alive, pipelined, broken, slow, too large, too many."""
+"""HTTP requests of real clients: kept alive, pipelined, malformed, slow, too large, too many."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BODY_MAX = 1000
 
 
 class Echo:
-    """Answers with what it was sent; /no is refused by its head, /wait answers when told."""
+    """Responds with the received body. /no is refused by its head, /wait responds when the test permits it."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -56,7 +56,7 @@ def serve(test: Callable[[Echo, HttpServer, int], Awaitable[None]], *, connectio
 
 
 async def exchange(port: int, raw: bytes, *, end: bool = True) -> bytes:
-    """Everything the server says to `raw`, until it closes."""
+    """Return the server's response to `raw`, until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(raw)
     if end:

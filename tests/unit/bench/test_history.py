@@ -1,4 +1,4 @@
-"""The history of ratios: what is recorded of a run, and how it is shown."""
+"""The history of ratios: the recorded fields of a run, and their display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with peers, as far as it needs no peer: processes, commands, figures and the chart."""
+"""The parts of the comparison that need no peer: processes, commands, figures and the chart."""
 
 from __future__ import annotations
 

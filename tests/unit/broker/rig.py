@@ -1,4 +1,4 @@
-"""A virtual host on a store in memory, with publishers and consumers that write down what they are told."""
+"""A virtual host on a store in memory, with publishers and consumers that record their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from basaltmq.store.memory import MemoryStore
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000
 TURNS = 200
-"""Turns of the loop given to things that need a few."""
+"""Turns of the loop for work that needs several."""
 
 PERSISTENT = b"\x10\0\2"
 TRANSIENT = b"\x10\0\1"
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """Nanoseconds that pass when told to."""
+    """A manual clock in nanoseconds."""
 
     def __init__(self) -> None:
         self.now_ns = START_NS
@@ -40,7 +40,7 @@ class Clock:
 
 
 class BrokenStore(MemoryStore):
-    """A store in memory that stalls or fails when told to, and counts its batches."""
+    """A store in memory that stalls or fails on request, and counts its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class BrokenStore(MemoryStore):
 
 
 class FakePublisher:
-    """Writes down returns and confirms in their order."""
+    """Records returns and confirms in their order."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, Any]] = []
@@ -83,7 +83,7 @@ class FakePublisher:
 
 
 class FakeSink:
-    """Writes down deliveries; acknowledges when asked to."""
+    """Records deliveries, and acknowledges them on request."""
 
     def __init__(self, vhost: VHost, *, ack: bool = False) -> None:
         self.vhost = vhost
@@ -113,7 +113,7 @@ def settlement(queue: str, delivery: Any, outcome: str = ACK) -> Settlement:
 
 
 def props(headers: Table | None = None, **fields: Any) -> bytes:
-    """Encoded properties; persistent unless said otherwise."""
+    """Return encoded properties, persistent by default."""
     made = Properties(**{"delivery_mode": 2, **fields})
     if headers is not None:
         made.set_headers(headers)
@@ -125,13 +125,13 @@ def headers_of(delivery: Any) -> Table:
 
 
 async def turns(count: int = TURNS) -> None:
-    """Let the loop go on for a while; threads that sync get their turn too."""
+    """Run the loop for some turns. Threads that sync can run, too."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    """Wait for something, bounded."""
+    """Wait for a condition, with a timeout."""
 
     async def wait() -> None:
         while not done():  # noqa: ASYNC110  (what is waited for has no event of its own)
@@ -143,7 +143,7 @@ async def until(done: Callable[[], bool], timeout_s: float = 20.0) -> None:
 def run(
     test: Callable[[VHost], Awaitable[T]], store: MemoryStore | None = None, clock: Callable[[], int] | None = None
 ) -> T:
-    """Run a test on a virtual host that is open, and close it."""
+    """Run a test on an open virtual host, then close it."""
 
     async def whole() -> T:
         vhost = VHost("/", store or MemoryStore(), clock_ns=clock or Clock())
@@ -164,7 +164,7 @@ def publish(
 
 
 def drain(vhost: VHost, queue: str) -> list[Any]:
-    """Take everything that is ready, and acknowledge it."""
+    """Consume and acknowledge all ready messages."""
     found = []
     while (got := vhost.get(queue)) is not None:
         found.append(got[0])

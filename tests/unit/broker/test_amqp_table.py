@@ -1,4 +1,4 @@
-"""Field tables: every kind there and back, edits that keep the rest, and nothing hostile gets through."""
+"""Field tables: round trips of every kind, edits of single fields, and malicious input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings: one tree, three sources, and errors that name the key, the place and the remedy."""
+"""Settings: one tree, three sources, and errors that name the key, the source and the remedy."""
 
 from __future__ import annotations
 

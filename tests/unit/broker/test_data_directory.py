@@ -1,4 +1,4 @@
-"""The modes of a data directory and of what the broker makes in it."""
+"""Modes of a data directory and of the files that the broker creates in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mode_of(path: Path) -> int:
 
 
 def made_in(path: Path) -> tuple[int, int]:
-    """The modes of a directory and a file that the process makes there."""
+    """Return the modes of a directory and a file that the process creates there."""
     (path / "folder").mkdir()
     (path / "file").write_bytes(b"x")
     return mode_of(path / "folder"), mode_of(path / "file")

@@ -1,4 +1,4 @@
-"""Dead letters: where they go, what their history says, and circles (SPEC E7)."""
+"""Dead letters: their targets, their history, and cycles (SPEC E7)."""
 
 from __future__ import annotations
 

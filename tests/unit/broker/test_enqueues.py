@@ -27,7 +27,7 @@ from basaltmq.store.sync.group_commit import Synced, call_all
 
 
 class ManualSync:
-    """Syncs of a virtual host, done when told to."""
+    """Syncs of a virtual host that the test completes."""
 
     def __init__(self, vhost: VHost) -> None:
         self.waiting: list[Synced] = []
@@ -87,7 +87,7 @@ def run(test: Callable[[Bench], Awaitable[None]]) -> None:
 
 
 async def turn() -> None:
-    """Long enough for what was gathered to be written."""
+    """Wait until everything gathered is written."""
     for _ in range(4):
         await asyncio.sleep(0)
 

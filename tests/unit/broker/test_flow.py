@@ -1,4 +1,4 @@
-"""Alarms: who is told that publishers are held, and when."""
+"""Alarms: notifications that publishers are blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers exchanges: the index finds what comparing with every binding finds, and compares with few."""
+"""Headers exchanges: the index finds the same bindings as a full comparison, with few comparisons."""
 
 from __future__ import annotations
 

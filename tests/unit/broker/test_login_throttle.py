@@ -1,4 +1,4 @@
-"""Failed logins delay the next ones, by user and address, and nobody is locked out for ever."""
+"""Failed logins delay the next ones, by user and address, and never lock a user out permanently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOME = peer_at("198.51.100.7")
 
 
 class Harness:
-    """A throttle whose clock moves when somebody sleeps."""
+    """A throttle whose clock advances only in sleeps."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -29,7 +29,7 @@ class Harness:
         self.now_s += wait_s
 
     async def log_in(self, name: str, peer: Peer, *, is_right: bool = False) -> float:
-        """How long it took, or -1 if it was refused unseen."""
+        """Return the delay, or -1 if the login was refused without a check."""
         began_s = self.now_s
         try:
             async with self.throttle.attempt(name, peer):

@@ -1,4 +1,4 @@
-"""Syncs by the loop itself: on a fast disk in its own turn, on a slow one by the thread, and never one too few."""
+"""Syncs on the event loop: on a fast disk by the loop, on a slow one by the thread, and no sync is missing."""
 
 from __future__ import annotations
 

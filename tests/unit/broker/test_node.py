@@ -1,4 +1,4 @@
-"""A broker's data directory: virtual hosts that come, fail and go, and what a start finds (SPEC E9)."""
+"""A broker's data directory: virtual hosts are created, fail and are deleted, and a start recovers them (SPEC E9)."""
 
 from __future__ import annotations
 

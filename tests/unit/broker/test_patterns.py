@@ -35,7 +35,7 @@ EXPONENTIAL = [
     "(.*a){20}b",
     "(a?){64}a{64}b",
 ]
-"""A backtracking engine needs from minutes to for ever for these on the names below."""
+"""With these patterns and the names below, a backtracking engine runs for minutes or does not terminate."""
 
 MATCH_ALL = """
 import sys
@@ -57,7 +57,7 @@ for name in names:
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("pattern", EXPONENTIAL)
 def test_no_pattern_blocks_a_subscription_or_a_policy(pattern: str) -> None:
-    """A process of its own, because a match that hangs cannot be interrupted."""
+    """Runs in a separate process, because a match that hangs cannot be interrupted."""
     subprocess.run([sys.executable, "-c", MATCH_ALL, pattern], timeout=30, check=True)
 
 

@@ -1,4 +1,4 @@
-"""Policies: which one is in force, and what it does to queues and exchanges that exist."""
+"""Policies: which one applies, and its effect on existing queues and exchanges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Message properties: there and back, looked at in place, and refused when they are not what they say."""
+"""Message properties: round trips, reads in place, and refusal of malformed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publishing tick: routes, confirms, returns, refusals, and what a failing store does to them."""
+"""The publishing tick: routes, confirms, returns, refusals, and the effects of a failing store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues: declared, compared, owned, expired, and what a restart keeps of them."""
+"""Queues: declaration, comparison, owners, expiry, and restarts."""
 
 from __future__ import annotations
 

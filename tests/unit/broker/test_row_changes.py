@@ -1,4 +1,4 @@
-"""Row changes in the tick: written with the publishes before them, never earlier, and answered after the sync."""
+"""Row changes in the tick: written with the publishes before them, never earlier, and confirmed after the sync."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SCRAM by the example of its RFC, and what it refuses."""
+"""SCRAM: the example of its RFC, and refused messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stream queues: appended once, read by anybody from anywhere, never consumed."""
+"""Stream queues: appended once, read by many consumers from any offset, never consumed."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_message_too_large_for_a_stream_is_refused_without_side_effects(monkey
 
 
 class Refusing:
-    """An engine that takes nothing."""
+    """An engine that refuses every append."""
 
     def __init__(self, refuse: Any) -> None:
         self.batch_write = self.confirmed = refuse

@@ -1,4 +1,4 @@
-"""Supervision: a virtual host that fails is opened again, not too often, and never alone on the way down (SPEC E9)."""
+"""Supervision: a failed virtual host is opened again, within the limits, without effect on others (SPEC E9)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from basaltmq.store.memory import MemoryStore
 
 
 class Rig:
-    """A supervised virtual host whose store survives its failures as a disk would."""
+    """A supervised virtual host whose store survives failures like a disk."""
 
     def __init__(self, *, restarts_max: int = 3, window_s: float = 300.0) -> None:
         self.now_s = 0.0
@@ -23,7 +23,7 @@ class Rig:
         self.closed = 0
         self.refuse = 0
         self.opening: asyncio.Event | None = None
-        """Opening waits for it."""
+        """Opening waits until this is set."""
         self.refusal: BaseException = StorageError("the test does not open")
         self.full: list[str] = []
         self.gave_up: list[str] = []
@@ -59,7 +59,7 @@ class Rig:
         self.closed += 1
 
     async def fail(self) -> None:
-        """Break the disk under the virtual host that runs, and wait for what comes of it."""
+        """Break the disk of the running virtual host, and wait until it was restarted or is down."""
         vhost = self.supervised.vhost()
         vhost.fail(StorageError("the test breaks the disk"))
         await until(lambda: self.supervised.state in (VHostState.RUNNING, VHostState.DOWN) and not self._is_busy(vhost))
@@ -249,7 +249,7 @@ def test_restarts_because_of_a_full_disk_are_not_limited(refusal: BaseException)
         assert rig.gave_up == []
         assert VHostState.DOWN not in rig.states
         assert len(rig.full) == 9
-        # Restarts for other reasons are counted from the beginning.
+        # Restarts for other reasons are counted from zero.
         rig.refusal = StorageError("the test does not open")
         for _ in range(3):
             await rig.fail()

@@ -1,4 +1,4 @@
-"""Headers that cross between AMQP's envelopes and protocols of text."""
+"""Conversion of headers between AMQP envelopes and protocols with text headers."""
 
 from __future__ import annotations
 

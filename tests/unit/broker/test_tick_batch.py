@@ -1,4 +1,4 @@
-"""The batch of a turn keeps the order of every queue, whatever is shared and with whom."""
+"""The batch of a turn keeps the order of every queue, for all combinations of shared bodies."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAMES = "abc"
 
 
 def order_of(messages: list[list[str]]) -> dict[str, list[bytes]]:
-    """What each queue gets from a turn of messages to these queues."""
+    """Return the messages of each queue after a turn with messages for these queues."""
     batch = TickBatch()
-    # Steps only ask who is who, so a name stands for a queue.
+    # Steps only compare queues by identity, so a name can replace a queue.
     for number, names in enumerate(messages):
         draft = Draft(payload=b"%d" % number)
         queues = cast("list[BrokerQueue]", names)

@@ -1,4 +1,4 @@
-"""TLS files: what is wrong with them is said, a reload changes nothing unless it works, and expiry is seen."""
+"""TLS files: faults are reported, a failed reload changes nothing, and the expiry time is read."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_failed_reload_leaves_the_context_as_it_was(tmp_path: Path) -> None:
 
 
 def _shown_by(server: ssl.SSLContext) -> bytes:
-    """The certificate a context shows to whoever connects."""
+    """Return the certificate that a context presents."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE

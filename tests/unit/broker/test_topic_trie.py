@@ -1,4 +1,4 @@
-"""Topic patterns: the trie against the definition."""
+"""Topic patterns: the trie compared with the definition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=12).m
 
 
 def matches(pattern: list[str], key: list[str]) -> bool:
-    """The definition, for the rest of a pattern and of a key."""
+    """Match the rest of a pattern and of a key by the definition."""
 
     @cache
     def rest(at: int, word: int) -> bool:
@@ -87,7 +87,7 @@ def test_many_long_patterns_allocate_and_free_several_blocks() -> None:
 @pytest.mark.promise("P13")
 @pytest.mark.parametrize("first", ["#", "*"])
 def test_matching_hostile_patterns_takes_few_steps(first: str) -> None:
-    """1,000 patterns that are all at every one of their words took 5 s in the trie, on the event loop."""
+    """1,000 patterns, each at all of its words at once, took 5 s in the trie, on the event loop."""
     choose = Random(3)
     trie: TopicTrie[int] = TopicTrie()
     for number in range(300):

@@ -1,4 +1,4 @@
-"""Exchanges and bindings: where messages go, what is refused, what a restart keeps."""
+"""Exchanges and bindings: routing, refusals, and restarts."""
 
 from __future__ import annotations
 

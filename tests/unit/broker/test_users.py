@@ -37,7 +37,7 @@ ROW = {"salt": "c2FsdA==", "iterations": 4096, "stored_key": "", "server_key": "
 
 
 async def at_once() -> None:
-    """Durable right away: the store is in memory."""
+    """Return at once, because the store is in memory."""
 
 
 def with_users(test: Callable[[Users, Permissions], Awaitable[None]], store: MemoryStore | None = None) -> None:
@@ -235,7 +235,7 @@ def test_a_certificate_names_its_user() -> None:
 
 @pytest.mark.parametrize("case", ["scrypt", "rabbit-sha256", "rabbit-sha512", "no password", "damaged", "unknown"])
 def test_every_wrong_login_costs_one_scrypt(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cheaper check for some would tell which names exist and how their passwords are kept."""
+    """A cheaper check in some cases would reveal which names exist and how their passwords are stored."""
     costs: list[int] = []
     scrypt = hashlib.scrypt
 

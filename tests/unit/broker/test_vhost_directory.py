@@ -1,4 +1,4 @@
-"""What a start finds in a data directory: files that are lost, damaged or not ours (SPEC E9, P7)."""
+"""Starts with a data directory that has lost, damaged or foreign files (SPEC E9, P7)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_node(path: Path, test: Callable[[Node], Awaitable[None]], *, recover: b
 
 
 async def fill(node: Node) -> None:
-    """A message in a queue of each virtual host."""
+    """Put a message into a queue of each virtual host."""
     await node.create_vhost("shop")
     publisher = FakePublisher()
     for number, name in enumerate(VHOSTS, 1):
@@ -133,7 +133,7 @@ def test_a_missing_node_store_is_not_mistaken_for_a_new_broker(tmp_path: Path, l
 @pytest.mark.promise("P7")
 @pytest.mark.parametrize("recover", [False, True])
 def test_a_store_without_its_current_file_is_repaired_not_replaced(tmp_path: Path, recover: bool) -> None:
-    """A repair writes CURRENT again and loses nothing, so nobody is asked to delete a vhost or to give up users."""
+    """A repair writes CURRENT again and loses nothing, so no error suggests to delete a vhost or to lose users."""
     with_node(tmp_path, fill)
     vhost, node_store = VHostDirectories(tmp_path).store("shop"), VHostDirectories(tmp_path).node_store
     (vhost / "kv" / "CURRENT").unlink()

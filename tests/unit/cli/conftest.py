@@ -1,4 +1,4 @@
-"""Running `basalt` in this process."""
+"""Runs `basalt` in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is shipped to run the broker: the systemd unit says what the program does."""
+"""Deployment files: the systemd unit matches the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`basalt doctor`: what it sees, what it advises, and the code it ends with."""
+"""`basalt doctor`: findings, advice, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of `basalt` can be loaded and explains itself."""
+"""Every command of `basalt` can be loaded and has a help page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log: one line per line whatever clients are called, no waiting for a reader, no silence about what was lost."""
+"""The log: one line per record whatever the names of clients are, no wait for a reader, and lost lines are counted."""
 
 from __future__ import annotations
 

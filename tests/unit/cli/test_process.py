@@ -1,4 +1,4 @@
-"""`basalt` as a process of its own: signals, pipes, and an output that cannot be written."""
+"""`basalt` as a separate process: signals, pipes, and an output that cannot be written."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_input_before_a_pause_is_written_when_the_command_is_terminated(
         assert process.stdin is not None
         process.stdin.write(b"one\ntwo\nhal")
         process.stdin.flush()
-        # Nothing is said before the end, so look for the records themselves.
+        # The process prints nothing before its end, so read the records themselves.
         for _ in range(int(WAIT_S * 20)):
             if basalt("topic", "read", "orders", "--raw").stdout.splitlines() == ["one", "two"]:
                 break
             signal.sigtimedwait([], 0.05)
-        # Not SIGINT, which those started in the background ignore.
+        # Not SIGINT, which background processes ignore.
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=WAIT_S)
     assert said.startswith(b"2 records appended to orders\n")

@@ -1,4 +1,4 @@
-"""`basalt queue`: queues from the command line, beside a running process where that is promised."""
+"""`basalt queue`: queues from the command line, also next to a running process where that is supported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`basalt store`: the operator's tools, on sound stores, damaged ones and none."""
+"""`basalt store` on intact, damaged and missing stores."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_store_is_backed_up_verified_and_restored_with_its_log(basalt: Basalt,
 def test_damage_is_named_and_sets_the_exit_code(basalt: Basalt, filled: Path, tmp_path: Path) -> None:
     basalt("store", "backup", tmp_path / "copy")
     table = next((tmp_path / "copy" / "kv").glob("*.sst"))
-    # The copy shares its tables with the store by hard links.
+    # The copy shares its SST files with the store by hard links.
     raw = bytearray(table.read_bytes())
     raw[len(raw) // 2] ^= 1
     table.unlink()

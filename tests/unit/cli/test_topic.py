@@ -135,7 +135,7 @@ def test_json_lines_round_trip(basalt: Basalt) -> None:
         if "timestamp_ms" not in expected:
             assert line.pop("timestamp_ms") > 1_600_000_000_000
         assert line == expected
-    # What was read can be appended again, as it is.
+    # The output of `read` can be appended unchanged.
     basalt("topic", "create", "copy")
     basalt("topic", "append", "copy", stdin=basalt("topic", "read", "orders").stdout)
     again = lines(basalt("topic", "read", "copy").stdout)

@@ -1,4 +1,4 @@
-"""What a newcomer reads: it is true for the settings at hand, and its example runs."""
+"""The text at start: it matches the settings, and its example is valid Python."""
 
 from __future__ import annotations
 

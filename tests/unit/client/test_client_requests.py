@@ -1,4 +1,4 @@
-"""What both clients put on the wire: batches as protobuf writes them, and messages named only where that is needed."""
+"""Requests of both clients: batches as protobuf encodes them, and message ids only where necessary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_partial_lease_is_settled_by_listing_its_messages() -> None:
     held = lease(3)
     a, b, c = (each.id for each in held)
     assert ids_of(held[:2]) == [a, b]
-    # Named twice, which the broker refuses; it must not be taken for all three.
+    # One message is named twice, which the broker refuses. The client must not take this for the whole lease.
     assert ids_of([held[0], held[1], held[1]]) == [a, b, b]
     settled(held[:1])
     assert ids_of(held) == [a, b, c]

@@ -142,7 +142,7 @@ def test_what_is_no_selector_is_refused(text: str) -> None:
 
 @pytest.mark.spec("G2")
 def test_a_hostile_pattern_ends() -> None:
-    # A backtracking engine does not come back.
+    # A backtracking engine would not terminate.
     assert not parse("a LIKE '" + "%a" * 200 + "b'").accepts({"a": "a" * 60_000}.get)
 
 

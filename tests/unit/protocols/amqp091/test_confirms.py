@@ -1,4 +1,4 @@
-"""Confirms: every message is answered exactly once for the client, refusals before an answer that would cover them."""
+"""Confirms: each message gets exactly one outcome, and nacks precede a multiple ack that would cover them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from basaltmq.protocols.amqp091.wire import methods as m
 
 
 class Publisher:
-    """What a client knows of its messages from the answers."""
+    """The state of messages that a client derives from acks and nacks."""
 
     def __init__(self, count: int) -> None:
         self.open = set(range(1, count + 1))

@@ -1,4 +1,4 @@
-"""A connection's time-outs, heartbeats and backpressure, without sockets and without waiting."""
+"""Timeouts, heartbeats and backpressure of a connection, without sockets and waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from basaltmq.protocols.connection import CLOSE_S, WRITE_STOP_BYTES
 
 
 class Socket(Transport):
-    """A socket whose buffer is as full as a test says."""
+    """A socket whose buffer size the test sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Socket(Transport):
         return self.waiting_bytes
 
     def sent(self) -> list[m.Method]:
-        """Methods written since the last look."""
+        """Return the methods written since the last call."""
         raw, self.written = b"".join(self.written), []
         return [frame.method for frame in frames(raw) if frame.kind == 1]
 
@@ -85,7 +85,7 @@ def test_heartbeats_are_sent_on_idle_connections() -> None:
         for _ in range(20):
             connection.data_received(HEARTBEAT_FRAME)
             connection.tick()
-        # Every five seconds, half of what was agreed; the first tick still belongs to the handshake.
+        # Every five seconds, half of the negotiated interval. The first tick still belongs to the handshake.
         assert transport.written == [HEARTBEAT_FRAME] * 3
         transport.written.clear()
         for _ in range(20):
@@ -191,7 +191,7 @@ def test_publishers_of_a_blocked_vhost_are_notified_and_paused() -> None:
         for _ in range(60):
             publisher.tick()
         assert not transport.closed, "a client that is not read cannot be told from a silent one"
-        # Somebody who begins to publish is held from the first message on, which is taken.
+        # A client that starts to publish is blocked after its first message, which is accepted.
         reader.data_received(publish(b"first", key="a"))
         assert not reading.is_read()
         harness.server._blocked_changed("/", None)

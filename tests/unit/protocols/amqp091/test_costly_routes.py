@@ -1,4 +1,4 @@
-"""Exchanges with thousands of bindings: what it costs to find the queues of a message is charged to its publisher."""
+"""Exchanges with thousands of bindings: the cost of routing a message is charged to its publisher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends and checks of many channels and connections are split (P13), and what clients see meanwhile."""
+"""Ends and checks of many channels and connections are split (P13). Tests what clients see meanwhile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ HELD = 5
 
 
 async def with_channels(harness: Harness) -> tuple[Connection, Socket]:
-    """A client with unacknowledged messages on many channels. By the clock, each channel takes a turn to end."""
+    """Return a client with unacknowledged messages on many channels. With its clock, each channel takes one turn to
+    end."""
     connection, socket = await opened(harness)
     connection.data_received(message("a", b"x") * (CHANNELS * HELD))
     await harness.settle(lambda: harness.vhost.plane.stats("a")["ready"] == CHANNELS * HELD, turns=TURNS_MAX)

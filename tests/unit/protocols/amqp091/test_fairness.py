@@ -1,4 +1,4 @@
-"""One connection's input does not hold the others up (P13): shares of turns, methods in portions."""
+"""The input of one connection does not delay the others (P13): shares of turns, methods in portions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from basaltmq.queues.lifecycle.removal import PAGE
 
 TURNS_MAX = 2000
 LOOK_S = 0.001
-"""What the clock of these tests moves with every look at it."""
+"""Time by which each read advances the clock of these tests."""
 
 PORTION = max(SETTLE_PORTIONS.values())
 EVENTS_PER_TURN = int(TURN_S / LOOK_S)
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.promise("P13")
 
 
 def ticking(harness: Harness) -> None:
-    """A clock by which every event takes a millisecond."""
+    """Use a clock with which every event takes a millisecond."""
     ticks = count()
     harness.server.shares = LoopShares(clock_s=lambda: next(ticks) * LOOK_S)
 
@@ -66,7 +66,7 @@ def bindings(vhost: VHost) -> int:
 
 
 async def until_answered(harness: Harness, socket: Socket, answer: type[m.Method]) -> int:
-    """Turns until an answer came."""
+    """Return the number of turns until a response arrived."""
     for turn in range(TURNS_MAX):
         if any(type(method) is answer for method in socket.sent()):
             return turn
@@ -151,7 +151,7 @@ def test_input_after_a_large_read_waits_for_the_next_turn() -> None:
 
 FAN_OUT = 500
 FANNED_TOGETHER = 1 + int((FAN_OUT_S / FAN_OUT - FAN_OUT_QUEUE_S - FAN_OUT_DRAFT_S) / FAN_OUT_DRAFT_S)
-"""Messages to that many queues that one batch has time for."""
+"""Number of such messages to many queues that fit into one batch."""
 
 
 def fanning(harness: Harness) -> list[str]:

@@ -1,4 +1,4 @@
-"""Methods on the wire: there and back, the same bytes another library writes, and nothing malformed gets through."""
+"""Methods on the wire: round trips, the same bytes as another library, and refusal of malformed ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_encoded_methods_equal_those_of_pika(cls: type[m.Method]) -> None:
     assert size == len(frame)
     assert parsed.channel_number == 3
     assert type(parsed.method) is theirs
-    # Their encoder writes the same bytes from what their decoder read of ours.
+    # Their decoder reads our bytes, and their encoder writes the same bytes again.
     assert parsed.marshal() == frame
 
 

@@ -1,4 +1,4 @@
-"""Deliveries as bytes: what another library reads of them, at every size around the limits of a frame."""
+"""Encoded deliveries, decoded by another library, at every size around the limits of a frame."""
 
 from __future__ import annotations
 

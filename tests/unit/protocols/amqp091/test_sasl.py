@@ -1,4 +1,4 @@
-"""Credentials as clients send them."""
+"""Credentials in the form that clients send."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol without I/O: order, cuts, limits, and the code for everything a client must not do."""
+"""The protocol without I/O: order, split input, limits, and the reply code of every violation."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_protocol_error_closes_the_connection_with_its_code(what: str) -> None
     assert close.reply_code == code
     assert close.reply_text.startswith(failed.fault.reply_text[:20])
     assert session.phase is Phase.CLOSING
-    # Nothing more is done for this client, whatever it sends.
+    # Further input of this client has no effect.
     assert published(drain(session, publish(b"late"))) == []
     assert sent(session) == []
 

@@ -1,4 +1,4 @@
-"""Prefetch: neither the limit of a consumer nor that of the channel is passed, and nothing is left behind."""
+"""Prefetch: the limits of consumer and channel are never exceeded, and every message is delivered."""
 
 from __future__ import annotations
 

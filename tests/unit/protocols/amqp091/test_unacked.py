@@ -1,4 +1,4 @@
-"""Deliveries that wait for the client: a model in plain Python, and tags nobody gave out."""
+"""Unsettled deliveries compared with a plain model, and tags that were never sent."""
 
 from __future__ import annotations
 

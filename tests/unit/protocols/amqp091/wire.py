@@ -1,4 +1,4 @@
-"""A client's side of the wire for tests: frames out, and what a server sent taken apart again."""
+"""The client's side of the wire for tests: encodes frames, and decodes the server's output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WITH_CONTENT = (m.BasicPublish, m.BasicReturn, m.BasicDeliver, m.BasicGetOk)
 
 
 class Frame(NamedTuple):
-    """A frame as a client sees it."""
+    """A received frame."""
 
     kind: int
     channel: int
@@ -30,7 +30,7 @@ class Frame(NamedTuple):
 
 
 def frames(raw: bytes) -> Iterator[Frame]:
-    """Whole frames of what a server sent; anything else fails."""
+    """Decode a server's output into whole frames. Anything else fails."""
     at = 0
     while at < len(raw):
         kind, channel, size = HEAD.unpack_from(raw, at)
@@ -41,14 +41,14 @@ def frames(raw: bytes) -> Iterator[Frame]:
 
 
 def sent(session: Session) -> list[m.Method]:
-    """The methods a session put out, taken."""
+    """Remove and return the methods in a session's output."""
     raw = b"".join(session.outgoing)
     session.outgoing.clear()
     return [frame.method for frame in frames(raw) if frame.kind == METHOD]
 
 
 class Message(NamedTuple):
-    """A message as a client gets it."""
+    """A received message."""
 
     method: m.Method
     properties: bytes
@@ -56,7 +56,7 @@ class Message(NamedTuple):
 
 
 def messages(found: Iterable[Frame]) -> list[Message]:
-    """Contents put together; other methods are left out."""
+    """Return the assembled messages; other methods are omitted."""
     done: list[Message] = []
     method: m.Method | None = None
     properties, body, size = b"", b"", 0
@@ -89,7 +89,7 @@ def publish(
 
 
 def handshake(frame_max: int = FRAME_MAX, channel_max: int = 10, heartbeat: int = 0, vhost: str = "/") -> list[bytes]:
-    """What a client says until the connection is open, a step per answer it waits for."""
+    """Yield the client's steps until the connection is open, one per awaited response."""
     capabilities: dict[str, object] = {
         "connection.blocked": True,
         "consumer_cancel_notify": True,
@@ -106,7 +106,7 @@ def handshake(frame_max: int = FRAME_MAX, channel_max: int = 10, heartbeat: int 
 
 
 def running(limits: Limits | None = None, *, channels: int = 1, frame_max: int = FRAME_MAX) -> Session:
-    """A session with an open connection and open channels."""
+    """Return a session with an open connection and open channels."""
     session = Session(limits or Limits())
     header, start_ok, tune_ok, open_vhost = handshake(frame_max)
     drain(session, header)
@@ -126,7 +126,7 @@ def drain(session: Session, raw: bytes) -> list[Event]:
 
 
 def published(events: Iterable[Event]) -> list[tuple[int, str, str, bool, bytes, bytes]]:
-    """Every message of events, one by one."""
+    """Yield every message of events."""
     return [
         (event.channel, method.exchange, method.routing_key, method.mandatory, properties, body)
         for event in events

@@ -51,7 +51,7 @@ class Harness:
         self.vhost.declare_queue("q", durable=True)
 
     def slow_down(self, step_s: float) -> None:
-        """From now on every look at the clock of the shares takes `step_s`."""
+        """From now on each read of the shares' clock advances it by `step_s`."""
         ticks = itertools.count()
         self.server.shares = LoopShares(clock_s=lambda: next(ticks) * step_s)
 
@@ -73,7 +73,7 @@ class AnyUsers(Users):
 
 
 class Registry:
-    """Numbers of the connections that are open."""
+    """Numbers of the open connections."""
 
     def __init__(self, add: Callable[..., int], numbers: set[int]) -> None:
         self.add = add
@@ -124,7 +124,7 @@ class Client:
         self.send(p.Disposition(role=p.RECEIVER, first=first, last=last, settled=True, state=state), channel)
 
     def sent(self) -> list[p.Composite]:
-        """Return what the server has sent since the last look."""
+        """Return the server's output since the last call."""
         raw, self.transport.written = b"".join(self.transport.written), []
         return [
             p.decode(data, at, end)[0]

@@ -1,4 +1,4 @@
-"""AMQP 1.0: settling many deliveries and ending many links is split (P13), and what clients see meanwhile."""
+"""AMQP 1.0: settling many deliveries and ending many links is split (P13). Tests what clients see meanwhile."""
 
 from __future__ import annotations
 
