@@ -1,4 +1,4 @@
-"""The demo tells what it does, finds its data again, and ends cleanly when interrupted."""
+"""The demo reports its steps, finds its data again, and ends cleanly when interrupted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_interrupted_demo_reports_it_and_leaves_a_valid_store(tmp_path: Path)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Who runs the tests may have it ignored, and children inherit that.
+        # The process that runs the tests may ignore the signal, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdout is not None

@@ -1,4 +1,4 @@
-"""Ids are UUIDv7, unique, and sort in the order they were made."""
+"""Ids are UUIDv7, unique, and sort in the order of creation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def id_time_ms(message_id: bytes) -> int:
 
 
 def clock(times_ms: list[int]) -> Callable[[], int]:
-    """Says each time once, then the last one for ever."""
+    """Return each time once, then the last one repeatedly."""
     left = list(times_ms)
     return lambda: (left.pop(0) if len(left) > 1 else left[0]) * MS
 
@@ -87,7 +87,7 @@ def test_ids_are_gapless_if_the_generator_made_no_other_between_them() -> None:
     assert are_gapless(made[3], made[3], 1)
     assert not are_gapless(made[0], made[-1], 8)
     assert not are_gapless(made[2], made[4], 2)
-    # It may say no where a counter carries, never yes where there is one between.
+    # It may return False where a counter overflows, but never True if an id lies between.
     ids._counter = (1 << 30) - 2
     carried = ids.many(4)
     assert not are_gapless(carried[0], carried[-1], 4)

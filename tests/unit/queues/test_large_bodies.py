@@ -1,4 +1,4 @@
-"""What queues do with large bodies on a store on disk: written once, moved by reference, gone with the last message."""
+"""Large bodies in queues on disk: written once, moved by reference, deleted with the last message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scratch directories are removed with the process that created them, however it ends."""
+"""Scratch directories are removed after the process that created them has ended in any way."""
 
 from __future__ import annotations
 

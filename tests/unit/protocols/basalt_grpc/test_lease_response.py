@@ -1,4 +1,4 @@
-"""A lease's answer, put together from rows, is what protobuf would have made of its messages."""
+"""The response of a lease, assembled from rows, equals protobuf's encoding of its messages."""
 
 from __future__ import annotations
 

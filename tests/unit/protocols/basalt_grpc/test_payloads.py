@@ -1,4 +1,4 @@
-"""A batch that is read without protobuf is what protobuf would have read, and everything else is left to it."""
+"""A batch that is parsed without protobuf equals protobuf's result. All other requests are left to protobuf."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCHES = st.one_of(
 
 
 def agree(raw: bytes) -> bool:
-    """Whether a request was read here; what was read is the same both ways."""
+    """Return whether the fast parser read a request, and check that both results are equal."""
     for given_as in (raw, memoryview(raw)):
         found = payloads_of(given_as)
         if found is None:

@@ -160,7 +160,8 @@ def test_loopback_peers_are_recognized(peer: str, is_local: bool) -> None:
 
 
 def accounts(*, anonymous: str = "guest") -> Accounts:
-    """Users of a new broker: guest, an administrator, and ann, who may use queues that begin with her name."""
+    """Return users of a new broker: guest, an administrator, and ann, with permissions for queues with the prefix
+    `ann`."""
     catalog = Catalog(MemoryStore())
     catalog.open()
     users = Users(catalog, at_once, anonymous_name=lambda: anonymous)
@@ -178,7 +179,7 @@ def accounts(*, anonymous: str = "guest") -> Accounts:
 
 
 async def at_once() -> None:
-    """Durable right away: the store is in memory."""
+    """Return at once, because the store is in memory."""
 
 
 def known(found: Caller | None) -> Caller:

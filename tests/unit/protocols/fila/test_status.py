@@ -42,7 +42,7 @@ def test_errors_have_a_fitting_grpc_status(kind: type[errors.BasaltError], code:
 
 def test_every_error_round_trips_to_the_client() -> None:
     for kind in kinds():
-        # A store that is closed there is a broker that stops, and may be back.
+        # A closed store on the server means that the broker is stopping. It may restart.
         expected = errors.UnavailableError if kind is errors.StoreClosedError else kind
         arrived = error_of_code(kind.code, "what happened")
         assert type(arrived).code == expected.code

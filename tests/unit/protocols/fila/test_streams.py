@@ -1,4 +1,4 @@
-"""Consume streams: who holds which message, leases that run out, clients that do not read."""
+"""Consume streams: holders of messages, expired leases, and clients that do not read."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_unsent_messages_of_a_client_that_does_not_read_are_requeued(monkeypatch
     async def test(bench: Bench) -> None:
         bench.fill(10)
         stuck = bench.consume("stuck")
-        # Leases are for 1, 2, 4 ... messages, as their size becomes known; of the third one message is sent.
+        # Leases have 1, 2, 4 ... messages as their size becomes known. Of the third lease, one message is sent.
         for _ in range(4):
             await anext(stuck)
         assert bench.counts() == (3, 7)

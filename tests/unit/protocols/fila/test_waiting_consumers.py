@@ -1,4 +1,4 @@
-"""Who gets the next messages: the least loaded first, nobody starved, nothing lost with a caller that goes away."""
+"""Distribution of messages: the least loaded consumer first, no starvation, and no loss if a caller disconnects."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_messages_of_a_cancelled_caller_are_requeued() -> None:
         waiting = bench.take(5, push_consumer)
         await turns()
         bench.fill(5)
-        # Served in this turn, cancelled before its task runs.
+        # The waiter is served in this turn and cancelled before its task runs.
         while bench.plane.stats("q")["leased"] == 0:
             await asyncio.sleep(0)
             waiting.cancel()

@@ -1,4 +1,4 @@
-"""Compressed requests, and requests of calls that do not end: how much memory they take."""
+"""Memory use of compressed requests, and of calls that do not end."""
 
 from __future__ import annotations
 

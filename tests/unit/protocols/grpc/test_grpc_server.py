@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2: calls in, responses out, and what happens to those that are not as they should be."""
+"""gRPC over HTTP/2: calls, responses, and the handling of malformed calls."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LARGE = 1 << 20
 
 
 class Session:
-    """A client that makes calls by hand."""
+    """A client that encodes calls by hand."""
 
     def __init__(self, server: GrpcServer, **settings: int) -> None:
         self.connection, self.transport = ServerConnection(server), Transport()
@@ -72,7 +72,7 @@ class Session:
         return b"".join(self.transport.written)
 
     def outcome(self, stream: int = 1) -> Outcome | None:
-        """How a call ended, if it did."""
+        """Return the outcome of a call; None if it has not ended."""
         reader: Connection[ResponseHead] = Connection(HeaderCache(ResponseHead), is_client=True)
         for _ in range(0, stream, 2):
             reader.open(b"")

@@ -1,4 +1,4 @@
-"""TLS of the gRPC listener: certificates of clients that are asked for and not demanded, and HTTP/2 agreed on."""
+"""TLS of the gRPC listener: optional client certificates, and negotiation of HTTP/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The other side of a connection, for tests: frames as a client sends them, and what came back, taken apart."""
+"""The client side of a connection, for tests: encodes frames and decodes the server's output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Frame(NamedTuple):
 
 
 def frames(raw: bytes) -> list[Frame]:
-    """Whole frames, and nothing behind them."""
+    """Decode whole frames. Bytes after them are an error."""
     found: list[Frame] = []
     at = 0
     while at < len(raw):
@@ -35,7 +35,7 @@ def frames(raw: bytes) -> list[Frame]:
 
 
 def prefixed(message: bytes) -> bytes:
-    """A gRPC message with its length prefix."""
+    """Return a gRPC message with its length prefix."""
     return prefix(message) + message
 
 
@@ -56,7 +56,7 @@ class Clock:
 
 
 def served(clock: Clock | None = None, **given: Any) -> Connection[list[Field]]:
-    """A server's connection that a client has opened."""
+    """Return a server connection that a client has opened."""
     core: Connection[list[Field]] = Connection(HeaderCache(list), clock_s=clock or Clock(), **given)
     core.take()
     assert core.receive(OPENING) == []
@@ -65,7 +65,7 @@ def served(clock: Clock | None = None, **given: Any) -> Connection[list[Field]]:
 
 
 def goaway(raw: bytes) -> Code | None:
-    """With which code the connection was ended, if it was."""
+    """Return the error code of GOAWAY; None if the connection was not ended."""
     for frame in frames(raw):
         if frame.kind == f.GOAWAY:
             return Code(f.goaway_of(frame.payload)[1])
@@ -73,5 +73,5 @@ def goaway(raw: bytes) -> Code | None:
 
 
 def resets(raw: bytes) -> dict[int, Code]:
-    """Streams that were given up, and with which code."""
+    """Return reset streams with their error codes."""
     return {each.stream: Code(f.u32(each.payload)) for each in frames(raw) if each.kind == f.RST_STREAM}

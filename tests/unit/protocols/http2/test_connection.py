@@ -1,4 +1,4 @@
-"""HTTP/2 without I/O: what it takes, what it gives, and how it ends who breaks the rules."""
+"""HTTP/2 without I/O: input, output, and the errors for protocol violations."""
 
 from __future__ import annotations
 

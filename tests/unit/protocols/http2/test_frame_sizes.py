@@ -1,4 +1,4 @@
-"""Frames of any size: what is offered and taken, what is sent to whom, and what a sender that dawdles costs."""
+"""Frame sizes: announced and accepted ones, sent ones, and the cost of a slow sender."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened(core: Connection[list[Field]], stream: int = 1) -> Stream:
 
 
 def sizes(core: Connection[list[Field]]) -> list[int]:
-    """Of the data frames that are to be sent."""
+    """Return the sizes of the data frames in the output."""
     return [len(each.payload) for each in frames(core.take()) if each.kind == f.DATA]
 
 

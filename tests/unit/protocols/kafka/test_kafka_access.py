@@ -1,4 +1,4 @@
-"""Who may what: every request that touches something asks for the right to it, and says so in Kafka's words."""
+"""Permissions: every request checks the permission for its objects, and refuses with Kafka's error codes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Response = dict[str, Any]
 
 
 class LimitedUser(AnyUser):
-    """A client that may do everything but one thing."""
+    """A client with all permissions except one."""
 
     def __init__(self, denied: Right | None) -> None:
         self._denied = denied
@@ -299,7 +299,7 @@ FREE = frozenset(
         k.LIST_PARTITION_REASSIGNMENTS,
     )
 )
-"""Touch nothing that anybody has a right to."""
+"""Requests that name no object with permissions."""
 
 SHOWN = frozenset(
     (
@@ -311,7 +311,7 @@ SHOWN = frozenset(
         k.DESCRIBE_TOPIC_PARTITIONS,
     )
 )
-"""Leave out what the client may not see."""
+"""Requests that omit objects without permission from the response."""
 
 CREDENTIALS = frozenset((k.DESCRIBE_USER_SCRAM_CREDENTIALS, k.ALTER_USER_SCRAM_CREDENTIALS))
 ADMINISTRATORS = CREDENTIALS | {k.DESCRIBE_ACLS, k.CREATE_ACLS, k.DELETE_ACLS}

@@ -1,4 +1,4 @@
-"""Assignors: everything to somebody who asked for it, evenly, and with as little moved as can be."""
+"""Assignors: every partition goes to a subscribed member, evenly, and as few partitions as possible move."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def everybody(names: str, *subscribed: str) -> dict[str, frozenset[str]]:
 
 
 def moved(before: dict[str, Assignment], after: dict[str, Assignment]) -> int:
-    """Partitions that were somebody's and are another's."""
+    """Return the partitions whose owner changed."""
     held = {place: member for member, places in before.items() for place in places}
     return sum(held.get(place, member) != member for member, places in after.items() for place in places)
 

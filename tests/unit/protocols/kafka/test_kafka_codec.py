@@ -1,4 +1,4 @@
-"""Requests and responses through their codecs: whole, cut off, and made of anything."""
+"""Codecs of requests and responses: complete, truncated, and random input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def body_of(table: Struct, version: int) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def listed(value: Any) -> Any:
-    """Empty defaults are tuples, what was read is lists."""
+    """Convert to lists, because empty defaults are tuples and decoded values are lists."""
     if isinstance(value, dict):
         return {name: listed(each) for name, each in value.items()}
     return [listed(each) for each in value] if isinstance(value, (list, tuple)) else value

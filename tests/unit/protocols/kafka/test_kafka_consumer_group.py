@@ -1,4 +1,4 @@
-"""A consumer group of the second protocol: who may speak for a member, who is fenced, how partitions change hands."""
+"""A KIP-848 consumer group: identification of members, fencing, and reassignment of partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REBALANCE_MS = 5_000
 
 
 class Harness:
-    """A group over topics, and a client's words for it."""
+    """A group over topics, with short forms of requests."""
 
     def __init__(self, **partitions: int) -> None:
         self.topics = {

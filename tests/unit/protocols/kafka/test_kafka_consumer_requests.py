@@ -1,6 +1,6 @@
-"""Requests around consumer groups of the second protocol: what makes no sense, time, topics, and the classic protocol.
+"""Requests of KIP-848 consumer groups: invalid ones, time, topics, and the classic protocol.
 
-They run on a loop whose time is the test's.
+They run on a loop with a manual clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Fields = dict[str, Any]
 
 
 class SteadyTime(asyncio.SelectorEventLoop):
-    """A loop on which time passes when a test says so, and not while it waits for a thread."""
+    """A loop whose time only the test advances, not a wait for a thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -329,7 +329,7 @@ def test_the_number_of_members_of_all_groups_is_limited(run: Run, monkeypatch: p
         await harness.beat("b", -1, group_id="two")
         await pass_time(SESSION_S / 2)
         assert (await harness.beat("d", group_id="three"))["error_code"] == 0
-        # Both fall silent, one after the other.
+        # Both stop sending heartbeats, one after the other.
         await pass_time(SESSION_S / 2 + 0.01)
         assert set(harness.context.consumer_groups.by_name["three"].members) == {"d"}
         await pass_time(SESSION_S / 2 + 0.01)

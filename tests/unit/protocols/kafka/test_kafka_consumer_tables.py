@@ -1,4 +1,4 @@
-"""The tables of consumer groups of the second protocol, held against bytes that Apache's Java client made of them."""
+"""The schemas of KIP-848 consumer groups, compared with bytes of Apache Kafka's Java client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests against a stream plane of their own, without a broker around it."""
+"""Requests against a separate stream plane, without a broker."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from basaltmq.streams.engines.segment.producers_row import (
 
 
 class AnyUser:
-    """A client that may do everything."""
+    """A client with all permissions."""
 
     client_id = host = "anybody"
     fetch_session = None
@@ -125,7 +125,7 @@ def batch_of(*values: bytes, producer: tuple[int, int, int] | None = None, key: 
 
 
 def positions(harness: Harness, topic: str, offset: int, end: int) -> list[tuple[int, list[bytes]]]:
-    """Where a consumer goes from batch to batch, with what it finds at or after its place."""
+    """Return the positions of a consumer from batch to batch, with the records at or after each position."""
     steps = []
     while offset < end:
         found = harness.fetch(topic, offset, max_bytes=1)
@@ -171,7 +171,7 @@ def test_producer_state_of_earlier_processes_is_read_from_rows_and_log(
         raw = batch_of(b"%d" % sequence, producer=(pid, 0, sequence))
         assert first.check(engine, shard, read_header(raw)) is None
         first.appended(shard, read_header(raw), engine.append_kafka(shard, raw).base_offset)
-    # The process ends without a word: the row knows eight of them, the log all.
+    # The process is killed: the row has eight of the batches, the log all.
     row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
     assert decode_row(row)[0] == 8
@@ -186,7 +186,7 @@ def test_producer_state_of_earlier_processes_is_read_from_rows_and_log(
 
 
 def test_a_producer_row_ahead_of_the_log_is_ignored(harness: Harness) -> None:
-    """A power loss may take back what was appended, and leave the row that was written after it."""
+    """A power loss may remove appended batches and keep the row that was written after them."""
     engine, shard = harness.topic("beyond")
     pid, _ = Producers(harness.store).next_id()
     for sequence in range(2):
@@ -227,7 +227,7 @@ def test_duplicates_of_compacted_or_deleted_batches_are_detected_after_a_crash(h
     assert row is not None
     assert known_to(row) == 0
     engine.delete_by_offset(shard, [4])
-    # Only the batches tell of their producer, so compaction has it written down before they go.
+    # Only the batch headers identify the producer, so compaction writes the row before it removes them.
     assert compact() == [b"5"]
     row = harness.store.get(Family.PRODUCERS, stream_keys.producers_key(shard))
     assert row is not None
@@ -263,7 +263,7 @@ def test_compaction_continues_once_producer_state_is_stored(harness: Harness) ->
 
 
 def sent(producers: Producers, engine: SegmentEngine, shard: int, pid: int, sequences: range) -> list[bytes]:
-    """Batches of one record, all with the same key, appended."""
+    """Append batches of one record, all with the same key."""
     batches = [batch_of(b"%d" % sequence, producer=(pid, 0, sequence), key=b"same") for sequence in sequences]
     for raw in batches:
         assert producers.check(engine, shard, read_header(raw)) is None
@@ -291,7 +291,7 @@ def test_a_producer_is_known_after_a_restart_although_its_records_are_deleted(ha
     else:
         assert engine.delete_records_before(shard, 8) == 8
     assert engine.shard_info(shard).start_offset == 8
-    # As after a kill: what was known in memory is not written.
+    # The state after a kill: the state in memory is not written.
     again = Producers(harness.store)
     assert [again.check(engine, shard, read_header(raw)) for raw in before[2:]] == [2, 3, 4, 5, 6]
     with pytest.raises(Refused):
@@ -320,7 +320,7 @@ def test_a_producer_row_ahead_of_its_log_keeps_the_batches_in_the_log(harness: H
     batches = sent(producers, engine, shard, pid, range(6))
     end = engine.shard_info(shard).next_offset
     ahead = Known({pid: Producer(0), other: Producer(0), gone: Producer(0)})
-    # Two batches more than the log has pushed out older ones; of another nothing but lost ones is known.
+    # Two lost batches have displaced older ones from the row. For another producer the row has lost batches only.
     ahead[pid].batches.extend([(3, 3, 3), (4, 4, 4), (5, 5, 5), (6, 6, 6), (7, 7, 7)])
     ahead[other].batches.extend([(0, 0, 8)])
     ahead[gone].batches.extend([(8, 8, end - 1), (9, 9, end)])

@@ -1,4 +1,4 @@
-"""One Kafka client's pipeline does not hold the others up (P13)."""
+"""The pipelined requests of one Kafka client do not delay the others (P13)."""
 
 from __future__ import annotations
 

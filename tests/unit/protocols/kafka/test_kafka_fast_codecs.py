@@ -1,4 +1,4 @@
-"""Requests and responses of the usual shape are the same through their short way and through the tables."""
+"""Requests and responses of the common shape have the same result in the fast codecs and in the schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FETCHES = range(fast_codecs.FETCH_VERSION_MIN, fast_codecs.FETCH_VERSION_MAX + 1
 
 
 def plain_body(key: int, version: int, raw: bytes) -> Fields:
-    """What the tables make of a request's body."""
+    """Decode a request's body by the schemas."""
     found: Fields = k.APIS[key].request.codec(version, True).read(raw, 0)[0]
     return found
 

@@ -1,4 +1,4 @@
-"""What a fetch session asks for and tells, step by step."""
+"""Fetch sessions: the partitions of each request and response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def asking(
 
 
 class Client:
-    """A connection, and the responses it is given."""
+    """A connection with its responses."""
 
     def __init__(self) -> None:
         self.holder = SimpleNamespace(fetch_session=None)
@@ -48,7 +48,8 @@ class Client:
         return [(topic["topic"], each["partition"]) for topic in found.topics for each in topic["partitions"]]
 
     def reported(self, *partitions: tuple[str, int, int, bytes, int]) -> list[tuple[str, int]]:
-        """Of a response about these (topic, partition, high watermark, records, error), what is said."""
+        """Return the partitions that a session reports, of a full response with these (topic, partition, high
+        watermark, records, error)."""
         session = self.holder.fetch_session
         assert isinstance(session, FetchSession)
         topics = [

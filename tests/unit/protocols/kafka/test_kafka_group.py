@@ -1,4 +1,4 @@
-"""A consumer group on a loop whose time is the test's."""
+"""A consumer group on a loop with a manual clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REBALANCE_S = 60.0
 
 
 class FakeTime(asyncio.SelectorEventLoop):
-    """A loop that goes on to the next timer as soon as nothing else is to be done."""
+    """A loop that advances to the next timer as soon as it is idle."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Harness:
         return asyncio.create_task(self.group.sync(asked))
 
     async def two(self) -> tuple[str, str]:
-        """Two members, stable; the leader first."""
+        """Return two members of a stable group, the leader first."""
         first, second = await asyncio.gather(self.join(), self.join())
         leader, other = (first, second) if first["leader"] == first["member_id"] else (second, first)
         assert len(leader["members"]) == 2
@@ -125,7 +125,7 @@ def test_a_member_that_does_not_rejoin_is_removed_after_the_rebalance_timeout() 
         third = harness.join()
         again = harness.join(leader)
         keeps = asyncio.get_running_loop().time()
-        # It is heard of all the time, and still does not join.
+        # It sends heartbeats but does not join.
         while not again.done():
             harness.group.heartbeat(other, None, 1)
             await asyncio.sleep(1)
@@ -258,7 +258,7 @@ def test_a_static_member_is_kept_beyond_a_rebalance_until_its_session_timeout() 
         coming = harness.join()
         until = asyncio.get_running_loop().time() + REBALANCE_S + 1
         while asyncio.get_running_loop().time() < until:
-            # It is heard of, and does not join.
+            # It sends heartbeats but does not join.
             harness.group.heartbeat(static["member_id"], "one", 1)
             await asyncio.sleep(1)
         joined = await coming
@@ -281,7 +281,7 @@ def test_a_member_with_a_pending_request_does_not_expire() -> None:
         coming = harness.join()
         again = harness.join(leader)
         for _ in range(int(SESSION_S) * 3):
-            # Far beyond a session; the others wait in their JoinGroup for this one.
+            # Much longer than a session. The others wait in JoinGroup for this member.
             harness.group.heartbeat(other, None, 1)
             await asyncio.sleep(1)
         assert leader in harness.group.members

@@ -1,4 +1,4 @@
-"""Requests put together from what a socket gives."""
+"""Requests assembled from received chunks."""
 
 from __future__ import annotations
 

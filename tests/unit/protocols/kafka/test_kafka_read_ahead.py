@@ -1,4 +1,4 @@
-"""What is made ready for consumers: it is used, it is what they would get without, and there is never much of it."""
+"""Read-ahead for consumers: it is used, its results equal normal reads, and its memory is bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIELDS = ("records", "high_watermark", "last_stable_offset", "log_start_offset",
 
 
 class Consumer(AnyUser):
-    """A client that goes on where it was."""
+    """A client that continues at its position."""
 
     def __init__(self) -> None:
         self.is_gone = False
@@ -48,7 +48,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 def ask(
     harness: Harness, consumer: AnyUser, topics: dict[str, int], bytes_max: int, isolation_level: int = 0
 ) -> list[Any]:
-    """What each partition is responded, in the order asked."""
+    """Return the response of each partition, in the order of the request."""
     body = {
         "session_id": 0,
         "session_epoch": -1,
@@ -72,7 +72,7 @@ def ask(
 
 
 async def idle() -> None:
-    """Turns of the loop, as many as anything here needs."""
+    """Run enough turns of the loop for all pending work."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -129,7 +129,7 @@ def test_a_sequential_fetch_is_served_from_the_read_ahead(harness: Harness, monk
 
 @pytest.mark.parametrize("seed", [int(os.environ.get("BASALT_TEST_SEED", "1")), 2])
 def test_responses_are_the_same_with_and_without_read_ahead(harness: Harness, seed: int) -> None:
-    """Whatever happens to the partition between two fetches."""
+    """The partition changes between two fetches in all possible ways."""
     print(f"seed {seed}")
     dice = random.Random(seed)
     name = f"same-{seed}"

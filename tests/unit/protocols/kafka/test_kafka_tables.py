@@ -1,4 +1,4 @@
-"""The tables of requests and responses, held against the definitions Apache publishes (as kafka-python ships them)."""
+"""The schemas of requests and responses, compared with Apache Kafka's definitions (from kafka-python)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from basaltmq.protocols.kafka.wire.schema import Array, Field, Struct
 
 
 def _definitions() -> Path:
-    # Found without being imported: its import warns.
+    # Located without an import, because the import emits a warning.
     found = importlib.util.find_spec("kafka")
     assert found is not None, "kafka-python is not installed"
     assert found.origin is not None
@@ -25,13 +25,13 @@ def _definitions() -> Path:
 
 DEFINITIONS = _definitions()
 ELSEWHERE = {68, 69}
-"""Requests kafka-python does not know; `test_kafka_consumer_tables` has bytes of another client's."""
+"""Requests that kafka-python lacks. `test_kafka_consumer_tables` has bytes of another client."""
 
 PUBLISHED = [api for api in APIS.values() if api.key not in ELSEWHERE]
 
 
 def spans(text: str) -> tuple[int, int]:
-    """The versions "3+", "0-2", "4" or "none" mean."""
+    """Return the versions of "3+", "0-2", "4" or "none"."""
     if text == "none":
         return 1, 0
     if text.endswith("+"):
@@ -46,7 +46,7 @@ def covers(text: str | None, version: int) -> bool:
 
 
 def published(fields: list[dict[str, Any]], structs: dict[str, Any], version: int) -> list[Any]:
-    """What a version looks like on the wire, after Apache's definition."""
+    """Return the wire layout of a version by Apache's definition."""
     shape: list[Any] = []
     tagged: list[Any] = []
     for field in fields:
@@ -94,7 +94,7 @@ def definition(name: str) -> dict[str, Any]:
 
 
 def strip_tagged(shape: list[Any]) -> list[Any]:
-    """Without tagged fields, which a response may leave out."""
+    """Remove tagged fields, which a response may omit."""
     return [(_strip(each[0]), each[1]) for each in shape if len(each) == 2]
 
 
@@ -114,7 +114,7 @@ def test_every_version_has_the_published_shape(api: Api) -> None:
             expected = strip_tagged(published(known["fields"], structs, version))
             found = strip_tagged(ours(table, version))
             if suffix == "Response":
-                # What may be null in a response need not be.
+                # A response need not use null where it is allowed.
                 expected, found = loosened(expected), loosened(found)
             assert found == expected, f"{api.name}{suffix} version {version}"
 

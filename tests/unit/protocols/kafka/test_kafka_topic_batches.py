@@ -38,7 +38,7 @@ class Counts:
             write(batch, **options)
 
         monkeypatch.setattr(harness.store, "write", counted_write)
-        # The group commit has taken the store's own method, so both are counted.
+        # The group commit holds the store's method, so count both.
         for target in (harness.store, harness.context.plane.watermarks):
             monkeypatch.setattr(target, "sync", self._counted(target.sync))
 

@@ -1,4 +1,4 @@
-"""The coordinator of transactions: fencing, time limits, the last stable offset, and what a crash leaves behind."""
+"""The transaction coordinator: fencing, timeouts, the last stable offset, and the state after a crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TIMEOUT_MS = 60_000
 
 
 class Harness:
-    """A context without a broker around it; `crash` leaves what a killed process would."""
+    """A context without a broker. `crash` leaves the state of a killed process."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Harness:
         self.store.close()
 
     def reopen(self) -> None:
-        """As after a kill: nothing of the context is told, what was written is there."""
+        """Reopen as after a kill: the context is not closed, and only written data remains."""
         self.context.transactions.close()
         self.streams.close()
         self.store.close()
@@ -74,7 +74,7 @@ class Harness:
         return self.context.topic(name).shards[0]
 
     async def ask(self, key: int, version: int, body: dict[str, Any]) -> dict[str, Any]:
-        """As over the wire: what is missing has its default."""
+        """Call as over the wire: missing fields have their defaults."""
         raw = k.encode_request(key, version, 1, "test", body)
         response: Any = handlers()[key](self.context, cast(Client, AnyUser()), k.decode_request(raw[4:]))
         response = await awaited(response)
@@ -394,7 +394,7 @@ def test_partitions_and_decisions_are_durable_before_they_take_effect(
         async def before_it_is_durable(
             step: Coroutine[Any, Any, Any],
         ) -> tuple[asyncio.Task[Any], asyncio.Future[None]]:
-            """A step as far as it goes without the disk; and what lets it go on."""
+            """Run a step until it waits for the disk. Return it with a function that lets it continue."""
             synced = loop.create_future()
             monkeypatch.setattr(transactions, "_durable", lambda: synced)
             task = asyncio.create_task(step)

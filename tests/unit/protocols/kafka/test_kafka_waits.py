@@ -1,4 +1,4 @@
-"""Fetches that wait, and the one timer a connection has for them."""
+"""Waiting fetches, and the single timer of a connection for them."""
 
 from __future__ import annotations
 

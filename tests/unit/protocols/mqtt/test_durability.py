@@ -1,4 +1,4 @@
-"""Acknowledgements follow the sync of what they acknowledge, so a power loss takes nothing that was acknowledged."""
+"""Acknowledgements follow the sync of the acknowledged message, so a power loss loses no acknowledged message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOPIC = "t/x"
 
 
 class SyncedStore(BrokenStore):
-    """Knows which batches would survive a power loss."""
+    """Records which batches would survive a power loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SyncedStore(BrokenStore):
 
 
 class FakeClient:
-    """Writes down what is sent, and how many batches were synced then."""
+    """Records sent packets, and the number of batches that were synced at that time."""
 
     version = p.V5
     packet_bytes_max = p.PACKET_BYTES_MAX
@@ -62,7 +62,7 @@ class FakeClient:
         self.store = store
         self.sent: list[tuple[int, bytes]] = []
         self.checks: dict[int, Callable[[], bool]] = {}
-        """What must hold when a packet of this type is sent."""
+        """Conditions that must hold when a packet of this type is sent."""
 
     def send(self, *parts: bytes) -> None:
         kind = parts[0][0] >> 4

@@ -435,7 +435,7 @@ def test_many_small_frames_are_handled_within_the_share_of_the_connection() -> N
     now_s = 0.0
 
     def clock_s() -> float:
-        # Each look at the clock takes 1 ms, so a share of at most 10 ms has at most ten frames.
+        # Each read of the clock advances it by 1 ms, so a share of at most 10 ms has at most ten frames.
         nonlocal now_s
         now_s += 0.001
         return now_s

@@ -1,4 +1,4 @@
-"""Clients of the RocketMQ listener: limits of what the broker remembers of them, and whom a client acts for."""
+"""Clients of the RocketMQ listener: limits of the state that the broker keeps for them, and the user of a client."""
 
 from __future__ import annotations
 

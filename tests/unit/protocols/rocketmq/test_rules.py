@@ -1,4 +1,4 @@
-"""The rules of the RocketMQ protocol as a table: what is sent, and its status code."""
+"""The rules of the RocketMQ protocol as a table: messages and their status codes."""
 
 from __future__ import annotations
 

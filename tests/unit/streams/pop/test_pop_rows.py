@@ -1,4 +1,4 @@
-"""Rows of leases: read back as written, and gone with their topic."""
+"""Rows of leases: decoded as encoded, and deleted with their topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the encoder adapts to the receiver: its version, its maximum packet size, its wish for problem information."""
+"""The encoder adapts packets to the receiver: its version, its maximum packet size, and its request for problem
+information."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Both directions of the codec against paho-mqtt over a socket: paho encodes for the decoder, and decodes the encoder.
 
-The peer is not a broker. It acknowledges every packet and sends back what the test tells it.
+The peer is not a broker. It acknowledges every packet and sends the packets that the test sets.
 """
 
 from __future__ import annotations
