@@ -1,8 +1,8 @@
 """`python -m bench [name ...]`: figures as ratios within one run, because machines differ and are noisy.
 
-A bench is a module of this package with `run()`, which returns rows; add its name to BENCHES. A row with a bar says
-whether it was cleared, and the exit code is 1 if one was not. `--quick` takes reduced sizes and appends the ratios to
-a history, after each bench.
+A bench is a module of this package with `run()`, which returns rows; add its name to BENCHES. A row with a target shows
+whether it was met, and the exit code is 1 if one was not. `--quick` uses reduced sizes and appends the ratios to a
+history, after each bench.
 """
 
 from __future__ import annotations

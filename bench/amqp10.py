@@ -1,4 +1,4 @@
-"""AMQP 1.0 beside Qpid Broker-J and ActiveMQ Artemis: the same load on all, in turns, and the memory of links.
+"""AMQP 1.0 compared with Qpid Broker-J and ActiveMQ Artemis: the same load on all, in turns, and the memory of links.
 
 - one publisher and one consumer on a queue: durable messages of 256 B, 200 unsettled ones at each end. All brokers
   accept a message after a sync.
@@ -99,7 +99,7 @@ def _declare(side: Side, queue: str) -> None:
 
 
 def _links(folder: Path, role: bool) -> Row:
-    # A broker of its own: no memory is free for reuse.
+    # A fresh broker process: no memory is free for reuse.
     with basalt_amqp(folder / f"links-{role:d}") as side:
         return _held_links(side, role)
 

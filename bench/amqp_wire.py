@@ -1,6 +1,6 @@
-"""A raw AMQP 0-9-1 client for benches: it pipelines whatever bytes it is given and counts the answers.
+"""A raw AMQP 0-9-1 client for benches: it pipelines prepared bytes and counts the responses.
 
-The methods are pika's; the socket is blocking. Nothing is validated, because the load is what counts.
+The methods are pika's; the socket is blocking. Nothing is validated, because only the load matters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Wire:
         self.close()
 
     def close(self) -> None:
-        """Drop the connection without a word."""
+        """Close the socket without connection.close."""
         self._socket.close()
 
     def send(self, channel: int, *methods: Any) -> None:
@@ -60,7 +60,7 @@ class Wire:
         return self.wait(answer)
 
     def wait(self, wanted: Any, count: int = 1) -> bytes:
-        """Read until `count` methods of a kind have come; the last one's arguments."""
+        """Read until `count` methods of a kind have arrived. Return the arguments of the last one."""
         return self.wait_id(wanted.INDEX, count)
 
     def wait_id(self, wanted: int, count: int = 1) -> bytes:
@@ -93,12 +93,12 @@ class Wire:
         return time.perf_counter() - begin
 
     def wait_deliveries(self, count: int) -> None:
-        """Read until so many messages were delivered in all."""
+        """Read until this total number of messages was delivered."""
         while self.deliveries < count:
             self._method()
 
     def _method(self) -> tuple[int, bytes]:
-        """The next method frame; deliveries are counted, contents skipped."""
+        """Return the next method frame. Deliveries are counted, contents skipped."""
         while True:
             kind, _, payload = self._frame()
             if kind != frame.spec.FRAME_METHOD:
@@ -133,7 +133,7 @@ def methods_bytes(channel: int, methods: Iterable[Any]) -> bytes:
 
 
 def publish_bytes(exchange: str, key: str, body: bytes, *, channel: int = 1, **properties: Any) -> bytes:
-    """One publish, ready to be sent any number of times."""
+    """Return the bytes of one publish, which can be sent repeatedly."""
     header = spec.BasicProperties(**properties)
     size = FRAME_BYTES_MAX - 8
     bodies = [frame.Body(channel, body[at : at + size]).marshal() for at in range(0, len(body), size)]

@@ -1,9 +1,11 @@
-"""The broker above the queue plane: routing among many bindings, and what a message costs beside the plane.
+"""The broker above the queue plane: routing among many bindings, and the cost of a message in addition to the plane.
 
-- topic routing: one exchange with 100,000 bindings of three words, a tenth of them with wildcards; routes found without
-  the cache of routes, against the same exchange with 100 bindings. What a key costs must not follow what is bound.
-- a message: published, routed, delivered and acknowledged through a virtual host, in turns of 50, against enqueue,
-  lease and ack of the same messages by the plane alone; CPU time of the loop's thread, the least of several rounds.
+- topic routing: one exchange with 100,000 bindings of three words, a tenth of them with wildcards; routes are found
+  without the route cache, compared with the same exchange with 100 bindings. The cost per key must not depend on the
+  number of bindings.
+- a message: published, routed, delivered and acknowledged through a virtual host, in turns of 50, compared with
+  enqueue, lease and ack of the same messages by the plane alone; CPU time of the loop's thread, the minimum of several
+  rounds.
 - queues: declare, bind and delete, durable ones.
 """
 
@@ -45,7 +47,7 @@ QUEUES: Final = 2_000
 BODY: Final = b"x" * 256
 PERSISTENT: Final = b"\x10\0\2"
 EXTRA_US_MAX: Final = 6.0
-"""What the broker may add to a message beside the plane's own cost."""
+"""Maximum cost per message that the broker may add to the plane's own cost."""
 
 
 def run() -> list[Row]:
@@ -70,7 +72,7 @@ def run() -> list[Row]:
 
 
 def _routing(bindings: int) -> float:
-    """Microseconds per route."""
+    """Return microseconds per route."""
     chance = random.Random(7)
     topology = Topology(MemoryStore(), "/", has_queue=lambda name: True)
     exchange = topology.declare("x", "topic", durable=False)
@@ -91,7 +93,7 @@ def _routing(bindings: int) -> float:
 
 
 class _Client:
-    """Counts confirms, and acknowledges what it gets."""
+    """Counts confirms, and acknowledges its deliveries."""
 
     def __init__(self, vhost: VHost) -> None:
         self._vhost = vhost
@@ -114,7 +116,7 @@ class _Client:
 
 
 def _messages() -> tuple[float, float]:
-    """CPU microseconds of a message by the plane alone, and through a virtual host."""
+    """Return CPU microseconds per message by the plane alone, and through a virtual host."""
     plane, broker = [], []
     for _ in range(ROUNDS):
         with _store() as store:
@@ -162,7 +164,7 @@ async def _by_broker(store: RocksStore) -> float:
 
 
 def _queues() -> float:
-    """CPU microseconds to declare, bind and delete a queue."""
+    """Return CPU microseconds to declare, bind and delete a queue."""
 
     async def measure(store: RocksStore) -> float:
         vhost = VHost("/", store)

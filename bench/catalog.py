@@ -1,13 +1,13 @@
-"""The catalog with a million topics: does its cost stay flat? (SPEC D1, promises P8 and P9)
+"""The cost of the catalog with a million topics (SPEC D1, promises P8 and P9).
 
 Three questions, each a ratio within one run:
 
-- creating: the rate over the last tenth of a million topics against the rate over the first tenth;
-- finding one topic by name and updating it durably: its cost among a million against its cost among a thousand;
-- opening: time and resident memory of a process that opens the million against one that opens an empty catalog.
+- creating: the rate over the last tenth of a million topics compared with the first tenth;
+- finding one topic by name and updating it durably: its cost with a million topics compared with a thousand;
+- opening: time and resident memory of a process that opens the million topics compared with an empty catalog.
 
-Topics are created 1,000 per batch, each batch durable before the next. Opening is measured in child processes that
-do nothing else, several times each in turn; the least time and the median memory count.
+Topics are created 1,000 per batch, each batch durable before the next. Opening is measured in separate child processes,
+several times each in turns. The result is the minimum time and the median memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(topics: int = TOPICS) -> list[Row]:
 
 
 def _fill(path: Path, topics: int) -> list[float]:
-    """Create topics, and say how many per second in each tenth."""
+    """Create topics. Return the number per second in each tenth."""
     store = open_store(path)
     catalog = Catalog(store)
     catalog.open()
@@ -88,7 +88,7 @@ def _creating(rates: list[float], topics: int) -> list[Row]:
 
 
 def _updating(few: Path, many: Path, topics: int) -> list[Row]:
-    """In turns, so that a disk that changes its pace changes it for both."""
+    """Measure in turns, so that a change of the disk's speed affects both."""
     stores = [open_store(few), open_store(many)]
     catalogs = [Catalog(store) for store in stores]
     costs: list[list[float]] = [[], []]

@@ -1,4 +1,4 @@
-"""How long one client waits for another's work (P13): the worst wait of a probe while an aggressor runs.
+"""How long one client waits because of another's work (P13): the longest wait of a probe while an aggressor runs.
 
 A broker process runs per scenario. A probe process (`client_latency_probe`) sends small requests of each protocol every
 few milliseconds. Its AMQP clients have a virtual host of their own. The figures are the longest waits in milliseconds.
@@ -43,7 +43,7 @@ from basaltmq.http_client import HttpClient, Login
 START_S: Final = 60.0
 STOP_S: Final = 60.0
 SETTLE_S: Final = 0.5
-"""Before and after the aggressor: the probe's own start and the tail of the work are measured apart and along."""
+"""Time before and after the aggressor: the start of the probe is excluded, and the tail of the work is included."""
 
 WAIT_MAX_MS: Final = 100.0
 QUICK_SCENARIOS: Final = ("binds", "fanout", "small_flood", "drain", "purge")

@@ -1,4 +1,4 @@
-"""What many clients, many objects or very large messages do to the others: more scenarios of `client_latency`."""
+"""Effects of many clients, many objects or very large messages on other clients: scenarios of `client_latency`."""
 
 from __future__ import annotations
 

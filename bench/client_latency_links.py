@@ -1,4 +1,4 @@
-"""What a client with many links, channels or consumers does to the others: more scenarios of `client_latency`."""
+"""Effects of a client with many links, channels or consumers on other clients: scenarios of `client_latency`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _fill(target: Target, count: int) -> None:
 
 
 def _links(target: Target, links: int, credit: int) -> RawClient:
-    """A client with links of one queue, that has received all credit of each."""
+    """Return a client with links of one queue, each of which has received all of its credit."""
     client = RawClient(target.amqp).login()
     client.send(p.Open(container_id="links"))
     client.take(p.Open)

@@ -37,7 +37,7 @@ from basaltmq.protocols.kafka.wire import api as k
 
 PAUSE_S: Final = 0.002
 SLOW_PAUSE_S: Final = 0.02
-"""Between requests that cost an fsync or more than a millisecond of the broker."""
+"""Pause between requests that cost an fsync or more than a millisecond of the broker."""
 
 BODY: Final = b"x" * 256
 CLIENT_S: Final = 120.0

@@ -1,4 +1,4 @@
-"""What one client can do to the others: the scenarios of `client_latency`.
+"""Effects of one client on the others: the scenarios of `client_latency`.
 
 A scenario is a generator: it prepares, yields once, and then does the work whose effect on others is measured.
 """

@@ -1,4 +1,4 @@
-"""More of what an AMQP or admin client can do to the others: storms of small requests and very large objects."""
+"""Effects of AMQP and admin clients on other clients: storms of small requests, and very large objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of Kafka or gRPC can do to the others: more scenarios of `client_latency`."""
+"""Effects of Kafka and gRPC clients on other clients: scenarios of `client_latency`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The broker that `client_latency` measures, as its scenarios reach it."""
+"""The ports of the broker that `client_latency` measures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Target(NamedTuple):
         return HttpClient(Login(f"http://127.0.0.1:{self.admin}"))
 
     def text(self, path: str) -> bytes:
-        """GET without JSON: metrics. The operator's metrics per object need a login, which `guest` has."""
+        """GET without JSON: metrics. Metrics per object need a login; `guest` is used."""
         connection = http.client.HTTPConnection("127.0.0.1", self.admin, timeout=SETUP_S)
         connection.request("GET", path, headers={"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q="})
         body = connection.getresponse().read()

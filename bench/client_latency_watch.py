@@ -95,7 +95,7 @@ class Watch:
             print(f"WATCH gc generation {info['generation']}: {took_s * 1000:.0f} ms", file=sys.stderr, flush=True)
 
     def ended(self, cpu_s: float) -> None:
-        """A beat has ended."""
+        """Handle the end of a beat."""
         now_s = self._now_s()
         if now_s - self._beat_s > LONG_S:
             self._turn = (now_s - self._beat_s, cpu_s)

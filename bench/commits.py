@@ -1,8 +1,9 @@
-"""Durable commits per second: 64 concurrent committers against one (SPEC E6, promise P1)
+"""Durable commits per second: 64 concurrent committers compared with one (SPEC E6, promise P1).
 
 A commit is a batch of one 256-byte row, and counts when its sync has returned. One committer waits for each of its
-commits; 64 share syncs. Rounds of one and of many take turns on one store, because the disk speed varies; the
-median of the rounds' ratios counts. On asyncio (uvloop, as the broker runs) it has a bar; with threads it is reported.
+commits; 64 share syncs. Rounds of one and of many take turns on one store, because the disk speed varies; the median of
+the rounds' ratios counts. With asyncio (uvloop, as in the broker) the figure has a target; with threads it is only
+reported.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class _Turn:
 
 
 async def _loop(store: RocksStore, group: GroupCommit, committers: int, round_s: float) -> float:
-    """Commits per second of that many coroutines."""
+    """Return commits per second of this number of coroutines."""
     deadline = time.perf_counter() + round_s
     turn = _Turn(store, group)
 
@@ -111,7 +112,7 @@ async def _loop(store: RocksStore, group: GroupCommit, committers: int, round_s:
 
 
 def _threads(store: RocksStore, group: GroupCommit, committers: int, round_s: float) -> float:
-    """Commits per second of that many threads."""
+    """Return commits per second of this number of threads."""
     counts = [0] * committers
     deadline = time.perf_counter() + round_s
 

@@ -1,13 +1,14 @@
 """Turns over many fairness keys: does a delivery stay O(1)? (SPEC C10)
 
-The rate with 100,000 keys against the rate with 10 (weights 1 to 4), in CPU time, measured in turns, the best of each:
+The rate with 100,000 keys compared with the rate with 10 (weights 1 to 4), in CPU time, measured in turns, the best of
+each:
 
 - turns alone, one per call: the same work for both, the cost of the scheduler itself;
 - deliveries from queues in memory (a deque per key) in batches of 100: few keys are served in runs of ten, many keys,
   with a quantum of 8, in runs of eight to sixteen.
 
-Also what churn costs (a key becomes ready, one is served and becomes idle), and the worst deviation of a key's share
-from its weight.
+The bench also measures the cost of churn (a key becomes ready, one is served and becomes idle), and the largest
+deviation of a key's share from its weight.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ SHARE_ERROR_MAX: Final = 0.01
 
 
 class _Queues:
-    """A backlog per key that never runs dry: what is fetched goes to the end of its queue again."""
+    """A backlog per key that never becomes empty: fetched messages go to the end of their queue again."""
 
     def __init__(self, keys: int, quantum: int = 1) -> None:
         self.weights = {f"tenant-{number}": 1 + number % 4 for number in range(keys)}
@@ -66,7 +67,7 @@ class _Queues:
         return turns / (time.thread_time() - started)
 
     def share_error(self) -> float:
-        """The worst relative deviation after 400 rounds of all weights."""
+        """Return the largest relative deviation after 400 rounds of all weights."""
         total: Counter[str] = Counter()
         weight_sum = sum(self.weights.values())
         for _ in range(400 * weight_sum // BATCH):

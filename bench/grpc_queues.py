@@ -1,8 +1,8 @@
 """Lease queues over gRPC: a server in one process, its clients in others, everything durable.
 
-The clients are Python too; on two cores they are a part of what is measured. Single calls are made with our own
-channel, which takes little, and again with PyPI's grpcio, which takes more than the server. A server that only echoes
-shows, in the same run, what gRPC itself costs here.
+The clients are Python programs, so on two cores they are part of the measurement. Single calls are made with our own
+channel, which needs little CPU time, and with grpcio, which needs more than the server. An echo server in the same run
+shows the cost of gRPC alone.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SECONDS: Final = sized(6.0, 2.0)
 BATCH: Final = 100
 PAYLOAD: Final = os.urandom(1024)
 LINES: Final = 8
-"""Life cycles side by side, a connection and a queue each, so that some wait for the disk while others work."""
+"""Parallel life cycles, each with a connection and a queue, so that some work while others wait for the disk."""
 
 WEIGHTS: Final = {"a": 1, "b": 2, "c": 3, "d": 5, "e": 8, "f": 13}
 TAKEN: Final = 10_000
@@ -53,7 +53,7 @@ class Server(NamedTuple):
     pid: int
 
     def processor_s(self) -> float:
-        """What it has used so far."""
+        """Return the CPU time used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -87,7 +87,7 @@ def _running(command: list[str]) -> Iterator[Server]:
 
 
 async def single_enqueues(address: str, seconds: float = SECONDS) -> float:
-    """Calls a second of connections that each have one call on its way."""
+    """Return calls per second of connections with one pending call each."""
     host, _, port = address.rpartition(":")
     request = fila.EnqueueRequest(queue="single", payload=PAYLOAD).SerializeToString()
 
@@ -104,7 +104,7 @@ async def single_enqueues(address: str, seconds: float = SECONDS) -> float:
 
 
 async def grpcio_enqueues(address: str, seconds: float = SECONDS) -> float:
-    """The same with PyPI's client."""
+    """Return the same for grpcio."""
 
     async def produce(until_s: float) -> int:
         async with grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -128,7 +128,7 @@ async def _rate(produce: Callable[[float], Coroutine[Any, Any, int]], seconds: f
 
 
 async def life_cycles(address: str, seconds: float = SECONDS) -> float:
-    """Messages a second that are enqueued, leased and acked, in batches."""
+    """Return messages per second that are enqueued, leased and acked, in batches."""
     done = 0
     until_s = time.perf_counter() + seconds
 
@@ -151,7 +151,7 @@ async def life_cycles(address: str, seconds: float = SECONDS) -> float:
 
 
 async def worst_share(address: str) -> float:
-    """How far the share of a fairness key is from its weight, at worst, as a part of its share."""
+    """Return the largest relative deviation of a fairness key's share from its weight."""
     async with AsyncClient(address) as client:
         await client.create_queue("fair")
         for key, weight in WEIGHTS.items():
@@ -193,7 +193,7 @@ def run() -> list[Row]:
 
 
 def _measured(of: Server, work: Callable[[str], Coroutine[Any, Any, float]]) -> tuple[float, float]:
-    """The rate, and what the server used of its processor per message."""
+    """Return the rate, and the server's CPU time per message."""
     connected_s, used_s = time.perf_counter(), of.processor_s()
     rate = uvloop.run(work(of.address))
     return rate, (of.processor_s() - used_s) * 1e6 / (rate * (time.perf_counter() - connected_s))

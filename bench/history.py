@@ -1,7 +1,7 @@
 """The history of the ratios: `python -m bench.history` shows it, `python -m bench --quick` appends to it.
 
-A CSV file with one line per ratio and run. A line names the date, the commit, the machine and its load before the run,
-because a ratio of a busy machine says little. Rows that are not ratios are left out: they depend on the machine.
+A CSV file with one line per ratio and run. A line has the date, the commit, the machine and its load before the run,
+because ratios of a busy machine are unreliable. Rows that are not ratios are left out: they depend on the machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROOT: Final = Path(__file__).parents[1]
 HISTORY: Final = ROOT / "docs" / "bench-history.csv"
 UNITS: Final = frozenset({"x", "ratio"})
 SHOWN: Final = 10
-"""Runs that the view shows of a ratio."""
+"""Number of runs that the view shows per ratio."""
 
 LEVELS: Final = "▁▂▃▄▅▆▇█"
 
 
 class Run(NamedTuple):
-    """What a run's ratios have in common."""
+    """The common fields of a run's ratios."""
 
     date: str
     commit: str
@@ -49,7 +49,7 @@ class Ratio(NamedTuple):
 
 
 def this_run() -> Run:
-    """Call it before the benches, which are a load themselves."""
+    """Return the fields of this run. Call it before the benches, because they are a load themselves."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
     named = subprocess.run(git, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     commit = named.stdout.strip() or "unknown"
@@ -66,7 +66,7 @@ def append(path: Path, run: Run, results: Mapping[str, Sequence[Mapping[str, Any
 
 
 def ratios(run: Run, results: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterable[Ratio]:
-    """The ratios among the rows. An indented name gets that of the row it belongs to."""
+    """Return the ratios among the rows. An indented name is prefixed with the name of its row."""
     for bench, rows in results.items():
         owner = ""
         for row in rows:
@@ -90,7 +90,7 @@ def read(path: Path) -> list[Ratio]:
 
 
 def view(history: Sequence[Ratio]) -> str:
-    """The last runs of every ratio, oldest first, on each machine."""
+    """Return the last runs of every ratio, oldest first, by machine."""
     series: dict[tuple[str, str, str], list[Ratio]] = {}
     for each in history:
         series.setdefault((each.machine, each.bench, each.name), []).append(each)
@@ -109,7 +109,7 @@ def view(history: Sequence[Ratio]) -> str:
 
 
 def spark_line(values: Sequence[float]) -> str:
-    """One character per value, as high as it lies between the least and the greatest."""
+    """Return one character per value, with a height between those of the smallest and the largest value."""
     low, high = min(values), max(values)
     if low == high:
         return LEVELS[len(LEVELS) // 2] * len(values)

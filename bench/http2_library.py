@@ -1,4 +1,4 @@
-"""Our HTTP/2 connection and PyPI's `h2`, in CPU time per unary gRPC request, without sockets.
+"""Our HTTP/2 connection compared with `h2`, in CPU time per unary gRPC request, without sockets.
 
 Both state machines run as a server in this process. Each receives the same calls as prepared bytes (headers, then DATA
 with END_STREAM) and responds to each call with headers, data and trailers. The preparation is not timed. The client
@@ -104,7 +104,7 @@ class Ours:
 
 
 class NoCache(HeaderCache[RequestHead]):
-    """Makes every call pay for HPACK decoding, to show what the cache saves."""
+    """Decodes HPACK for every call, to show what the cache saves."""
 
     def keep(self, block: bytes, parsed: RequestHead) -> None:
         pass
@@ -191,7 +191,7 @@ def run() -> list[Row]:
 
 
 def _reads(load: Load, uses_table: bool) -> list[bytes]:
-    """The bytes that a client sends, one item per read. The first is its opening."""
+    """Yield the bytes that a client sends, one item per read. The first item opens the connection."""
     opening = f.settings([(Setting.INITIAL_WINDOW_SIZE, 4 << 20), (Setting.MAX_FRAME_SIZE, FRAME_BYTES_ACCEPTED)])
     opening = f.PREFACE + opening + f.SETTINGS_ACK + f.window_update(0, WINDOW_GROWTH)
     encoder = hpack.Encoder()
@@ -216,7 +216,7 @@ def _reads(load: Load, uses_table: bool) -> list[bytes]:
 
 
 def _cpu_us(load: Load, server: Server, reads: list[bytes]) -> float:
-    """CPU time per call in microseconds. Raise unless every call was answered in full."""
+    """Return CPU time per call in microseconds. Raise unless every call got its complete response."""
     server.receive(reads[0])
     began_s = time.process_time()
     sent = [server.receive(data) for data in reads[1:]]
@@ -229,7 +229,7 @@ def _cpu_us(load: Load, server: Server, reads: list[bytes]) -> float:
 
 
 def _answers(raw: bytes) -> tuple[int, int]:
-    """The number of streams that the server ended, and the bytes of DATA that it sent."""
+    """Return the number of streams that the server ended, and the bytes of DATA that it sent."""
     ended = content_bytes = at = 0
     while at < len(raw):
         high, low, kind, flags, _ = HEAD.unpack_from(raw, at)

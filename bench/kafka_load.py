@@ -2,8 +2,8 @@
 
     python -m bench.kafka_load produce|consume|latency ADDRESS TOPIC COUNT
 
-librdkafka as it comes, through confluent-kafka, in a process of its own, so that its threads and the broker's are all
-that runs. It prints one JSON object.
+Unmodified librdkafka, through confluent-kafka, in a separate process, so that only its threads and the broker's run. It
+prints one JSON object.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SENT: Final = struct.Struct(">d")
 
 
 def produce(kafka: Any, address: str, topic: str, count: int) -> dict[str, float]:
-    """Messages of 256 B, all confirmed before the clock stops."""
+    """Measure the production of messages of 256 B until all are confirmed."""
     producer = kafka.Producer(
         {
             "bootstrap.servers": address,
@@ -77,7 +77,7 @@ def _from_start(kafka: Any, address: str, topic: str, **more: Any) -> Any:
 
 
 def consume(kafka: Any, address: str, topic: str, count: int) -> dict[str, float]:
-    """From the first record to the last."""
+    """Measure consumption from the first record to the last."""
     begin = time.perf_counter()
     consumer = _from_start(kafka, address, topic)
     until = begin + WAIT_S
@@ -91,7 +91,7 @@ def consume(kafka: Any, address: str, topic: str, count: int) -> dict[str, float
 
 
 def latency(kafka: Any, address: str, topic: str, count: int) -> dict[str, float]:
-    """From the call that sends a message to the one that receives it, at a steady rate."""
+    """Measure the time from the call that sends a message to the call that receives it, at a steady rate."""
     producer = kafka.Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 0})
     consumer = _from_start(kafka, address, topic)
     total = WARM_UP + count

@@ -1,18 +1,18 @@
-"""Kafka's protocol beside Apache Kafka: the same load, on the same machine, in turns.
+"""Kafka's protocol compared with Apache Kafka: the same load, on the same machine, in turns.
 
-The peer is a single KRaft node with the heap and collector of its own start script, made from the published jars in the
+The peer is a single KRaft node with the heap and collector of its start script. It runs from the published jars in the
 folder BASALT_KAFKA_JARS, which maven fills:
 
     mvn -q -f bench/kafka_peer.xml dependency:copy-dependencies -DoutputDirectory="$BASALT_KAFKA_JARS"
 
-The load is librdkafka in a process of its own (`bench.kafka_load`), acks=all. Kafka answers after write(2), as Basalt
+The load is librdkafka in a separate process (`bench.kafka_load`), acks=all. Kafka confirms after write(2), as Basalt
 does at `written`; `synced` waits for the disk. Each load runs once unmeasured, then in turns on all, several times; the
-figure is the median of each. A ratio of rates is the median of those of each turn: the client is what limits them, and
-its own speed drifts by a fifth within a run. Latencies of turns have nothing in common but a host that stands still at
-times, so theirs is the ratio of the medians; beside them stands what the bare disk takes in the same run: a file
-written over and synced by one thread at the same pace, each from the time it was due. Without jars Basalt is measured
-alone. BASALT_BENCH_PARTS names what is run, of `topics` (memory and start), `produce`, `consume` and `latency`; all of
-it if it is not set.
+figure is the median of each. A ratio of rates is the median of the ratios of the turns, because the client limits them
+and its speed drifts by a fifth within a run. A ratio of latencies is the ratio of the medians, because stalls of the
+host affect single turns. The latency of the plain disk in the same run is shown next to them: one thread overwrites and
+syncs a file at the same rate, measured from the time each write was due. Without jars Basalt is measured alone.
+BASALT_BENCH_PARTS selects parts: `topics` (memory and start), `produce`, `consume` and `latency`; all of them if it is
+not set.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", sized(1_000_000, 50_0
 ROUNDS: Final = int(os.environ.get("BASALT_BENCH_ROUNDS", "3"))
 LATENCY_COUNT: Final = sized(5_000, 500)
 LATENCY_ROUNDS: Final = max(5, ROUNDS)
-"""Short turns and more of them: a disk or a host that stands still for a moment is in one turn, whoever's it is."""
+"""More and shorter turns, so that a stall of the disk or the host affects only one turn."""
 
 DISK_COUNT: Final = 2_000
 DISK_RATE: Final = 1_000
 DISK_FILE_BYTES: Final = 8 << 20
 DISK_WRITE_BYTES: Final = 4096
 READS: Final = 3
-"""Of each topic in a round: the consumer's own thread is what limits it, and takes up to a third more at times."""
+"""Reads of each topic in a round. The consumer's thread is the bottleneck, and its time varies by up to a third."""
 
 TOPICS_PART, PRODUCE, CONSUME, LATENCY = ALL_PARTS = ("topics", "produce", "consume", "latency")
 TOPICS: Final = sized(1000, 100)
@@ -59,14 +59,14 @@ CREATE_AT_ONCE: Final = 100
 CONFIRM_S: Final = 120.0
 LOAD_S: Final = 400.0
 SETTLE_S: Final = 5.0
-"""Left to a broker after it started or was filled, before it is looked at."""
+"""Time for a broker to settle after its start or after it was filled, before a measurement."""
 
 BASALT: Final = "Basalt"
 KAFKA: Final = "Kafka"
 
 
 class Load(NamedTuple):
-    """What is compared: a broker, and the durability of its topics."""
+    """One side of the comparison: a broker, and the durability of its topics."""
 
     name: str
     side: Side
@@ -107,7 +107,7 @@ def _parts() -> frozenset[str]:
 
 
 def _many_topics(starts: dict[str, Start], folder: Path) -> list[Row]:
-    """Memory with many topics, each of whose partitions was written to; time to start, without and with them."""
+    """Measure memory with many topics, with a record in each partition, and the time to start with and without them."""
     empty: dict[str, float] = {}
     full: dict[str, float] = {}
     memory: dict[str, float] = {}
@@ -171,7 +171,7 @@ def _loads(sides: dict[str, Side], parts: frozenset[str], folder: Path) -> list[
 
 
 def _throughput(loads: list[Load], parts: frozenset[str]) -> list[Row]:
-    """Each topic is written once and, if that is wanted, read from its start several times, in turns."""
+    """Write each topic once and, if requested, read it from its start several times, in turns."""
     roles = [role for role in (PRODUCE, CONSUME) if role in parts]
     seen: dict[str, dict[str, list[float]]] = {role: {load.name: [] for load in loads} for role in roles}
     spent: dict[str, dict[str, list[float]]] = {role: {load.name: [] for load in loads} for role in roles}
@@ -217,7 +217,8 @@ def _latency(loads: list[Load], folder: Path) -> list[Row]:
 
 
 def _disk_p99_ms(path: Path) -> float:
-    """What one thread waits for that writes a block over and syncs it at a steady rate, each from when it was due."""
+    """Return the p99 wait of one thread that overwrites and syncs a block at a steady rate, from the time each write
+    was due."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, bytes(DISK_FILE_BYTES), 0)
@@ -280,6 +281,6 @@ def _resident_mib(pid: int) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Time of all threads, in user and system mode."""
+    """Return the time of all threads, in user and system mode."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

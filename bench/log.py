@@ -1,8 +1,8 @@
 """Streams in the commit log: appending, syncing, many shards.
 
-Every figure is measured beside what bounds it, in the same run, on the same disk. BASALT_BENCH_SHARDS sets the number
-of shards (default 200000; 1000000 for the bar), BASALT_BENCH_PARTS which parts run (appending, syncing, many_shards).
-Reading and starting again are in `log_read`.
+Every figure is measured next to its bound, in the same run, on the same disk. BASALT_BENCH_SHARDS sets the number of
+shards (default 200000; the bar is meant for 1000000). BASALT_BENCH_PARTS selects parts (appending, syncing,
+many_shards). `log_read` measures reads and starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from basaltmq.log.batches.record import Record
 
 
 def appending() -> list[Row]:
-    """Each round: the same bytes by bare write(2) and through the engine, one after the other."""
+    """In each round, append the same bytes with plain write(2) and through the engine, one after the other."""
     count = 4000
     plain = [batch_of(number) for number in range(50)]
     keyed = [batch_of(number * RECORDS, keyed=True) for number in range(50)]
@@ -55,10 +55,10 @@ def appending() -> list[Row]:
 
 
 def syncing() -> list[Row]:
-    """Sixteen writers that wait for every batch, beside one that does not wait, and beside the bare disk.
+    """Sixteen writers that wait for every batch, next to one that does not wait, and next to the plain disk.
 
-    The writers are coroutines of one loop, as in a broker; with threads, the interpreter's lock changing hands is what
-    is measured, and it is reported. Rounds take turns, because the disk changes its pace.
+    The writers are coroutines of one loop, as in a broker. With threads, the figure mainly shows GIL handover; it is
+    reported too. Rounds take turns, because the speed of the disk varies.
     """
     writers, each = 16, 100
     batches = [batch_of(number) for number in range(16)]
@@ -100,7 +100,7 @@ def syncing() -> list[Row]:
             figures["threads"].append(rate(1, threads) * total)
         os.close(fd)
         rig.close()
-    # The disk's limit: sixteen batches a sync is the most that sixteen waiting writers can have.
+    # The disk's limit: sixteen waiting writers can have at most sixteen batches per sync.
     bounds = [min(0.6 * written, disk) for written, disk in zip(figures["written"], figures["disk"], strict=True)]
     ratio = middle([ours / bound for ours, bound in zip(figures["loop"], bounds, strict=True)])
     in_threads = middle([ours / bound for ours, bound in zip(figures["threads"], bounds, strict=True)])

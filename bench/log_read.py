@@ -1,12 +1,12 @@
 """Streams in the commit log: reading in order, starting after a crash, building the index again.
 
-Every figure is measured beside what bounds it, in the same run, on the same disk, taking turns. BASALT_BENCH_LOG_GB
-sets the size of the log for the restart and the rebuild (default 1; 10 for the bar as it is meant), BASALT_BENCH_PARTS
-which parts run (reading, restarting).
+Every figure is measured next to its bound, in the same run, on the same disk, in turns. BASALT_BENCH_LOG_GB sets the
+size of the log for the restart and the rebuild (default 1; the bar is meant for 10). BASALT_BENCH_PARTS selects parts
+(reading, restarting).
 
 A rebuild is compared with a plain read of the same files twice: warm, both from the page cache, and cold, both from the
-disk. Which it was is not hoped for but asked of the kernel (mincore) before each measurement, and reported. The time is
-the engine's, until the index is on disk; opening the store is not part of it.
+disk. Before each measurement mincore checks and reports which it is. The time is that of the engine until the index is
+on disk, without opening the store.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def reading() -> list[Row]:
 
 
 def _mixed_batches() -> list[ColumnBatch]:
-    """No two laid out alike."""
+    """Return batches that all have different layouts."""
     rng = random.Random(1)
     return [
         ColumnBatch.from_records(
@@ -66,7 +66,7 @@ def _mixed_batches() -> list[ColumnBatch]:
 
 
 def _read_beside_bare(batches: list[ColumnBatch], sizes_bytes: tuple[int, ...]) -> tuple[list[float], ...]:
-    """Frames a second, by round: through the engine in reads of each size, and by bare pread."""
+    """Return frames per second by round: through the engine in reads of each size, and by plain pread."""
     count = FRAMES_READ
     with bench_path() as path:
         rig = Rig(path)
@@ -125,7 +125,8 @@ def _records_rate(batches: list[ColumnBatch]) -> float:
 
 
 def restarting() -> list[Row]:
-    """Start after a crash: 64 MiB past the checkpoint, with much log before it and with none. Then without an index."""
+    """Start after a crash: 64 MiB behind the checkpoint, with a large log before it and without one. Then without an
+    index."""
     size_bytes = int(float(os.environ.get("BASALT_BENCH_LOG_GB", sized(1.0, 0.125))) * (1 << 30))
     with bench_path() as path:
         small_s, _ = _start_after_crash(path, 0)
@@ -141,7 +142,7 @@ def restarting() -> list[Row]:
 
 
 def _start_after_crash(path: Path, size_bytes: int) -> tuple[float, int]:
-    """(seconds the start took, bytes in the log)"""
+    """Return the start time in seconds, and the bytes in the log."""
     batches = [batch_of(number) for number in range(50)]
     frame_bytes = len(batches[0].body) + 72
     rig = Rig(path)
@@ -149,8 +150,8 @@ def _start_after_crash(path: Path, size_bytes: int) -> tuple[float, int]:
     for number in range(size_bytes // frame_bytes):
         rig.engine.batch_write(shards[number % 100], batches[number % 50])
     rig.engine.checkpoint()
-    # A crash: what the index gathers from here on is not on disk when the process ends. The copy of the checkpoint
-    # is what a killed process leaves; the index rows written later are left out of it.
+    # A crash: index rows gathered from here on are not on disk. The copy at the checkpoint is the state that a killed
+    # process leaves, without later index rows.
     rig.store.checkpoint(path / "copy")
     for number in range(64 * MIB // frame_bytes):
         rig.engine.batch_write(shards[number % 100], batches[number % 50])
@@ -223,7 +224,7 @@ def _drop_cache(path: Path) -> None:
 
 
 def _resident(path: Path) -> float:
-    """The share of the files' pages that is in the page cache."""
+    """Return the share of the files' pages in the page cache."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
     pages = there = 0
@@ -250,7 +251,7 @@ def _raw_read(path: Path) -> float:
     total = 0
     for file in sorted(path.glob("*.log")):
         fd = os.open(file, os.O_RDONLY)
-        # A rebuild tells the kernel too what it will read.
+        # A rebuild also announces its reads to the kernel.
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         while data := os.read(fd, 4 * MIB):
             total += len(data)

@@ -1,6 +1,6 @@
-"""What the benches of the commit log share: an engine on the disk to be measured, batches, rates.
+"""Common code of the benches of the commit log: an engine on the measured disk, batches, rates.
 
-`bench_path()` lies on the disk the repository is on, or where BASALT_BENCH_DIR says.
+`bench_path()` is on the disk of the repository, or in BASALT_BENCH_DIR.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def bench_path() -> Iterator[Path]:
 
 
 class Rig:
-    """An engine over a store, as an application has it that embeds one."""
+    """An engine over a store, like in an embedded program."""
 
     def __init__(self, path: Path, progress: Callable[[int, int], None] | None = None) -> None:
         self.path = path
@@ -59,7 +59,7 @@ class Rig:
             self.store, self.shards, offsets, clock_ms, path=path / "log", progress=progress, in_loop=True
         )
         self.engine_s = time.perf_counter() - started
-        """How long the engine took to start, the store being open."""
+        """Start time of the engine on an open store."""
 
     def create(self, count: int, *, index_keys: bool = True) -> list[int]:
         config = ShardConfig(durability=Durability.WRITTEN, index_keys=index_keys)
@@ -80,13 +80,13 @@ def batch_of(number: int, keyed: bool = False) -> ColumnBatch:
 
 
 def rows_of(*parts: Callable[[], list[Row]]) -> list[Row]:
-    """The rows of those parts that BASALT_BENCH_PARTS names, separated by commas; of all if it names none."""
+    """Return the rows of the parts in BASALT_BENCH_PARTS, separated by commas; of all parts if it is not set."""
     named = [name for name in os.environ.get("BASALT_BENCH_PARTS", "").split(",") if name]
     return [row for part in parts if not named or part.__name__ in named for row in part()]
 
 
 def rate(count: int, action: Callable[[int], object]) -> float:
-    """Actions per second."""
+    """Return actions per second."""
     started = time.perf_counter()
     for number in range(count):
         action(number)

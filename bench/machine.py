@@ -1,4 +1,4 @@
-"""The machine that figures were taken on, in a few words."""
+"""A short description of the machine on which figures were measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def machine() -> str:
-    """Cores, model and kernel, without the name of the host."""
+    """Return cores, model and kernel, without the host name."""
     found = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
     model = found[1].strip() if found else platform.machine()
     kernel = ".".join(platform.release().split(".")[:2])

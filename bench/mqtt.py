@@ -1,7 +1,8 @@
-"""MQTT beside mosquitto: the same loads on both brokers, in turns, and what idle clients and retained messages cost.
+"""MQTT compared with mosquitto: the same loads on both brokers, in turns, and the cost of idle clients and retained
+messages.
 
 - QoS 1: 100 publishers and 100 durable subscribers, one topic each, 256 B. Basalt acknowledges after fsync; mosquitto
-  with persistence writes its file now and then.
+  with persistence writes its file periodically.
 - fan-out: one publisher, 1,000 subscribers, QoS 0.
 - shared subscription: 1,000 publishers with one unacknowledged message each, 5 members.
 - idle connections: memory of the broker per connection.
@@ -136,7 +137,7 @@ def _idle(load: Path, side: Side) -> Row:
 
 @contextmanager
 def _held(load: Path, side: Side, options: Mapping[str, object]) -> Iterator[None]:
-    """A load that keeps its connections for the length of the block."""
+    """A load that keeps its connections during the block."""
     command = [str(load), str(side.port), "hold=1", *(f"{name}={value}" for name, value in options.items())]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:

@@ -1,6 +1,6 @@
-"""Brokers beside each other: the same jobs on Basalt and every installed peer, in turns.
+"""Comparison of brokers: the same jobs on Basalt and every installed peer, in turns.
 
-A peer that is missing, or whose load is, is skipped with a line that says what to install or set:
+A peer is skipped if it or its load is missing. The output says what to install or set:
 
 - RabbitMQ: Debian's `rabbitmq-server`. Basalt's queues and RabbitMQ's need BASALT_AMQP_LOAD as well.
 - NATS JetStream with its file store, with and without `sync_interval: always`: `nats-server` on the path or in
@@ -58,7 +58,8 @@ def _speaks_amqp(contender: Contender) -> bool:
 
 
 def _contenders(folder: Path, stack: ExitStack) -> Iterator[Contender]:
-    """Start every broker that can be measured. They all run until the end, idle while it is another's turn."""
+    """Start every broker that can be measured. All of them run until the end and are idle while another one has its
+    turn."""
     start = stack.enter_context
     amqp = loads.amqp_program()
     if amqp is None:

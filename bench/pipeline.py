@@ -1,14 +1,15 @@
-"""Spark on segments: reading beside Parquet, archiving beside a copy of Parquet, following a topic that is written.
+"""Spark on segments: reading compared with Parquet, archiving compared with a copy of Parquet, and following a topic
+during writes.
 
-The same rows lie in a topic (4 partitions, frames of 100 records, keys, incompressible values of 256 bytes) and in
-Parquet files that Spark wrote from it; both are in the page cache, and every figure is taken beside the other in turns,
-three times, in one warm session on `local[2]`. Sums over every column have to come out the same. What the session and
-the first queries cost is told apart. CPU time is that of the JVM and of Spark's Python workers together: on a machine
-that is busy with other things it says more than the clock.
+The same rows are in a topic (4 partitions, frames of 100 records, keys, incompressible values of 256 bytes) and in
+Parquet files that Spark wrote from it. Both are in the page cache. The figures are measured in turns, three times, in
+one warm session on `local[2]`. Sums over every column must be equal. The cost of the session and the first queries is
+reported separately. CPU time is that of the JVM and of Spark's Python workers together. On a busy machine it is more
+reliable than elapsed time.
 
-A million records, or ten million with --full; BASALT_BENCH_PIPELINE_RECORDS sets another number. The bar of archive is
-for ten million. BASALT_BENCH_PIPELINE_PARTS=read,archive,follow names the parts to run; all if it is not set.
-BASALT_BENCH_PIPELINE_ROUNDS sets how many turns are taken, three unless told.
+The bench uses a million records, ten million with --full, or the number in BASALT_BENCH_PIPELINE_RECORDS. The target of
+archive is for ten million. BASALT_BENCH_PIPELINE_PARTS=read,archive,follow selects parts; the default is all.
+BASALT_BENCH_PIPELINE_ROUNDS sets the number of turns; the default is three.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _settings(path: Path) -> dict[str, str]:
 
 
 def _fill(data: Path, name: str, records: int) -> None:
-    """Frames of one producer each, partitions in turn, as they come when many write."""
+    """Append frames of one producer each, partitions in turn, as with many writers."""
     sizes = [VALUE_BYTES * at for at in range(FRAME_RECORDS + 1)]
     ends = pa.array(sizes, pa.int32()).buffers()[1]
     keys = [
@@ -137,7 +138,7 @@ def _drop(frame: DataFrame) -> None:
 
 
 def _fixed_costs(spark: SparkSession, data: Path) -> list[Row]:
-    """A query on next to nothing: the first one loads classes and starts Python workers."""
+    """Measure a query on few rows. The first one loads classes and starts Python workers."""
     first = _took(lambda: _sums(_from_log(spark, data, "few")))
     again = [_took(lambda: _sums(_from_log(spark, data, "few"))).wall_s for _ in range(ROUNDS)]
     return [
@@ -147,7 +148,7 @@ def _fixed_costs(spark: SparkSession, data: Path) -> list[Row]:
 
 
 def _copy(spark: SparkSession, data: Path, parquet: Path) -> None:
-    """The topic as Parquet, and both in the page cache."""
+    """Write the topic as Parquet, and load both into the page cache."""
     _from_log(spark, data).write.option("compression", CODEC).parquet(str(parquet))
     for each in [*(data / "log").rglob("*.log"), *parquet.glob("*.parquet")]:
         with open(each, "rb", buffering=0) as file:
@@ -162,7 +163,7 @@ def _reading(spark: SparkSession, data: Path, parquet: Path, records: int) -> li
     def ours() -> DataFrame:
         return _from_log(spark, data)
 
-    # Warms both, too.
+    # This also warms both up.
     expected = _sums(theirs())
     assert expected[-1] == records, f"Parquet has {expected[-1]} of {records} records"
     assert _sums(ours()) == expected, "the topic and its copy in Parquet differ"
@@ -204,7 +205,7 @@ def _archiving(spark: SparkSession, data: Path, path: Path, records: int) -> lis
     return [
         Row("Parquet to Parquet", records / middle([other.wall_s for other, _ in pairs]), "records/s"),
         Row("archive", records / middle([own.wall_s for _, own in pairs]), "records/s"),
-        # Starting a streaming query takes seconds, which are more than a few records do.
+        # Starting a streaming query takes seconds, more than processing a few records.
         Row("archive / Parquet to Parquet", ratio, "ratio", ">= 0.5", ratio >= 0.5)
         if records >= RECORDS_FULL
         else Row("archive / Parquet to Parquet, with its start", ratio, "ratio"),
@@ -215,7 +216,7 @@ def _archiving(spark: SparkSession, data: Path, path: Path, records: int) -> lis
 
 
 def _in_turns(other: Callable[[], object], own: Callable[[], object]) -> list[tuple[Took, Took]]:
-    """Both once to warm up, then in turns."""
+    """Run both once to warm up, then in turns."""
     other()
     own()
     return [(_took(other), _took(own)) for _ in range(int(os.environ.get("BASALT_BENCH_PIPELINE_ROUNDS", ROUNDS)))]
@@ -228,7 +229,7 @@ def _took(action: Callable[[], object]) -> Took:
 
 
 def _cpu_s() -> float:
-    """CPU seconds of all processes below this one, of those that ended too."""
+    """Return the CPU seconds of all child processes, including ended ones."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():

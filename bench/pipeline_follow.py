@@ -1,10 +1,10 @@
-"""A streaming query follows a topic that another process writes at 200,000 records a second.
+"""A streaming query follows a topic that another process writes at 200,000 records per second.
 
     python -m bench.pipeline_follow STORE SECONDS     the writer: columnar batches at a steady rate, durable each
 
-The writer says how far it is in eight bytes of a file. Lag is what it has appended less where the last finished batch
-of the query ended, looked at once a second, in seconds of writing. It is bounded if it does not grow: the last third of
-the time is compared with the one before, the first being the start of the query.
+The writer publishes its position in eight bytes of a file. Lag is the difference between this position and the end of
+the query's last finished batch, in seconds of writing, measured once per second. It is bounded if it does not grow: the
+last third of the time is compared with the second third.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PARTITIONS = 4
 TOPIC = "followed"
 BATCHES = 32
 GROWTH_MAX_S = 1.0
-"""Lag goes up and down by a batch, which takes about a second."""
+"""Lag varies by one batch, which takes about a second."""
 
 WAIT_S = 120.0
 
@@ -77,7 +77,7 @@ def follow(spark: SparkSession, path: Path, seconds: float) -> list[Row]:
 
 
 def _watch(query: Any, path: Path, writer: subprocess.Popen[bytes]) -> tuple[list[float], int]:
-    """Lag in seconds, once a second from the first finished batch on, while the writer writes; batches seen."""
+    """Return the lag in seconds, once per second from the first finished batch on, and the number of batches."""
     lags: list[float] = []
     batches = 0
     deadline = time.monotonic() + WAIT_S

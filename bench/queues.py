@@ -1,16 +1,17 @@
-"""The queue plane against raw `rocksdict`: 256 B messages in calls of 100, WAL on, no sync, ratios within one run.
+"""The queue plane compared with plain `rocksdict`: 256 B messages in calls of 100, WAL on, no sync, ratios within one
+run.
 
-The two take turns round by round, so that both see the same machine; the median of the ratios counts. Like is compared
-with like: a short queue (enqueue 100, lease 100, ack 100, again) with a put and a delete of 100 rows at a time, a deep
-one (all enqueued, then all drained) with all puts and then all deletes.
+The two take turns round by round, so that both run under the same conditions. The result is the median of the ratios. A
+short queue (enqueue 100, lease 100, ack 100, again) is compared with a put and a delete of 100 rows at a time. A deep
+queue (all enqueued, then all drained) is compared with all puts and then all deletes.
 
-- fairness: as many messages under 10 keys as under 100,000, several under each key, put in turns; drained by lease and
-  ack. Shares: deliveries against weights while all keys have messages.
+- fairness: equal numbers of messages under 10 and under 100,000 keys, several per key, enqueued in turns and drained by
+  lease and ack. Shares: deliveries compared with weights while all keys have messages.
 - backlog: memory, enqueue and drain rates behind it, and the time from open to the first lease after kill -9.
 - queues: many queues with a few messages each: memory of one more, time to open.
 
-`python -m bench queues` uses sizes that take a minute or two; `--full` the ten million messages and hundred thousand
-queues of the bars. Rows name the size they were measured at. Each part that looks at memory is a process of its own.
+`python -m bench queues` uses sizes that take a minute or two. `--full` uses the sizes of the targets: ten million
+messages and a hundred thousand queues. Rows name their size. Each part that measures memory runs in a separate process.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ PAYLOAD_BYTES: Final = 256
 ROUNDS: Final = 5
 FEW_KEYS: Final = 10
 PER_KEY: Final = 5
-"""Messages under each of many keys: more than one, so that a key goes on after its turn."""
+"""Messages per key: more than one, so that a key stays ready after its turn."""
 FAIR_ROUNDS: Final = 2
 FAIR_CALL: Final = 1000
-"""Messages enqueued per call where only the drain is measured."""
+"""Messages per enqueue call if only the drain is measured."""
 RATE_SAMPLE: Final = sized(200_000, 5_000)
-"""Messages a rate behind a backlog is measured with."""
+"""Messages for the measurement of a rate behind a backlog."""
 MIB: Final = 1 << 20
 
 
 class Sizes(NamedTuple):
-    """How much is measured."""
+    """Sizes of the measurements."""
 
     messages: int = 100_000
     keys: int = 100_000
@@ -91,7 +92,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 class Raw:
-    """Rows straight into a database."""
+    """Writes rows directly to a database."""
 
     def __init__(self, store: RocksStore) -> None:
         self._store = store
@@ -99,7 +100,7 @@ class Raw:
         self._payload = os.urandom(PAYLOAD_BYTES)
 
     def keys(self, count: int) -> list[bytes]:
-        """Keys as long as a message's, ascending."""
+        """Return ascending keys with the length of a message's key."""
         self._number += count
         first = self._number - count
         prefix = b"\x00\x01q\x00\x07default"
@@ -146,7 +147,7 @@ def drain(plane: QueuePlane, queue: str, count: int) -> None:
 
 
 def cycles(plane: QueuePlane, queue: str, count: int, payload: bytes) -> None:
-    """A queue that is emptied as fast as it is filled."""
+    """Measure a queue that is emptied as fast as it is filled."""
     call: list[Draft | bytes] = [payload] * CALL
     for _ in range(count // CALL):
         plane.enqueue(queue, call)
@@ -187,7 +188,7 @@ def _throughput_round(raw: Raw, plane: QueuePlane, messages: int, payload: bytes
 
 
 def fairness(base: Path, keys: int) -> list[Row]:
-    """Drain rates with few and with many keys, the same number of messages, in turns."""
+    """Measure drain rates with few and with many keys, with the same number of messages, in turns."""
     payload = os.urandom(PAYLOAD_BYTES)
     total = keys * PER_KEY
     rates: dict[int, list[float]] = {FEW_KEYS: [], keys: []}
@@ -319,7 +320,7 @@ def make_queues(path: Path, count: int) -> dict[str, float]:
 
 
 def _tables_mib(store: RocksStore) -> float:
-    """RocksDB's write buffers: a fixed budget that fills whatever is written, and is no queue's."""
+    """Return the size of RocksDB's write buffers: a fixed budget that does not depend on queues."""
     return store.properties()["memtable-bytes"] / MIB
 
 
@@ -333,7 +334,8 @@ def _at_least(name: str, value: float, bar: float) -> Row:
 
 
 def _in_child(*arguments: str, killed: bool = False) -> dict[str, float]:
-    """What a part measures in a process of its own; `killed` with -9 as soon as it has said so."""
+    """Run a part in a separate process and return its result. `killed`: send SIGKILL as soon as the part reports it is
+    ready."""
     command = [sys.executable, "-m", "bench.queues", "--child", *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None

@@ -1,7 +1,8 @@
-"""A million delayed messages due at one moment: how long until all are ready, and how long others wait meanwhile?
+"""A million delayed messages become due at once: time until all are ready, and waits of other operations meanwhile.
 
-A queue of its own is used beside it all the time: enqueue, lease and ack of one message between any two pieces of what
-is due, as other threads would get the plane's lock. Figures, no ratios: the bars are that the pieces stay short.
+Meanwhile the bench uses another queue: enqueue, lease and ack of one message between two portions of the due work, when
+other threads would get the plane's lock. The figures are times, not ratios: the targets bound the duration of a
+portion.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""What lifecycle events cost the queues: whole lives of messages per second with events and without, in turns.
+"""Cost of lifecycle events: life cycles of messages per second with events and without, in turns.
 
-256 B messages that come and go (enqueue, lease, ack), in calls of 100 and of 1, everything `written`. A stretch is
-long enough for the thread that writes the topic to come by several times; it ends when all of its events are written,
-and the wait for that is part of its time, so nothing of it reaches into the next. Stretches go by fours, without, with,
-with, without: a machine whose pace changes evenly meanwhile changes it for both. What counts is the median of what the
-fours say, and the quartiles tell how much to believe it.
+Messages of 256 B are enqueued, leased and acked, in calls of 100 and of 1, at `written`. A stretch is long enough for
+several writes of the topic. It ends when all of its events are written, and this wait is part of its time, so it does
+not affect the next stretch. Stretches come in fours: without, with, with, without. So a uniform change of the machine's
+speed affects both. The result is the median over the fours; the quartiles show its reliability.
 
-Beside it the same in processor time of the two threads that have to do with it, the caller's and the writer's, each by
-its own clock. RocksDB is asked to write its tables between stretches and a stretch fills none, so that what it does in
-the background, which is most of the noise, is in no stretch; events are measured against less work than there is.
+The bench also reports the CPU time of the two threads involved, the caller and the writer. RocksDB flushes between
+stretches, and a stretch fills no memtable. So no background work of RocksDB, which is most of the noise, is in a
+stretch. Events are therefore compared with less work than usual.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from basaltmq.queues.events.topic import EventSettings, EventWriter
 
 FOURS: Final = sized(24, 6)
 STRETCH_S: Final = 0.25
-"""As long as events gather, and less than it takes to fill a table."""
+"""As long as events are gathered, and too short to fill a memtable."""
 COST_MAX: Final = 0.10
 THREAD: Final = "basalt-events"
 SETTLE_S: Final = 60
 
 
 class Stretch(NamedTuple):
-    """What a message took, in microseconds."""
+    """Time per message, in microseconds."""
 
     wall_us: float
     cpu_us: float

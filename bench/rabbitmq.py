@@ -1,9 +1,10 @@
-"""AMQP 0-9-1 beside RabbitMQ: the same load, on the same machine, in turns. `BASALT_AMQP_LOAD=/path/to/amqp_load`.
+"""AMQP 0-9-1 compared with RabbitMQ: the same load, on the same machine, in turns.
+`BASALT_AMQP_LOAD=/path/to/amqp_load`.
 
 The peer is Debian's `rabbitmq-server`, started on a port and in a directory of its own. The load is a program on
-librabbitmq, `amqp_load HOST PORT pub|sub QUEUE COUNT SIZE WINDOW [persistent]`, cheap enough for the broker to be what
-is measured. Basalt confirms after fsync; RabbitMQ does not. Each workload runs in turns on both, several times; the
-figure is the median of each. Without the peer or the program, what can be measured is.
+librabbitmq, `amqp_load HOST PORT pub|sub QUEUE COUNT SIZE WINDOW [persistent]`, which needs so little CPU time that the
+broker is the bottleneck. Basalt confirms after fsync; RabbitMQ does not. Each workload runs in turns on both, several
+times; the figure is the median of each. Without the peer or the program, the other parts are measured.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def run() -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="basalt-bench-amqp-") as folder, contextlib.ExitStack() as stack:
         sides = [stack.enter_context(basalt_amqp(Path(folder)))]
-        # First, while nothing else has made the process grow.
+        # First, before other work makes the process grow.
         rows.append(_idle(sides[0]))
         if peer is not None:
             sides.append(stack.enter_context(rabbitmq(peer, Path(folder))))
@@ -91,7 +92,7 @@ def _compare(name: str, sides: list[Side], measure: Callable[[Side], Figure], un
         rows += [Row(f"{name}: p99, {side.name}", slow[side.name], "ms") for side in sides]
         if len(sides) > 1:
             ours, theirs = (slow[side.name] for side in sides)
-            # The bar is about what is promised after fsync; at memory speed the publisher runs ahead of the consumer.
+            # The target is for confirms after fsync. At memory speed the publisher is faster than the consumer.
             is_bar = name.startswith("persistent")
             bar_text, passed = ("<= 1", ours <= theirs) if is_bar else ("", None)
             rows.append(Row(f"{name}: p99, ours / theirs", ours / theirs, "x", bar_text, passed))
@@ -132,7 +133,8 @@ def _connected(side: Side) -> pika.BlockingConnection:
 
 
 def _fan_out(side: Side) -> Figure:
-    """Messages published to an exchange with ten queues and confirmed, by a client that only sends and counts."""
+    """Measure messages published to an exchange with ten queues and confirmed, with a client that only sends and
+    counts."""
     with contextlib.closing(_connected(side)) as connection:
         channel = connection.channel()
         channel.exchange_declare("bench-fan", "fanout", durable=True)
@@ -162,7 +164,7 @@ def _declares(side: Side) -> Figure:
 
 
 def _idle(side: Side) -> Row:
-    """Memory of one more connection with a channel."""
+    """Return the memory of one more connection with a channel."""
     kept = [_connected(side) for _ in range(20)]
     for connection in kept:
         connection.channel()

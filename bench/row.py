@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A figure, and the bar it has to clear if there is one."""
+    """A figure, and its target if there is one."""
 
     name: str
     value: float

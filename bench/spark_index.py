@@ -1,10 +1,10 @@
 """The index rebuilt by Spark's tasks on two cores, beside the broker's own rebuild of the same log.
 
 Both are timed end to end: opening the store, deleting the old index if there is one, reading the log from the page
-cache, the new index in the store. Spark's session is up and its Python workers have run once before; starting them is
-told apart. BASALT_BENCH_LOG_GB sets the size of the log (default 2). Most of the work is Python's: frames with keys to
-be indexed, ten records to a frame. Frames of a hundred plain records, which cost a start of the broker next to nothing,
-are measured too, without a bar: reading them is the work, and one core does that at the speed of memory.
+cache, the new index in the store. Spark's session and its Python workers have been started before; their start is
+reported separately. BASALT_BENCH_LOG_GB sets the size of the log (default 2). Most of the work is in Python: frames of
+ten records with indexed keys. Frames of a hundred plain records, which a start of the broker indexes at almost no cost,
+are measured without a target. There reading is the main cost, and one core reads at the speed of memory.
 BASALT_BENCH_INDEX_PARTS=keyed,plain names the parts to run; both if it is not set.
 """
 
@@ -100,7 +100,7 @@ def _compared(tasks: object, name: str, log_bytes: int, *, keyed: bool, bar: flo
 def _fill(path: Path, log_bytes: int, keyed: bool) -> None:
     rig = Rig(path)
     shards = rig.create(SHARDS)
-    # The log is where a store has it.
+    # The log is at its place in a store.
     value = os.urandom(KEYED_BYTES)
     number = 0
     while rig.engine.lanes[0].log.end < log_bytes:

@@ -1,8 +1,9 @@
-"""Batched typed writes through the store against raw `rocksdict`: what does our layer cost? (SPEC A1, promise P2)
+"""The cost of the store's layer: batched writes through the store compared with plain `rocksdict` (SPEC A1, promise
+P2).
 
 The same rows (16-byte keys, 256-byte values), the same options, batches of 100, the WAL on, no sync: once through
-`Batch` and `RocksStore.write`, once straight into a `WriteBatch`. Each round opens two empty databases and takes them
-in turn, a slice each, so that a machine that changes its pace changes it for both. The median of the rounds counts.
+`Batch` and `RocksStore.write`, once straight into a `WriteBatch`. Each round opens two empty databases and writes to
+them in turns, so that a change of the machine's speed affects both. The result is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def run(rounds: int = ROUNDS) -> list[Row]:
 
 
 def _round(*, ours_first: bool) -> tuple[float, float]:
-    """Rows per second, raw and ours."""
+    """Return rows per second: `rocksdict`, and the store."""
     with tempfile.TemporaryDirectory(prefix="basalt-bench-") as folder:
         store = open_store(Path(folder) / "ours")
         options = StoreOptions()

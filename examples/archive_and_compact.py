@@ -1,4 +1,4 @@
-"""Archive a topic to Parquet in small batches, look at it, and put the small files together.
+"""Archive a topic to Parquet in small batches, read it, and merge the small files.
 
 python examples/archive_and_compact.py
 """
@@ -19,7 +19,7 @@ folder = Path(tempfile.mkdtemp(prefix="basalt-example-"))
 data, target = folder / "data", folder / "archive"
 orders.publish(data, 5_000)
 
-# %% Archive it; run again, this does nothing, because all is archived
+# %% Archive it. A second run does nothing, because everything is archived
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 job = ArchiveJob(source={"path": str(data), "subscribe": "orders"}, target=str(target), offsets_max=1_000)
 print(archive(spark, job))
@@ -29,7 +29,7 @@ print(archive(spark, job))
 frame = spark.read.parquet(str(target))
 frame.groupBy("topic", "day").count().orderBy("day").show()
 
-# %% Small files together; the records are the same
+# %% Merge the small files. The records stay the same
 print(compact(spark, CompactJob(archive=str(target))))
 print(spark.read.parquet(str(target)).count(), "records, in", target)
 spark.stop()

@@ -22,11 +22,11 @@ orders.publish(data, 5_000)
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 archive(spark, ArchiveJob(source={"path": str(data), "subscribe": "orders"}, target=str(target)))
 
-# %% All is well
+# %% No findings
 job = AuditJob(path=str(data), archive=str(target))
 print(audit(spark, job).findings)
 
-# %% A file goes missing, and is missed
+# %% Delete a file: the audit finds it
 next(target.rglob("*.parquet")).unlink()
 result = audit(spark, job)
 for finding in result.findings:

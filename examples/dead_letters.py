@@ -1,4 +1,4 @@
-"""Dead letters: what died of what, and back with some of them.
+"""Dead letters: report their causes, and redrive some of them.
 
 python examples/dead_letters.py
 """
@@ -26,14 +26,14 @@ with basaltmq.open(data) as db:
         else:
             prints.ack([message])
 
-# %% What died of what
+# %% Causes of the dead letters
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 report = dlq_report(spark, {"path": str(data)}, dead_letter_queues(str(data)))
 for cause in report.causes:
     print(f"{cause.messages} of {cause.origin} died of {cause.reason}: {cause.error}")
 (folder / "dead.html").write_text(dlq_page(report))
 
-# %% There is ink again: those go back, ten a second
+# %% There is ink again: redrive those jobs, ten per second
 job = RedriveJob(
     path=str(data), queue="prints.dead", where="error = 'out of ink'", rate_per_s=10, checkpoint=str(folder / "redrive")
 )

@@ -1,4 +1,4 @@
-"""What a topic holds, its records without copies, and the newest of each key.
+"""Profile a topic, remove duplicate records, and keep the newest record of each key.
 
 python examples/dedup_latest_profile.py
 """
@@ -28,7 +28,7 @@ with basaltmq.open(data) as db:
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 source = {"path": str(data), "subscribe": "orders"}
 
-# %% At a glance
+# %% The profile
 result = profile(spark, ProfileJob(source=source))
 for field in result.fields:
     print(f"{field.field}: {field.type}, {field.null_rate:.0%} null, {field.least} to {field.largest}")

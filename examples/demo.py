@@ -1,6 +1,6 @@
 """`make demo`: publish, consume, archive, compact, audit, replay and report, end to end; ends by naming what to open.
 
-Everything is made below one folder (./demo-pipeline unless named), which is removed first if the demo made it.
+Everything is created below one folder (default ./demo-pipeline), which is removed first if an earlier demo created it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def say(text: str, began_s: float) -> None:
 
 
 def run(root: Path) -> int:
-    """The whole of it; the exit code of the audit."""
+    """Run all steps. Return the exit code of the audit."""
     if root.exists():
         if not (root / MARK).exists():
             print(f"{root} is there and not of this demo; name another folder", file=sys.stderr)

@@ -1,9 +1,9 @@
-"""How far groups are behind, how full queues are, and how long messages took.
+"""Report the lag of groups, the backlog of queues, and the latency of messages.
 
 python examples/lag_and_latency.py
 """
 
-# %% A store with orders, a group that has read some, and a queue that has worked
+# %% A store with orders, a group that has read some of them, and a queue with processed jobs
 from __future__ import annotations
 
 import tempfile
@@ -22,14 +22,14 @@ orders.publish(data, 5_000)
 orders.consume(data, count=3_000)
 orders.work(data, 500)
 
-# %% Lag needs no Spark
+# %% The lag report does not need Spark
 found = lag(str(data))
 for group in found.groups:
     print(group)
 for queue in found.queues:
     print(queue)
 
-# %% Latency comes from the events
+# %% The latency report reads the events
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 result = latency(spark, str(data))
 for each in (*result.queues, *result.keys):
@@ -37,7 +37,7 @@ for each in (*result.queues, *result.keys):
 (folder / "latency.html").write_text(latency_page(result))
 print("open", folder / "latency.html")
 
-# %% Events are rows like any others
+# %% Events are ordinary rows
 events = spark.read.format("basalt").options(path=str(data), subscribe="__events", explodeEvents="true").load()
 events.groupBy("queue", "kind").count().show()
 spark.stop()

@@ -16,7 +16,7 @@ BEGIN_MS = 1_790_000_000_000
 
 
 def publish(path: Path, count: int = 20_000, *, seed: int = 7) -> None:
-    """Orders of a day and a half, by customer, in four partitions."""
+    """Append orders of a day and a half, by customer, in four partitions."""
     rng = random.Random(seed)
     with basaltmq.open(path) as db:
         orders = db.topic("orders", partitions=4)
@@ -31,7 +31,7 @@ def publish(path: Path, count: int = 20_000, *, seed: int = 7) -> None:
 
 
 def consume(path: Path, group: str = "billing", count: int = 12_000) -> int:
-    """Read some of them as a group; how many."""
+    """Read some of them as a group. Return their number."""
     done = 0
     with basaltmq.open(path) as db, db.topic("orders").consume(group, wait=0) as consumer:
         for _ in consumer:
@@ -42,7 +42,7 @@ def consume(path: Path, group: str = "billing", count: int = 12_000) -> int:
 
 
 def work(path: Path, count: int = 2_000) -> None:
-    """Jobs of three tenants through a queue; some fail, some are left. Events are told to `__events`."""
+    """Process jobs of three tenants in a queue. Some fail, some remain. Events go to `__events`."""
     with basaltmq.open(path, settings=Settings(events=EventSettings())) as db:
         jobs = db.queue("jobs", attempts_max=3)
         for number in range(count):

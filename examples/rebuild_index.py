@@ -1,4 +1,4 @@
-"""Rebuild the index of a store's log by all cores, and see that it is the one the store wrote.
+"""Rebuild the index of a store's log on all cores, and compare it with the one that the store wrote.
 
 python examples/rebuild_index.py
 """
@@ -21,12 +21,12 @@ orders.publish(data, 20_000)
 with basaltmq.open(data) as db:
     db.topic("orders").delete_before(0, 100)
 
-# %% Nothing is changed: would it be the same?
+# %% Compare without a change
 spark = spark_session("example")
 compared = rebuild_index(SparkTasks(spark), RebuildJob(path=str(data), compare=True))
 print(f"{compared.rows:,} rows of the index looked at; {len(compared.findings)} differ")
 
-# %% It takes the old one's place
+# %% Replace the old index
 rebuilt = rebuild_index(SparkTasks(spark), RebuildJob(path=str(data)))
 print(f"{rebuilt.rows:,} rows in {rebuilt.tables} tables from {rebuilt.log_bytes:,} bytes in {rebuilt.seconds:.1f} s")
 spark.stop()

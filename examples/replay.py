@@ -1,4 +1,4 @@
-"""Replay part of a topic into another one; started again with the same checkpoint, it goes on where it was.
+"""Replay part of a topic into another one. With the same checkpoint, a second start continues the first.
 
 python examples/replay.py
 """
@@ -35,7 +35,7 @@ print(replay(spark, job))
 print(replay(spark, job), "(the second time there is nothing left)")
 spark.stop()
 
-# %% What came of it
+# %% The result
 with basaltmq.open(data) as db:
     for record in db.topic("customer-42").read(limit=5):
         print(record.offset, record.value.decode())

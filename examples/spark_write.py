@@ -21,7 +21,7 @@ with basaltmq.open(target) as db:
     db.topic("totals", partitions=2)
     db.topic("copies", partitions=2)
 
-# %% A batch: totals by customer; with runId and batchId, a second time writes nothing
+# %% A batch: totals by customer. With runId and batchId, a repetition writes nothing
 spark = spark_session("example", conf={"spark.sql.shuffle.partitions": "2"})
 read = spark.read.format("basalt").options(path=str(data), subscribe="orders").load()
 totals = (
@@ -36,7 +36,7 @@ for _ in range(2):
         path=str(target), topic="totals", runId="totals-of-the-day", batchId="0"
     ).save()
 
-# %% A stream: what comes into one store goes into the other
+# %% A stream: records of one topic are copied to the other
 query = (
     spark.readStream.format("basalt")
     .options(path=str(data), subscribe="orders", startingOffsets="earliest")
@@ -50,7 +50,7 @@ query = (
 query.awaitTermination()
 spark.stop()
 
-# %% What came of it
+# %% The result
 with basaltmq.open(target) as db:
     for topic in db.topics():
         print(topic.name, [topic.info(partition).records for partition in range(topic.partitions)])

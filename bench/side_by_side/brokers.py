@@ -20,7 +20,7 @@ from typing import Final
 from bench.side_by_side.process import START_S, Side, accepts, free_port, running
 
 RABBITMQ_PATH: Final = "/usr/lib/rabbitmq/bin"
-"""Where Debian has the server itself; the one on the path runs it as another user, out of our reach."""
+"""Path of the server in Debian. The command on the PATH runs it as another user, which the bench cannot control."""
 
 RABBITMQ_SETTLE_S: Final = 5.0
 """RabbitMQ accepts connections some time before it has started everything."""
@@ -43,7 +43,7 @@ JVM: Final = (
     "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent",
 )
-"""As Kafka's start script has it."""
+"""Options of Kafka's start script."""
 
 KAFKA: Final = """\
 process.roles=broker,controller
@@ -72,7 +72,7 @@ CLUSTER: Final = "MkU3OEVBNTcwNTJENDM2Qg"
 
 
 def kafka_jars() -> Path | None:
-    """The folder in BASALT_KAFKA_JARS, if it holds a Kafka server and there is a Java to run it."""
+    """Return the folder in BASALT_KAFKA_JARS if it has a Kafka server and Java is installed."""
     jars = os.environ.get("BASALT_KAFKA_JARS")
     if jars and any(Path(jars).glob("kafka_2.13-*.jar")) and shutil.which("java"):
         return Path(jars)
@@ -126,7 +126,7 @@ def _basalt(folder: Path, port: int, flags: list[str], answers: Callable[[int], 
 
 
 def _compile(folder: Path, environment: dict[str, str]) -> None:
-    """Have the broker's bytecode, as it has where it was installed, whatever this tree and environment say."""
+    """Compile the broker's bytecode, as an installation does, independent of this tree and environment."""
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["PYTHONPYCACHEPREFIX"] = str(folder)
     if not folder.exists():
@@ -198,7 +198,7 @@ def kafka(jars: Path, folder: Path) -> Iterator[Side]:
 
 
 def kafka_answers(port: int) -> bool:
-    """Whether a client gets metadata of the cluster: a port that is open is not yet a broker."""
+    """Whether a client gets metadata of the cluster. An open port alone does not show that the broker is ready."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=START_S) as sock:
         # Metadata, version 1, of no topic.
         sock.sendall(b"\0\0\0\x0e\0\x03\0\x01\0\0\0\x01\xff\xff\0\0\0\0")

@@ -20,7 +20,7 @@ from bench.size import sized
 TURNS: Final = 5
 COUNT: Final = int(os.environ.get("BASALT_BENCH_MESSAGES", sized(100_000, 4_000)))
 STREAM_SHARE: Final = 5
-"""A stream is read and written faster, so it gets more messages for a turn of about the same length."""
+"""Streams are faster, so they get more messages for a turn of about the same duration."""
 
 WINDOW: Final = 200
 STREAM_WINDOW: Final = 4000
@@ -35,13 +35,14 @@ RATE: Final = "msg/s"
 
 
 class Contender(NamedTuple):
-    """A broker, the load of its protocol, and what of a job's messages it gets."""
+    """A broker, the load of its protocol, and its share of a job's messages."""
 
     side: Side
     command: Command
     kinds: frozenset[str]
     part: int = 1
-    """It gets one message of so many. A broker that syncs every message would take minutes for a turn otherwise."""
+    """The broker gets one of this number of messages. Otherwise a broker that syncs every message would take minutes
+    per turn."""
 
     prepare: Callable[[Side, str], None] | None = None
     """Creates the topic, where publishing does not."""
@@ -104,7 +105,7 @@ def _shown(size: int) -> str:
 
 
 def run_floods(flood: Callable[[Side, str], perf_test.Flood], sides: Sequence[Side]) -> list[Row]:
-    """What publishers without confirms send, what consumers get, and how far these are apart."""
+    """Return the rates of publishers without confirms and of consumers, and their difference."""
     seen: dict[str, list[perf_test.Flood]] = {side.name: [] for side in sides}
     for turn in range(TURNS):
         for side in sides:

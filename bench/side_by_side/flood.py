@@ -47,7 +47,7 @@ def flood(jars: Path, side: Side, queue: str) -> Flood:
 
 
 def flood_of(reported: str) -> Flood:
-    """The averages at the end of what perf-test printed."""
+    """Return the averages at the end of perf-test's output."""
     found = {what: float(rate) for what, rate in FIGURE.findall(reported)}
     if found.keys() != {"sending", "receiving"}:
         raise RuntimeError(f"perf-test reported no averages; the end of its output:\n{reported[-2000:]}")

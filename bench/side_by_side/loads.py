@@ -42,7 +42,7 @@ SOURCE: Final = Path(__file__).parent / "load"
 
 @dataclass(frozen=True)
 class Task:
-    """What a publisher and its consumers do. A name is used once."""
+    """The work of a publisher and its consumers. A name is used once."""
 
     kind: str
     name: str
@@ -90,7 +90,7 @@ def kafka_command(side: Side, role: str, task: Task, at: int) -> list[str]:
 
 
 def at_once(command: Command, side: Side, task: Task) -> float:
-    """Rate of the slowest of the publisher and its consumers, times the number of consumers."""
+    """Return the rate of the slowest of the publisher and its consumers, times the number of consumers."""
     consumers = [_start(command(side, SUB, task, at)) for at in range(task.consumers)]
     try:
         time.sleep(CONSUMERS_READY_S)
@@ -101,7 +101,7 @@ def at_once(command: Command, side: Side, task: Task) -> float:
 
 
 def one_after_the_other(command: Command, side: Side, task: Task) -> tuple[float, float]:
-    """Rates of publishing all messages, and then of consuming them."""
+    """Return the rates of publishing all messages and of consuming them afterwards."""
     published, consumed = (_rate(_start(command(side, role, task, 0))) for role in (PUB, SUB))
     return published, consumed
 
@@ -130,7 +130,7 @@ def _kill(processes: list[subprocess.Popen[str]]) -> None:
 
 
 def rate_of(reported: str) -> float:
-    """The rate in what a load printed."""
+    """Return the rate in the output of a load."""
     return float(json.loads(reported)["rate"] if reported.startswith("{") else reported.split()[3])
 
 
@@ -139,7 +139,7 @@ def amqp_program() -> str | None:
 
 
 def build_go_load(folder: Path) -> Path | None:
-    """Build the program for NATS and Redis. None if there is no Go, or its modules cannot be had."""
+    """Build the program for NATS and Redis. Return None if Go or its modules are not available."""
     if shutil.which("go") is None:
         return None
     program = folder / "load"

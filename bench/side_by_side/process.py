@@ -1,4 +1,4 @@
-"""A broker as a process: started with a directory and a port of its own, stopped with everything it started."""
+"""A broker as a process with its own directory and port. It is stopped with all its children."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOG_SHOWN: Final = 2000
 
 
 class Side(NamedTuple):
-    """A broker that runs."""
+    """A running broker."""
 
     name: str
     port: int
@@ -55,7 +55,7 @@ def running(
     environment: dict[str, str] | None = None,
     answers: Callable[[int], bool] = accepts,
 ) -> Iterator[Side]:
-    """Start a broker, wait until it answers on its port, and stop its process group at the end."""
+    """Start a broker, wait until it accepts connections, and stop its process group at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / f"{name.replace(' ', '-').lower()}.out"
     begin = time.perf_counter()
