@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# The first interpreter that runs and is new enough; a version manager's stand-ins may be on the path and not run.
+# The first interpreter that runs and is new enough. Shims of version managers may be on the PATH without working.
 PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3; do \
 	$$each -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$each; break; }; done)
 VENV := .venv
@@ -11,9 +11,9 @@ READY := $(VENV)/.ready
 SERVER_READY := $(VENV)/.ready-server
 DOCS_READY := $(VENV)/.ready-docs
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# More than cores: tests wait for disks and processes half of the time.
+# Parallel tests: more than cores, because tests wait for disks and processes half of the time.
 JOBS ?= 3
-# bash has a variable SECONDS of its own, which would reach make from the environment.
+# Accept SECONDS only from the command line, because bash sets a variable of this name.
 SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600)
 
 .PHONY: help run demo test soak check format bench docs coverage-page conformance-page package-map clean
@@ -21,7 +21,7 @@ SOAK_SECONDS := $(if $(filter command line,$(origin SECONDS)),$(SECONDS),3600)
 help: ## Show this page
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# The server alone is small. Tests, Spark and the docs come on top, in the same environment.
+# The server needs few packages. `make test`, `make demo` and `make docs` add theirs to the same environment.
 $(SERVER_READY): requirements/server.txt pyproject.toml setup.py $(wildcard proto/*.proto)
 	@test -n "$(PYTHON)" || { echo "Basalt needs Python 3.11 or later with venv; set PYTHON=/path/to/python3.11"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
@@ -37,7 +37,7 @@ $(DOCS_READY): $(SERVER_READY) requirements/docs.txt
 	$(PIP) -r requirements/docs.txt
 	@touch $@
 
-run: $(SERVER_READY) ## Start the broker on storage in ./data, and say what to type next
+run: $(SERVER_READY) ## Start the broker with data in ./data, and print the next commands
 	@$(BIN)/basalt serve --data-dir data
 
 demo: $(READY) ## Publish, consume, archive, audit and report on Spark in ./demo-pipeline; needs Java 17
