@@ -5,7 +5,7 @@ the class. The construction runs Python code, so the GIL may change hands in the
 unfinished information, and the process dies with SIGSEGV. `msgspec.convert` and `decode(..., type=...)` have the same
 defect, because they build on their first call.
 
-So a type has its decoder made once, at import, next to the class, and a lock covers the construction: two threads may
+So each decoder is created once, at import, next to its class. A lock covers the construction, because two threads may
 import two modules that share a type. Using a finished decoder needs no lock. Encoding needs no type information.
 `tests/style/test_decoding.py` forbids other ways.
 """

@@ -1,8 +1,8 @@
 """Attributes: a user's JSON object, stored as bytes.
 
-A value that does not survive the round trip is an error: the encoder would turn NaN into null, bytes into base64 and a
-tuple into a list. The bytes are therefore decoded again and compared, which also yields a copy that the caller cannot
-modify. Integers of any size survive. Text must be valid Unicode.
+A value that does not survive the round trip is an error. Otherwise the encoder would turn NaN into null, bytes into
+base64 and a tuple into a list. The bytes are therefore decoded again and compared, which also yields a copy that the
+caller cannot modify. Integers of any size survive. Text must be valid Unicode.
 """
 
 from __future__ import annotations

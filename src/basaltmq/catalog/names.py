@@ -4,8 +4,8 @@
 
 Every object has one row per parent, or one under ROOT if it has none. An object without a usable `name` attribute is
 indexed under the text of its id. A prefix scan of a parent therefore finds all its children. Names are unique per
-parent and type. Where stored objects violate that (version 1 did not enforce it), the one with the lowest id owns the
-name, and the others are indexed under their ids.
+parent and type. Version 1 did not enforce that. If stored objects have the same name, the one with the lowest id owns
+the name. The others are indexed under their ids.
 
 Check and rebuild compare the index with the objects in two passes with bounded memory: first objects without their row,
 then rows without their object. A rebuild writes only differences, so lookups continue to work, and an interrupted

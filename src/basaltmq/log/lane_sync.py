@@ -1,9 +1,9 @@
 """Syncs a lane on the requesting event loop where that is faster than waking a thread (see `store.sync.loop_sync`).
 
 The loop syncs at the end of the turn that requested it (`tick`), and notifies the waiters. No work is left for a later
-turn. It does so only if the thread is idle, little data waits, and no other sync of the lane
-is running, which may take as long as a whole segment. The thread handles everything else: large data, requests during a
-sync, waiting threads, and a loop that blocks until its own writes are durable.
+turn. It does so only if the thread is idle, little data waits, and no other sync of the lane is running. Such a sync
+may take as long as that of a whole segment. The thread handles everything else: large data, requests during a sync,
+waiting threads, and a loop that blocks until its own writes are durable.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ the GIL nor the thread that waits for the disk, so another thread makes it in pa
 A drain of the ring with 16 MiB to write would block the disk for the ring for 10 ms. So the kernel starts write-back
 after the ring's sync (`start_write_back`), while the disk is idle and the writers prepare the next group. It covers at
 least 1 MiB per call, because a call takes 60 to 100 us for any size and disturbs the writers. Write-back during a sync
-makes the sync 50 % longer. Three alternatives were tried and were not faster: a ring with O_DIRECT, a move that starts
-when the ring's copy is made, and another thread that starts the write-back as soon as the ring's pages are written.
+makes the sync 50 % longer. Three alternatives were tried and were not faster: a ring with O_DIRECT; a move that starts
+when the ring's copy is made; a thread that starts the write-back as soon as the ring's pages are written.
 
 Between `begin` and `end`, frames are neither gathered nor in their segment; threads that need them there must wait.
 `lane` decides when to move what, and handles failures.

@@ -49,8 +49,9 @@ _crc32c = google_crc32c.value
 _extend = google_crc32c.extend
 
 Take: TypeAlias = Callable[[bytes, int, int, int], int]
-"""Handles frames in bulk: (bytes, start of a frame in them, end of the frames of interest, its position in the lane) ->
-bytes of intact frames handled; 0 leaves the first frame to the caller. See `intact`."""
+"""Handles frames in bulk. Its arguments are bytes, the start of a frame in them, the end of the frames of interest, and
+the position of the start in the lane. It returns the bytes of intact frames that it handled; 0 leaves the first frame
+to the caller. See `intact`."""
 
 
 class Found(NamedTuple):

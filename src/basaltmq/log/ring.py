@@ -17,8 +17,8 @@ slot, so a torn write damages only unconfirmed data.
 
 After a crash `replay` writes every valid entry to its place in the segment. That is correct for old entries too: a
 position is assigned only once during the life of a ring, so an entry and its segment must agree. `replay` writes even
-if the segment already reads the same: after a failed sync the page cache may show data that never reached the disk, and
-another sync would do nothing.
+if the segment already reads the same. After a failed sync, the page cache may show data that never reached the disk,
+and another sync would do nothing.
 
 A torn write may combine the head of an old entry with frames of a later one, or vice versa. If their bodies are equal,
 each frame still matches its checksum. So offsets of a shard must rise within an entry. An entry is skipped if its place

@@ -20,7 +20,7 @@ class Profile:
     """RocksDB settings of a family.
 
     Blob files keep large values out of compaction. `deletes` enables the collector that compacts an SST file when half
-    of a window of its entries are tombstones, which is typical at the head of a queue.
+    of a window of its entries are tombstones. Heads of queues have many tombstones.
     """
 
     write_buffer_bytes: int = 4 * MIB

@@ -1,7 +1,8 @@
 """A store over a read-only base store: writes stay in memory and are lost at close.
 
-It allows steps that update rows at open (version upgrades, a stream index behind its log) to run on a read-only view,
-next to the process that owns the store. Its memory is not bounded, so use it only to catch up and for dry runs.
+Some steps update rows at open: version upgrades, and a stream index behind its log. The overlay lets them run on a
+read-only view, next to the process that owns the store. Its memory is not bounded, so use it only to catch up and for
+dry runs.
 
 Reads look in the overlay first, where a row is marked as put or deleted. Scans merge both layers in key order.
 """

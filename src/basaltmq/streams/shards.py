@@ -253,8 +253,8 @@ V = TypeVar("V")
 class Recent(Generic[V]):
     """A cache of objects by shard number that keeps at most one live object per shard.
 
-    Because there is one object per shard, a lock inside the object protects the shard: all callers get the same object
-    while any of them holds it, even if it was evicted.
+    A lock inside the object protects the shard, because there is only one object per shard. All callers get the same
+    object while any of them holds it, even if it was evicted.
 
     Hits take no lock and add the number to a set. Eviction removes the oldest object, but gives used ones a second
     chance. An evicted object that is still referenced stays reachable through a weak reference.

@@ -7,7 +7,7 @@ with them are refused.
     cost of one match    <= name bytes x program size, and PROGRAM_BYTES_MAX bounds the program
 
 Patterns stored by earlier versions may use syntax that RE2 lacks. `stored` logs an error for such a pattern and makes
-it match nothing, so that the broker starts: a permission then denies, and a policy applies to no queue.
+it match nothing, so that the broker can start. A permission then denies, and a policy applies to no queue.
 """
 
 from __future__ import annotations

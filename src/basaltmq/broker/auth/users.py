@@ -6,8 +6,9 @@ Objects of the node's catalog:
                         "renewed": the outdated hash that a login has replaced}
 
 A password check takes tens of milliseconds by design. Checks run in threads, a few at a time. A successful check is
-cached under a key of this process, and equal checks at the same time are one, so 1000 connections of one user cost one
-check. An unknown name takes as long as a wrong password, and failures delay later attempts (login_throttle.py).
+cached under a key of this process. Equal checks at the same time share one computation, so 1000 connections of one user
+cost one check. An unknown name takes as long as a wrong password, and failures delay later attempts
+(login_throttle.py).
 
 Hashes leave this module only for exported definitions. Passwords never do.
 """

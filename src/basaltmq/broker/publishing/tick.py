@@ -13,14 +13,14 @@
 A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. Only publishers of
 slow consumers wait for a timer (see `credit`).
 
-A message is confirmed when every queue that accepted it has it: after the sync if it is persistent and one of the
-queues is durable, otherwise after the write. A message that no queue accepted is confirmed too; a `mandatory` one is
-returned first. A full queue that rejects publishes turns the confirm into a nack. An enqueue completes when it is as
-durable as its queue requires.
+A message is confirmed when every queue that accepted it has stored it. If it is persistent and one of the queues is
+durable, that is after the sync, otherwise after the write. A message that no queue accepted is confirmed too; a
+`mandatory` one is returned first. A full queue that rejects publishes turns the confirm into a nack. An enqueue
+completes when it is as durable as its queue requires.
 
-Publishes and settlements are written at the end of the turn, with all enqueues that are gathered by then. While only
-enqueues are gathered, they wait for more in two cases, because a write with its sync costs about 600 us and one more
-call in it 50 us:
+Publishes and settlements are written at the end of the turn, with all enqueues that are gathered by then. A write with
+its sync costs about 600 us, and one more call in it 50 us. So while only enqueues are gathered, they wait for more in
+two cases:
 
 - No sync is running, and the last turn brought an enqueue: wait for one more turn, up to `GATHER_TURNS_MAX`. Callers
   whose calls completed together return one by one.

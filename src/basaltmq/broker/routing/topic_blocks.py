@@ -1,6 +1,6 @@
 """Topic patterns with expensive wildcards, matched bit-parallel in blocks.
 
-A pattern such as `#.a.*.a` can be at many of its words at once while a key is read, so a search costs the product of
+While a key is read, a pattern such as `#.a.*.a` can be at many of its words at once. So a search costs the product of
 the words of the key and of all patterns. In a trie of Python objects, 1,000 such patterns take seconds per message.
 Here a position in a pattern is a bit of an integer, and one operation advances all patterns of a block:
 

@@ -2,8 +2,8 @@
 
 | compressed u8 | length u32 | message (length) |   | compressed u8 | ...
 
-A compressed message stays as it arrived until its reader inflates it. 64 KB of gzip can expand to 64 MiB, so inflating
-on arrival would let a client fill the memory and block the event loop with little traffic.
+A compressed message stays as it arrived until its reader inflates it. Because 64 KB of gzip can expand to 64 MiB,
+inflating on arrival would let a client fill the memory and block the event loop.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ its writes becomes one binary frame. wsproto does the framing; h11 reads the HTT
   of this listener. Other clients send no Origin and are not checked, because MQTT authenticates them.
 - Frames: payload is passed on as it arrives, so a large frame needs no buffer. A text frame ends the connection (1003).
   A message over the limit ends it (1009). Of several pings in one read only the last gets a pong, and none while the
-  client does not read: RFC 6455 allows both, and the write buffer stays bounded.
+  client does not read. RFC 6455 allows both, and it bounds the write buffer.
 - Small frames cost about 12 us each, so frames are handled within the connection's share of the turn (P13).
 - Close: the server sends a close frame and waits `CLOSE_S` for that of the client, so that browsers report a clean
 close."""

@@ -10,7 +10,7 @@ After a crash between 1 and 3, the broker reads each marked shard from the marke
 records that it finds there.
 
 Records that are due together move in portions, and other clients are served between two of them. A timer fires at the
-earliest due time, at most a second ahead, so a change of the system clock delays a record by at most a second.
+earliest due time, but at least once per second. So a change of the system clock delays a record by at most a second.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Records lifecycle events in memory with low overhead and without blocking queue operations.
 
-A queue passes the messages of one call. For messages that arrived in one call (the usual case) the recorder keeps the
-first key and the concatenated ids, and encodes the block (`event.py`) when it is taken. For others it encodes the block
-at once. There is no object per event. Events of a change that is not written are never published. Events wait here up
-to a limit in bytes; further ones are dropped and counted. Sampling is by message id: either all events of a message are
-recorded, or none.
+A queue passes the messages of one call. Messages usually arrived in one call. Then the recorder keeps the first key and
+the concatenated ids, and encodes the block (`event.py`) when it is taken. For others it encodes the block at once.
+There is no object per event. Events of a change that is not written are never published. Events wait here up to a limit
+in bytes; further ones are dropped and counted. Sampling is by message id: either all events of a message are recorded,
+or none.
 
 `note` runs under the plane's lock. `take` may run in any one thread.
 

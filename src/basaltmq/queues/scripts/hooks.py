@@ -14,8 +14,8 @@ Breaker: after three consecutive failures the script is not called for ten secon
 
 The scripts of all queues share a `ScriptBudget`. Messages beyond it get the defaults, counted as skipped.
 
-One call carries many messages, with the same result as one call per message: a failure counts between the successes
-around it, and messages after the failure that opens the breaker get the defaults.
+One call carries many messages, with the same result as one call per message. A failure counts between the successes
+around it. Messages after the failure that opens the breaker get the defaults.
 """
 
 from __future__ import annotations

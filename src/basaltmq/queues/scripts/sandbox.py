@@ -14,8 +14,8 @@ Rules that keep the process alive:
   passes a callable to Lua.
 - After a limit was hit, the runtime is discarded. The next call creates a new one.
 
-State: a script's globals and upvalues persist between calls until its runtime is discarded: after a limit, when it
-holds more than half of its memory, or on `release`. Scripts must not rely on either.
+State: a script's globals and upvalues persist between calls until its runtime is discarded. That happens after a limit,
+when it holds more than half of its memory, or on `release`. Scripts must not rely on either.
 
 Record, little-endian:
 

@@ -1,8 +1,8 @@
 """Token buckets by throttle key (SPEC C11).
 
 A limit is a rate (tokens per second) and a burst (most tokens saved up). A message names throttle keys. It may be
-delivered when each of its keys with a limit has a token, and takes one from each: all or none. gate.py holds the
-waiting messages. The limits come from the runtime configuration (`throttle.<key>`).
+delivered when each of its keys with a limit has a token. It then takes one token from each, all or none. gate.py holds
+the waiting messages. The limits come from the runtime configuration (`throttle.<key>`).
 
 A bucket is one number, the time at which it will be full again:
 

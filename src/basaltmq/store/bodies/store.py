@@ -1,6 +1,6 @@
 """The store on RocksDB with large bodies in files of their own.
 
-A body of 32 KiB or more in the family `message_content` is written once, to a body file, and never passes through
+A body of 32 KiB or more in the family `message_content` is written once, to a body file. It never passes through
 RocksDB's WAL, memtables, blob files or flushes. The family `body_places` has a row that points to it. Callers see one
 family: get, scan and snapshot return the body, and deleting the row deletes it. So shared bodies, prepared branches,
 dead-lettering and requeues change rows only. Large bodies in rows of earlier versions stay readable.
@@ -20,8 +20,8 @@ Invariants
   them again from the places.
 - A file is removed when its live bytes are 0 as of a durable write, and no snapshot, scan or backup is open. Bodies are
   never overwritten, so a place is valid as long as its file exists.
-- When half of a full file is garbage, a thread appends its live bodies to the current file, a few at a time, and
-  changes their places. A reader that finds its file removed reads the place again.
+- When half of a full file is garbage, a thread moves its live bodies. It appends them to the current file, a few at a
+  time, and changes their places. A reader that finds its file removed reads the place again.
 
 In a crash ---------- A killed process loses nothing that was written. A power loss may leave a batch in the WAL whose
 body is not on disk. Such a batch was never confirmed, and the open cuts the WAL there (`integrity/body_tails.py`). If

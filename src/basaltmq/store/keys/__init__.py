@@ -1,6 +1,6 @@
 """Key layouts of all rows, as pairs of an encoder and a decoder, one module per plane.
 
-Numbers are big-endian, so byte order is numeric order. Strings inside keys are UTF-8 behind a u16 length (`lp`), so no
+Numbers are big-endian, so byte order is numeric order. Strings inside keys are UTF-8 behind a u16 length (`lp`). So no
 value can collide with a separator, and no prefix of one kind of key covers another kind. Strings sort by length first;
 only numbers and ids are guaranteed to sort by value.
 

@@ -6,7 +6,7 @@ is read in parts:
     all SST files            ──rows──┤ damaged block of file T ├──rows──┤ lost value ├──rows──>
     all SST files except T           ├──────────rows───────────┤
 
-Bisection over keys on T alone finds the end of the block: seeking a key in the block raises an error that names the
+Bisection over keys on T alone finds the end of the block. Seeking a key in the block raises an error that names the
 block, and those keys form one range. A lost value in a blob file costs one row. Its key is read without checksums,
 because its block has just been checked.
 

@@ -12,7 +12,7 @@ an unreadable configuration must not look like a missing one.
 
 Compaction must not read the damaged block, because RocksDB then stops all writes. So a family with a skipped range is
 no longer compacted. That makes reads slower but never stalls writes. If compaction reads the damaged block first, a
-write fails and poisons the store; the SST file is recorded, and the next open does not compact its family.
+write fails and poisons the store. The SST file is recorded, and the next open does not compact its family.
 
 Bisection over keys finds the key after the damage (`salvage.reading`): a few hundred seeks per block. Rows that other
 SST files have in the same key range are skipped too; a repair finds them.

@@ -9,9 +9,9 @@
 
 The losses follow the files: unreadable queues, messages, topics and objects.
 
-SST files are read by a second, read-only RocksDB on a scratch directory of links, with its own caches, because a block
-in the store's cache proves nothing about the disk. For an open store the links come from a RocksDB checkpoint, so that
-compaction cannot delete files during the read.
+SST files are read by a second, read-only RocksDB on a scratch directory of links. It has its own caches, because a
+block in the store's cache proves nothing about the disk. For an open store the links come from a RocksDB checkpoint, so
+that compaction cannot delete files during the read.
 
 Verify changes nothing, except that it seals intact SST and blob files of an open store.
 """

@@ -1,7 +1,7 @@
 """Group commit that syncs on the requesting event loop while the disk is fast.
 
-On a disk that syncs in a few hundred microseconds, waking a thread and returning costs as much as the sync, because the
-GIL changes hands twice against a busy loop. So the loop syncs itself. After a sync that takes too long, the thread runs
+On a disk that syncs in a few hundred microseconds, waking a thread and returning costs as much as the sync. The GIL
+changes hands twice while the loop is busy. So the loop syncs itself. After a sync that takes too long, the thread runs
 the following ones; their number doubles with each repetition. On a slow disk the loop blocks for 1 in 1,000 syncs.
 """
 

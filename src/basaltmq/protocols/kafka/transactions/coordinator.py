@@ -8,9 +8,9 @@
 
 After a crash, `recover` runs before any request. It marks and completes decided transactions. Open ones stay open until
 their timeout, so that their producers can continue. The markers in the log alone determine which records are visible
-(`Outcomes`). If the log lost a marker, the row shows whether the records belong to the last transaction of its id and
-were committed: then the marker is written again. Other records without a transaction are aborted: those of earlier
-transactions, and those of a backup whose log is newer than its rows.
+(`Outcomes`). If the log lost a marker, the row shows whether the records belong to the last transaction of its id. If
+they do and were committed, the marker is written again. Other records without a transaction are aborted: those of
+earlier transactions, and those of a backup whose log is newer than its rows.
 
 A producer is fenced by its producer epoch: each `initialize` raises it and aborts the open transaction. So does the
 transaction timeout. Steps on one transaction do not overlap: additions wait for each other, and any other request gets

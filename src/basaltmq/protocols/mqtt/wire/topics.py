@@ -8,8 +8,8 @@ separates levels with `/` and has `+` and `#`. The keys map one to the other:
 
 `.` and `*` are ordinary characters of MQTT, so they are escaped within levels. `%` is escaped only where it begins
 something that looks like an escape, so names such as `load/100%` keep their form. Distinct names have distinct keys. A
-binding key matches a routing key exactly if the filter matches the name, except for `$`: a filter that begins with a
-wildcard does not match names that begin with `$`, and an exchange has no such rule. `hides` detects these pairs.
+binding key matches a routing key exactly if the filter matches the name, with one exception. A filter that begins with
+a wildcard does not match names that begin with `$`, and an exchange has no such rule. `hides` detects these pairs.
 
 A routing key may be longer than the 255 bytes that AMQP allows in a frame. The raw topic is stored with the message.
 """

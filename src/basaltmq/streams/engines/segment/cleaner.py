@@ -8,7 +8,7 @@ of the lane. Deleted and expired records are dropped too. Other frames stay unch
 record is superseded, and the frame it names confirms it. Without a key index, a first pass collects the keys
 (`LatestKeys`). A pass ends before the first open transaction. Aborted records are dropped and supersede nothing.
 Rewritten frames belong to no transaction. A transaction marker is dropped when no frame is left that it may decide.
-Rewritten frames do not name the idempotent producer, so before a pass starts, the producer state row is extended to the
+Rewritten frames do not name the idempotent producer. So before a pass starts, the producer state row is extended to the
 end of the pass and synced (`producers_row`).
 
 Segment cleaning: the live frames of a sealed segment that is at least half garbage are copied to the head of the lane

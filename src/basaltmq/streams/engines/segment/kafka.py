@@ -9,10 +9,9 @@ A damaged frame raises, or is skipped if the caller asks for it. Its records are
 the index has its outcome. A read_committed consumer drops the batches of an aborted transaction up to its marker, so a
 skipped marker would hide the producer's next transaction. Therefore the marker is encoded again.
 
-Adjacent batches are read without an index lookup for each (`log.kafka_run`). A read that reached its size limit
-saves a bookmark for the next read. `take_ahead` prefetches that next read. Log bytes never change, so the prefetched
-result is valid if no record of the shard was deleted or rewritten, and if it ended at the size limit, not at the
-watermark.
+Adjacent batches are read without an index lookup for each (`log.kafka_run`). A read that reached its size limit saves a
+bookmark for the next read. `take_ahead` prefetches that next read. Log bytes never change. So the prefetched result is
+valid if no record of the shard was deleted or rewritten, and if it ended at the size limit, not at the watermark.
 """
 
 from __future__ import annotations
