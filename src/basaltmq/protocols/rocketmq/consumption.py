@@ -102,7 +102,7 @@ class Consumption:
         state = self.subscription
         self.extend_alive(now_ms)
         self._follow_reset()
-        found = self.again(ask, now_ms) if ask.attempt else []
+        found = self.again(call, now_ms) if call.attempt else []
         if found:
             return found, False
         self._redeliver(call, now_ms, found)
@@ -221,13 +221,13 @@ class Consumption:
             if offset is not None and offset != state.cursors.get(partition):
                 state.cursors[partition] = offset
 
-    def again(self, ask: Ask, now_ms: int) -> list[Delivery]:
+    def again(self, call: ReceiveCall, now_ms: int) -> list[Delivery]:
         """Return what an earlier call with the same attempt id got."""
         found = []
         for lease in self.subscription.of_attempt(call.attempt):
             read = self.record_at(lease)
             if read is not None:
-                self.subscription.renew(lease, now_ms + ask.invisible_ms)
+                self.subscription.renew(lease, now_ms + call.invisible_ms)
                 found.append(Delivery(lease, *read, self))
         if found:
             self._host.changed(self)
@@ -246,7 +246,7 @@ class Consumption:
             if lease.attempts >= call.config.max_attempts:
                 self.dead_letter(lease, *read, now_ms)
                 continue
-            self._hold(lease, ask, now_ms)
+            self._hold(lease, call, now_ms)
             found.append(Delivery(lease, *read, self))
 
     def dead_letter(self, lease: Lease, record: StoredRecord, shard: int, now_ms: int) -> None:
@@ -329,5 +329,5 @@ class Consumption:
             return
         if message_group:
             chains.add(chain)
-        self._hold(lease, ask, now_ms)
+        self._hold(lease, call, now_ms)
         found.append(Delivery(lease, record, shard, self))

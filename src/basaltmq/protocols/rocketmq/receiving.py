@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Final, Protocol
 
-from basaltmq.protocols.rocketmq.consumption import RENEW_MS, Ask, Delivery
+from basaltmq.protocols.rocketmq.consumption import RENEW_MS, Delivery, ReceiveCall
 from basaltmq.protocols.rocketmq.methods import Caller
 from basaltmq.protocols.rocketmq.records import message_of
 from basaltmq.protocols.rocketmq.routes import BROKER
@@ -33,7 +33,7 @@ ANSWER_S: Final = 0.5
 class Source(Protocol):
     """Gives records to receive calls."""
 
-    def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]: ...
+    def receive(self, call: ReceiveCall, now_ms: int) -> tuple[list[Delivery], bool]: ...
     async def wait(self, timeout_s: float) -> None: ...
 
 
@@ -53,7 +53,7 @@ async def receive_message(
         source = host.lite_subscriptions.find(caller.client.id, group, topic)
     else:
         source = host.consumption(group, topic)
-    found = await _received(source, ask, until_s, caller)
+    found = await _received(source, call, until_s, caller)
     if not found:
         yield wire.ReceiveMessageResponse(status=wire.Status(code=wire.MESSAGE_NOT_FOUND, message="no new message"))
         return
@@ -61,7 +61,7 @@ async def receive_message(
     try:
         yield wire.ReceiveMessageResponse(status=OK)
         for each in found:
-            yield wire.ReceiveMessageResponse(message=_message(each, topic_resource, ask))
+            yield wire.ReceiveMessageResponse(message=_message(each, topic_resource, call))
         unsent = 0
         delivered = wire.ReceiveMessageResponse()
         delivered.delivery_timestamp.FromMilliseconds(host.now_ms())
@@ -115,23 +115,23 @@ def _polling_s(request: wire.ReceiveMessageRequest, caller: Caller) -> float:
     return max(0.0, min(polling_s, LONG_POLLING_S))
 
 
-async def _received(source: Source, ask: Ask, until_s: float, caller: Caller) -> list[Delivery]:
+async def _received(source: Source, call: ReceiveCall, until_s: float, caller: Caller) -> list[Delivery]:
     """Return leased records. Wait for some until `until_s`."""
     host = caller.host
     while True:
         with host.guard():
-            found, has_more = source.receive(ask, host.now_ms())
+            found, has_more = source.receive(call, host.now_ms())
         left_s = until_s - host.loop.time()
         if found or left_s <= 0 or host.is_stopping or not host.vhost.is_up:
             return found
         if has_more:
             await asyncio.sleep(0)
         else:
-            host.clients.seen(caller.client.id)
+            host.clients.require(caller.client.id)
             await source.wait(left_s)
 
 
-def _message(delivery: Delivery, topic: wire.Resource, ask: Ask) -> wire.Message:
+def _message(delivery: Delivery, topic: wire.Resource, call: ReceiveCall) -> wire.Message:
     lease, consumption = delivery.lease, delivery.consumption
     message = message_of(delivery.record, delivery.shard, lease.partition, BROKER)
     message.topic.CopyFrom(topic)

@@ -56,7 +56,7 @@ def notify_client_termination(
             each.subscription.release_all(holder, host.now_ms())
             each.changed()
     caller.host.lite_subscriptions.client_gone(caller.client.id)
-    caller.host.clients.gone(caller.client)
+    caller.host.clients.remove(caller.client)
     return wire.NotifyClientTerminationResponse(status=OK)
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from basaltmq.protocols.rocketmq.consumption import Ask, Delivery
+from basaltmq.protocols.rocketmq.consumption import Delivery, ReceiveCall
 from basaltmq.protocols.rocketmq.rules.status import Refused
 from basaltmq.streams.pop.lease import hash_of
 from basaltmq.streams.topics import Topic
@@ -76,32 +76,32 @@ class LiteSubscription:
             self.remove(name)
         self._woken.set()
 
-    def receive(self, ask: Ask, now_ms: int) -> tuple[list[Delivery], bool]:
+    def receive(self, call: ReceiveCall, now_ms: int) -> tuple[list[Delivery], bool]:
         """Lease messages for a call. Return them, and whether another turn may find more."""
         found: list[Delivery] = []
-        for name in self._attempts.get(ask.attempt, ()):
+        for name in self._attempts.get(call.attempt, ()):
             topic = self._host.lites.find(self.parent, name)
             if topic is not None:
-                found += self._host.consumption(self._group, topic).again(ask, now_ms)
+                found += self._host.consumption(self._group, topic).again(call, now_ms)
         if found:
             return found, False
         names = []
         for name in list(self._pending)[:LOOKED_AT_MAX]:
-            left = ask.records_max - len(found)
+            left = call.records_max - len(found)
             if not left:
                 break
             del self._pending[name]
             topic = self._host.lites.find(self.parent, name)
             if topic is None:
                 continue
-            here, has_more = self._host.consumption(self._group, topic).receive(ask._replace(records_max=left), now_ms)
+            here, has_more = self._host.consumption(self._group, topic).receive(call._replace(records_max=left), now_ms)
             if here:
                 found += here
                 names.append(name)
             if has_more or here:
                 self._pending[name] = None
-        if ask.attempt and names:
-            self._attempts[ask.attempt] = names
+        if call.attempt and names:
+            self._attempts[call.attempt] = names
             if len(self._attempts) > ATTEMPTS_KEPT:
                 self._attempts.popitem(last=False)
         return found, bool(self._pending)
