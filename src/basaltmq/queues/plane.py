@@ -264,23 +264,17 @@ class QueuePlane:
             return self._changes.do(lambda change: operation(change, self._queue))
 
     def enqueue(
-        self,
-        name: str,
-        drafts: Sequence[Draft | bytes],
-        *,
-        durability: Durability | None = None,
-        refused: list[int] | None = None,
+        self, name: str, drafts: Sequence[Draft | bytes], *, durability: Durability | None = None
     ) -> list[bytes]:
         """Add messages and return their ids, when they are as durable as `durability` (default: the queue's) requires.
 
-        A full queue that rejects raises QueueFullError and adds nothing. With `refused` it adds what fits, appends the
-        indices of the other drafts to `refused`, and returns empty ids for them.
+        A full queue that rejects raises QueueFullError and adds nothing.
         """
 
         def add(change: Change) -> tuple[list[bytes], Durability]:
             queue = self._queue(name)
             level = durability or queue.config.durability
-            return queue.enqueue(change, drafts, memory=level is Durability.MEMORY, refused=refused), level
+            return queue.enqueue(change, drafts, memory=level is Durability.MEMORY), level
 
         ids, level = self._changes.do(add)
         if level is Durability.SYNCED:

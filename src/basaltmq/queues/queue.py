@@ -160,29 +160,23 @@ class Queue:
         *,
         prepared: bool = False,
         memory: bool | None = None,
-        refused: list[int] | None = None,
     ) -> list[bytes]:
         """Add messages and return their ids. A duplicate within the deduplication window gets the id of the first.
 
         With `body_id` the drafts' payload is in that shared body. `prepared` skips scripts and limits, which were
         applied when the message was prepared. `memory` makes all messages transient; by default the queue's durability
-        decides. With `refused`, a full queue appends the indices of rejected drafts to it and returns empty ids for
-        them. Without it, one rejected draft fails the call.
+        decides. One rejected draft fails the call.
         """
         entry_builder.check_count(drafts)
         self.touch(change)
-        partly = refused is not None
         if self.config.dedup_window_ms is None:
-            ids = self._enqueue(change, drafts, body_id, prepared, memory, partly)
-            if refused is not None:
-                refused += [index for index, message_id in enumerate(ids) if not message_id]
-            return ids
+            return self._enqueue(change, drafts, body_id, prepared, memory)
         known = dedup.known(self, change, drafts)
         within = {i: first for i, first in dedup.within(drafts).items() if i not in known}
         repeats = known.keys() | within.keys()
         self.stats.duplicates += len(repeats)
         once = [d for i, d in enumerate(drafts) if i not in repeats]
-        made = iter(self._enqueue(change, once, body_id, prepared, memory, partly))
+        made = iter(self._enqueue(change, once, body_id, prepared, memory))
         ids = []
         for index in range(len(drafts)):
             if index in known:
@@ -191,11 +185,8 @@ class Queue:
                 ids.append(ids[within[index]])
             else:
                 ids.append(next(made))
-        without = [index for index, message_id in enumerate(ids) if not message_id]
-        if refused is not None:
-            refused += without
         if change.refusal is None:
-            dedup.remember(self, change, drafts, ids, repeats | set(without))
+            dedup.remember(self, change, drafts, ids, repeats)
         return ids
 
     def _enqueue(
@@ -205,7 +196,6 @@ class Queue:
         body_id: bytes,
         prepared: bool,
         memory: bool | None,
-        partly: bool,
     ) -> list[bytes]:
         if self.config.on_enqueue_script is not None and not prepared:
             drafts = script_results.on_enqueue(self, drafts)
@@ -217,10 +207,7 @@ class Queue:
                 "consume messages or use fewer keys"
             )
         if self.config.length_max is not None or self.config.bytes_max is not None:
-            rejected: set[bytes] | None = set() if partly else None
-            entries = limits.admit(self, change, [*entries], prepared=prepared, rejected=rejected)
-            if rejected:
-                ids = [b"" if message_id in rejected else message_id for message_id in ids]
+            entries = limits.admit(self, change, [*entries], prepared=prepared)
         self.admit(change, entries, sub)
         if delayed:
             delay(self, change, delayed)
@@ -529,11 +516,6 @@ class Queue:
         self.count(entries, -1)
         self._clear_rows(change, entries, keep_bodies=True)
         self.backing.ack(change, entries)
-
-    def discard_new(self, change: Change, entries: Sequence[Entry]) -> None:
-        """Remove the rows of messages that were built in this change and not admitted."""
-        self.stats.enqueued -= len(entries)
-        self._clear_rows(change, entries, keep_bodies=False)
 
     def remove(self, change: Change, entries: Sequence[Entry], *, keep_bodies: bool) -> None:
         """Remove messages from anywhere in the queue; `keep_bodies` if they move elsewhere."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.queues.conftest import Clock, Planes, TestStore, payloads, settle
 
 from basaltmq.durability import Durability
-from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError, QueueFullError
+from basaltmq.errors import InvalidArgumentError, InvalidConfigError, LimitExceededError
 from basaltmq.pipeline.audit.queues import audit_queues
 from basaltmq.queues.config import Overflow, QueueConfig, decode_config, encode_config
 from basaltmq.queues.draft import Draft
@@ -71,42 +71,6 @@ def test_bulk_building_refuses_invalid_drafts(plane: QueuePlane, make: Callable[
         (b"x" * 5000, b"p" * 5000),
         (b"plain", b""),
     ]
-
-
-@pytest.mark.spec("E7")
-@pytest.mark.parametrize("overflow", [Overflow.REJECT_PUBLISH, Overflow.REJECT_PUBLISH_DEAD_LETTER])
-@pytest.mark.parametrize("limit", [{"length_max": 2}, {"bytes_max": 12_000}])
-def test_full_queue_names_the_refused_drafts(
-    plane: QueuePlane, store: TestStore, make: Callable[..., str], overflow: Overflow, limit: dict[str, int]
-) -> None:
-    make("dead")
-    queue = make(overflow=overflow, dead_letter_queue="dead", dedup_window_ms=1000, **limit)
-    sizes = [5000, 6000, 8000, 9000]
-    drafts: list[Draft | bytes] = [Draft(payload=bytes([n]) * s, ttl_ms=10_000) for n, s in enumerate(sizes)]
-    drafts.append(Draft(payload=b"again", dedup_id=b"1"))
-    drafts.append(Draft(payload=b"again", dedup_id=b"1"))
-    with pytest.raises(QueueFullError):
-        plane.enqueue(queue, drafts)
-    payloads(plane, "dead")
-    counted = plane.stats(queue)["enqueued"]
-    refused: list[int] = []
-    with plane.change():
-        ids = plane.enqueue(queue, drafts, refused=refused)
-    taken = [0, 1] if "length_max" in limit else [0, 1, 4, 5]
-    assert refused == [n for n in range(6) if n not in taken]
-    assert [n for n, message_id in enumerate(ids) if message_id] == taken
-    if overflow is Overflow.REJECT_PUBLISH:
-        assert plane.stats(queue)["enqueued"] - counted == (2 if "length_max" in limit else 3)
-    assert [p[:1] for p in payloads(plane, queue)] == [b"\0", b"\1", b"a"][: 2 if "length_max" in limit else 3]
-    if overflow is Overflow.REJECT_PUBLISH_DEAD_LETTER:
-        assert [p[:1] for p in payloads(plane, "dead")] == [b"\2", b"\3", b"a"][: 3 if "length_max" in limit else 2]
-    # The dedup id of a refused draft is not recorded.
-    again: list[int] = []
-    assert all(plane.enqueue(queue, drafts[4:5], refused=again))
-    assert again == []
-    payloads(plane, queue)
-    payloads(plane, "dead")
-    assert {label for label, _ in left(store)} <= {"dedup", "dedup_expiry"}
 
 
 @pytest.mark.spec("E7")

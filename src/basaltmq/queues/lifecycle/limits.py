@@ -23,19 +23,8 @@ DROP_MAX: Final = 200
 """Messages dropped per batch when a queue is trimmed: 2 ms of work, 20 ms if an exchange dead-letters them."""
 
 
-def admit(
-    queue: Queue,
-    change: Change,
-    entries: list[Entry],
-    *,
-    prepared: bool = False,
-    rejected: set[bytes] | None = None,
-) -> list[Entry]:
-    """Make room for incoming messages or reject them, and return those that stay.
-
-    Messages that were `prepared` are not rejected. With `rejected`, each message without room is rejected alone, and
-    its id is added there.
-    """
+def admit(queue: Queue, change: Change, entries: list[Entry], *, prepared: bool = False) -> list[Entry]:
+    """Make room for incoming messages or reject them, and return those that stay. `prepared` ones are not rejected."""
     count = len(queue) + len(entries)
     size_bytes = queue.ready_bytes() + sum(e.size_bytes for e in entries)
     if not _is_over(queue, count, size_bytes):
@@ -44,8 +33,6 @@ def admit(
         return _drop(queue, change, count, size_bytes, entries)
     if prepared:
         return entries
-    if rejected is not None:
-        return _reject_overflow(queue, change, entries, rejected)
     refusal = _refusal(queue)
     if queue.config.overflow is Overflow.REJECT_PUBLISH:
         raise refusal
@@ -53,27 +40,6 @@ def admit(
     queue.count(entries, 1)
     dead_letter(queue, change, entries, LENGTH)
     return []
-
-
-def _reject_overflow(queue: Queue, change: Change, entries: list[Entry], rejected: set[bytes]) -> list[Entry]:
-    """Return the messages that there is room for, in order; reject the others."""
-    count, size_bytes = len(queue), queue.ready_bytes()
-    staying: list[Entry] = []
-    refused: list[Entry] = []
-    for entry in entries:
-        if _is_over(queue, count + 1, size_bytes + entry.size_bytes):
-            refused.append(entry)
-        else:
-            staying.append(entry)
-            count += 1
-            size_bytes += entry.size_bytes
-    rejected.update(entry.key[-16:] for entry in refused)
-    if queue.config.overflow is Overflow.REJECT_PUBLISH:
-        queue.discard_new(change, refused)
-    else:
-        queue.count(refused, 1)
-        dead_letter(queue, change, refused, LENGTH)
-    return staying
 
 
 def require_room(queue: Queue, count: int, size_bytes: int) -> None:
