@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from basaltmq.broker.node import Node
-from basaltmq.broker.scheduling.loop_shares import LoopShares
+from basaltmq.broker.scheduling.loop_shares import LoopShares, taken
 from basaltmq.protocols.connection import SocketConnection
 
 SWEEP_S: Final = 1.0
@@ -100,7 +100,7 @@ class ConnectionServer(Generic[C]):
 
     def _sweep(self) -> None:
         """Check all connections, in portions. The next sweep begins a second after the end of this one."""
-        self.shares.in_portions(map(self._check, list(self.connections)), self._sweep_later)
+        self.shares.in_portions(map(self._check, taken(list(self.connections))), self._sweep_later)
 
     def _sweep_later(self) -> None:
         if not self._is_closed:
@@ -121,7 +121,7 @@ class ConnectionServer(Generic[C]):
             self.blocked.pop(vhost, None)
         else:
             self.blocked[vhost] = reason
-        self.shares.in_portions(map(partial(self._pass_on, vhost), list(self.connections)), lambda: None)
+        self.shares.in_portions(map(partial(self._pass_on, vhost), taken(list(self.connections))), lambda: None)
 
     def _pass_on(self, vhost: str, connection: C) -> None:
         """Block or unblock a publisher. The state may have changed again since this was scheduled."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from basaltmq.admin.http.message import ENCODED_PER_TURN, long_json_response
+from basaltmq.admin.monitoring.overview import Overview
 from basaltmq.broker.scheduling import turns
 from basaltmq.broker.scheduling.turns import in_turns
 
@@ -38,6 +40,18 @@ def test_a_long_response_is_encoded_unchanged_in_portions(size: int) -> None:
         assert msgspec.json.decode(response.body) == value
         if size > ENCODED_PER_TURN:
             assert others >= size // ENCODED_PER_TURN
+
+
+def test_the_overview_counts_channels_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    connection = SimpleNamespace(info=lambda: {"channels": 2})
+    scope: Any = SimpleNamespace(connections=[connection] * 50, listed=lambda call: [], node_name="node")
+    unused: Any = None
+    call: Any = SimpleNamespace(who=SimpleNamespace(tags=[]))
+    found, others = turns_during(Overview(scope, unused, unused, 0.0).overview(call))
+    assert found["object_totals"]["connections"] == 50
+    assert found["object_totals"]["channels"] == 100
+    assert others >= 50
 
 
 def test_many_items_are_built_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:

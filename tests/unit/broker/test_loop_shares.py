@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any
 
 import pytest
 
-from basaltmq.broker.scheduling.loop_shares import CLOSE_S, PIECE_S, WORK_S, LoopShares
+from basaltmq.broker.scheduling.loop_shares import CLOSE_S, PIECE_S, WORK_S, LoopShares, taken
 
 
 class Clock:
@@ -159,6 +160,34 @@ async def test_a_step_that_fails_ends_a_generator_but_no_map(caplog: pytest.LogC
         await turn()
     assert sorted(map(str, done)) == ["0", "1", "2", "first", "generator done", "map done"]
     assert caplog.text.count("ValueError: broken") == 4
+
+
+@pytest.mark.promise("P13")
+@in_a_loop
+async def test_lost_connections_are_freed_in_the_portions_that_check_them() -> None:
+    class Connection:
+        pass
+
+    clock = Clock()
+    shares = LoopShares(clock)
+    connections = [Connection() for _ in range(50)]
+    alive = weakref.WeakSet(connections)
+    checked: list[None] = []
+
+    def check(_: Connection) -> None:
+        checked.append(None)
+        clock.now_s += PIECE_S / 2
+
+    steps = map(check, taken(connections))
+    del connections
+    shares.in_portions(steps, lambda: checked.append(None))
+    del steps
+    turns = 0
+    while len(checked) < 51:
+        assert len(alive) == 50 - len(checked)
+        await turn()
+        turns += 1
+    assert turns > 1
 
 
 class ClosingTransport(asyncio.Transport):

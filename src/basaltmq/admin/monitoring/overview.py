@@ -16,6 +16,7 @@ from basaltmq.admin.monitoring.totals import Totals, TotalsCache
 from basaltmq.broker.config.settings import Config
 from basaltmq.broker.resources.memory_limit import memory_bytes, resident_bytes
 from basaltmq.broker.routing.exchange import ExchangeType
+from basaltmq.broker.scheduling.turns import in_turns
 
 RABBITMQ_VERSION: Final = "3.13.7"
 """The RabbitMQ version whose management API Basalt follows. Its tools choose their requests by this version."""
@@ -52,6 +53,8 @@ class Overview:
     async def overview(self, call: Call) -> Any:
         totals = Totals()
         exchanges = 0
+        connections = list(self._scope.connections)
+        channels = sum(await in_turns(connections, _channels))
         seen = self._scope.listed(call)
         for vhost in seen:
             totals = totals.plus(await self._totals.of(vhost))
@@ -70,8 +73,8 @@ class Overview:
                 "queues": totals.queues,
                 "exchanges": exchanges,
                 "consumers": totals.consumers,
-                "connections": len(list(self._scope.connections)),
-                "channels": sum(_channels(connection) for connection in list(self._scope.connections)),
+                "connections": len(connections),
+                "channels": channels,
             },
             "queue_totals": {
                 "messages": totals.ready + totals.unacked,

@@ -14,6 +14,7 @@ import random
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import islice
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -55,6 +56,9 @@ from basaltmq.streams.topics import Topic, TopicConfig
 CONSUMPTIONS_MAX: Final = 10_000
 """Most consumptions in memory. Above it, those without a waiting call are dropped, least recently used first."""
 
+GROUPS_AT_ONCE: Final = 100
+"""Groups created in one batch."""
+
 STALLED_RETRY_S: Final = 0.05
 """Delay before a stalled write is repeated."""
 
@@ -95,6 +99,9 @@ class Host:
         self._rows_due_ms: int | None = None
         self.transactions = Transactions(self)
         self.schedule = Schedule(self, self.transactions.check)
+        self._new_groups: dict[str, GroupConfig] = {}
+        """Groups that calls wait for."""
+        self._creating_groups = asyncio.Lock()
         self._synced: list[Synced] = []
         self._is_scheduled = False
         self.lites = LiteTopics(self)
@@ -172,8 +179,16 @@ class Host:
             raise GroupNotFoundError(f"subscription group {name!r} does not exist; create it first")
         if not may_create():
             raise AccessRefusedError(f"creating subscription group {name!r} requires configure access")
-        with self.guard():
-            await asyncio.to_thread(self.groups.ensure, name, config)
+        self._new_groups[name] = config
+        async with self._creating_groups:
+            self._new_groups.pop(name, None)
+            if self.groups.find(name) is None:
+                # Those that wait are one batch: a thread and a sync for each group delay all clients.
+                batch = {name: config, **dict(islice(self._new_groups.items(), GROUPS_AT_ONCE))}
+                for each in batch:
+                    self._new_groups.pop(each, None)
+                with self.guard():
+                    await asyncio.to_thread(self.groups.ensure, batch)
         return self.groups.get(name)
 
     def route(self, topic: Topic, partition: int) -> tuple[StorageAdapter, int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
 
 from basaltmq.catalog.catalog import Catalog
 from basaltmq.catalog.kinds import Kind
+from basaltmq.catalog.objects import NewObject
 from basaltmq.catalog.record import ROOT
 from basaltmq.decoding import converter
 from basaltmq.errors import AlreadyExistsError, CorruptionError, GroupNotFoundError, InvalidConfigError
@@ -87,14 +89,18 @@ class SubscriptionGroups:
         config.check()
         self._catalog.create(Kind.SUBSCRIPTION_GROUP, name, ROOT, _attributes(config))
 
-    def ensure(self, name: str, config: GroupConfig) -> None:
-        """Create a group if it does not exist. Durable on return."""
-        if self.find(name) is None:
-            try:
-                self.create(name, config)
-            except AlreadyExistsError:
-                # Another client created it meanwhile.
-                return
+    def ensure(self, groups: Mapping[str, GroupConfig]) -> None:
+        """Create those of the groups that do not exist, in one batch. Durable on return."""
+        missing = {name: config for name, config in groups.items() if self.find(name) is None}
+        new = []
+        for name, config in missing.items():
+            config.check()
+            new.append(NewObject(Kind.SUBSCRIPTION_GROUP, name, ROOT, _attributes(config)))
+        try:
+            self._catalog.create_many(new)
+        except AlreadyExistsError:
+            # An operator created one of them meanwhile.
+            self.ensure(missing)
 
 
 def _attributes(config: GroupConfig) -> dict[str, Any]:
