@@ -27,7 +27,7 @@ MESSAGES: Final = 100_000
 MEMBERS: Final = 100
 METADATA: Final = b"x" * (1 << 20)
 PERSISTENT: Final = 2
-LARGE_BYTES: Final = 64 << 20
+LARGE_BYTES: Final = 128 << 20
 STEP: Final = 500
 
 
@@ -267,7 +267,7 @@ def consumers_1000(target: Target) -> Iterator[None]:
 
 
 def large_body(target: Target) -> Iterator[None]:
-    """Three bodies of 64 MiB in and out. Needs BASALT_FLAGS=--limits-message-bytes-max=64MiB."""
+    """Three bodies of 128 MiB in and out. Needs BASALT_FLAGS=--limits-message-bytes-max=128MiB."""
     with target.wire() as wire:
         wire.call(1, spec.Queue.Declare(queue="q", durable=True), spec.Queue.DeclareOk)
         wire.call(1, spec.Confirm.Select(), spec.Confirm.SelectOk)

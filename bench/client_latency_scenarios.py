@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from bench.amqp_wire import Wire, methods_bytes, publish_bytes
 from bench.client_latency_crowds import CROWD_SCENARIOS
+from bench.client_latency_doors import DOOR_SCENARIOS
 from bench.client_latency_links import LINK_SCENARIOS
 from bench.client_latency_storms import STORM_SCENARIOS
 from bench.client_latency_streams import STREAM_SCENARIOS
@@ -435,4 +436,4 @@ SCENARIOS: Final[dict[str, Callable[[Target], Iterator[None]]]] = {
         nack_multiple, reject_dead, ack_multiple, recover, tx_commit, channels, exclusive, expiry, expiry_dead,
         length_limit, list_queues, list_sorted, list_others, import_definitions, policy, delete_vhost,
     )
-} | STORM_SCENARIOS | STREAM_SCENARIOS | CROWD_SCENARIOS | LINK_SCENARIOS  # fmt: skip
+} | STORM_SCENARIOS | STREAM_SCENARIOS | CROWD_SCENARIOS | LINK_SCENARIOS | DOOR_SCENARIOS  # fmt: skip

@@ -59,6 +59,9 @@ CONSUMPTIONS_MAX: Final = 10_000
 GROUPS_AT_ONCE: Final = 100
 """Groups created in one batch."""
 
+WOKEN_PER_TURN: Final = 10
+"""Consumptions woken per turn of the loop. A receive call takes about 1 ms."""
+
 STALLED_RETRY_S: Final = 0.05
 """Delay before a stalled write is repeated."""
 
@@ -93,6 +96,9 @@ class Host:
         """Groups that have a consumption, by topic: many topics may be deleted together."""
         self._of_topic: dict[str, dict[Waiting, None]] = {}
         """Consumptions with waiting calls, and waiting pull calls, by topic."""
+        self._to_wake: dict[Waiting, None] = {}
+        """Those whose topic grew, until they are woken."""
+        self._is_waking = False
         self._dirty: dict[Consumption, None] = {}
         self.rows = Batch()
         """Rows to write at the end of this turn, with the changes of leases."""
@@ -339,8 +345,18 @@ class Host:
                 del self._of_topic[name]
 
     def _topic_grew(self, topic: str) -> None:
-        for each in list(self._of_topic.get(topic, ())):
+        self._to_wake.update(self._of_topic.get(topic, ()))
+        if not self._is_waking:
+            self._wake_some()
+
+    def _wake_some(self) -> None:
+        """Wake some of the waiting calls, and the others in later turns, because each one reads the topic."""
+        for each in list(islice(self._to_wake, WOKEN_PER_TURN)):
+            del self._to_wake[each]
             each.wake()
+        self._is_waking = bool(self._to_wake)
+        if self._is_waking:
+            self.loop.call_soon(self._wake_some)
 
     def _object_changed(self, event: Event) -> None:
         if event.action is Action.DELETED:

@@ -87,10 +87,10 @@ def test_pre_encoded_arrays_are_written_like_their_elements(version: int) -> Non
 
 
 def test_only_large_values_of_a_response_are_separate_buffers() -> None:
-    topics = [{"name": f"t{at}", "partitions": [{"partition_index": 0}] * 8} for at in range(500)]
+    topics = [{"name": f"t{at}", "partitions": [{"partition_index": 0}] * 8} for at in range(150)]
     (raw,) = k.encode_response(k.APIS[k.METADATA], 9, 1, {"topics": topics})
     assert len(raw) > k.JOINED_BYTES_MAX
-    assert len(k.decode_response(k.METADATA, 9, raw[4:])[1]["topics"]) == 500
+    assert len(k.decode_response(k.METADATA, 9, raw[4:])[1]["topics"]) == 150
 
     batches = [bytes(100), bytes(k.JOINED_BYTES_MAX + 1), bytes(100), bytes(100)]
     partitions = [{"partition": at, "records": batches} for at in range(2)]
@@ -98,6 +98,23 @@ def test_only_large_values_of_a_response_are_separate_buffers() -> None:
     assert [piece is batches[1] for piece in pieces] == [False, True, False, True, False]
     found = k.decode_response(k.FETCH, 12, b"".join(pieces)[4:])[1]
     assert [each["records"] for each in found["topics"][0]["partitions"]] == [b"".join(batches)] * 2
+
+
+@pytest.mark.promise("P13")
+def test_a_response_of_many_pieces_is_joined_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [bytes(100), b"x" * (k.JOINED_BYTES_MAX + 1), bytes(100)]
+    partitions = [{"partition": at, "records": batches} for at in range(40)]
+    body = {"topics": [{"topic": "t", "partitions": partitions}]}
+    whole = k.encode_response(k.APIS[k.FETCH], 12, 1, body)
+    for portion in (1, 7, 50):
+        monkeypatch.setattr(k, "PIECES_AT_ONCE", portion)
+        pieces = k.encode_response(k.APIS[k.FETCH], 12, 1, body)
+        assert b"".join(pieces) == b"".join(whole)
+        assert sum(piece is batches[1] for piece in pieces) == 40, "large values are not copied"
+    described = {
+        "results": [{"resource_name": "t", "configs": [{"name": f"c{at}", "value": "v"} for at in range(500)]}]
+    }
+    assert len(k.encode_response(k.APIS[k.DESCRIBE_CONFIGS], 1, 1, described)) > 500 // 50
 
 
 @settings(max_examples=300)
