@@ -19,7 +19,7 @@ class Publisher:
         self.refused: set[int] = set()
         self.answers = 0
 
-    def receive_line(self, out: list[bytes]) -> None:
+    def receive_line(self, out: list[bytes | memoryview[int]]) -> None:
         for frame in frames(b"".join(out)):
             method = frame.method
             assert isinstance(method, m.BasicAck | m.BasicNack)
@@ -45,7 +45,7 @@ def test_confirms_and_nacks_reach_every_message_in_any_order(data: st.DataObject
         for ok in (False, True):
             numbers = [each for each in group if (each not in wrong) is ok]
             if numbers:
-                out: list[bytes] = []
+                out: list[bytes | memoryview[int]] = []
                 confirms.answer(numbers, ok, out)
                 client.receive_line(out)
         assert confirms.unanswered == len(client.open)
@@ -56,7 +56,7 @@ def test_confirms_and_nacks_reach_every_message_in_any_order(data: st.DataObject
 
 def test_consecutive_confirms_are_one_frame() -> None:
     confirms, client = Confirms(1), Publisher(200)
-    out: list[bytes] = []
+    out: list[bytes | memoryview[int]] = []
     confirms.last = 200
     confirms.answer(range(1, 101), True, out)
     confirms.answer(range(101, 201), True, out)
@@ -67,9 +67,9 @@ def test_consecutive_confirms_are_one_frame() -> None:
 
 def test_a_single_message_is_confirmed_without_multiple() -> None:
     confirms = Confirms(9)
-    out: list[bytes] = []
+    out: list[bytes | memoryview[int]] = []
     confirms.last = 1
     confirms.answer([1], True, out)
-    (frame,) = frames(out[0])
+    (frame,) = frames(bytes(out[0]))
     assert frame.channel == 9
     assert frame.method == m.BasicAck(1, False)

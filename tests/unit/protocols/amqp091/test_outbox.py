@@ -35,7 +35,7 @@ def test_a_delivery_is_encoded_with_all_its_parts(
     given_messages: list[tuple[int, bool, str, str, str | None]], tag: int
 ) -> None:
     writer = DeliverWriter(5, "ctag", FRAME_MAX)
-    one_by_one: list[bytes] = []
+    one_by_one: list[bytes | memoryview[int]] = []
     deliveries = []
     expected = []
     for index, (size, redelivered, exchange, key, app_id) in enumerate(given_messages):
@@ -46,7 +46,7 @@ def test_a_delivery_is_encoded_with_all_its_parts(
         expected.append(Message(m.BasicDeliver("ctag", tag + index, redelivered, exchange, key), raw, body))
     found = list(frames(b"".join(one_by_one)))
     assert messages(found) == expected
-    together: list[bytes] = []
+    together: list[bytes | memoryview[int]] = []
     writer.write_all(together, tag, deliveries)
     assert b"".join(together) == b"".join(one_by_one)
     assert {frame.channel for frame in found} == {5}
@@ -54,7 +54,7 @@ def test_a_delivery_is_encoded_with_all_its_parts(
 
 
 def test_pika_decodes_a_delivery() -> None:
-    out: list[bytes] = []
+    out: list[bytes | memoryview[int]] = []
     properties = encode(Properties(content_type="text/plain", delivery_mode=2, message_id="m"))
     DeliverWriter(1, "tag", FRAME_MAX).write(out, 9, True, encode_envelope("ex", "key", properties), b"hello")
     raw = b"".join(out)
@@ -81,7 +81,7 @@ def test_the_cache_of_encoded_parts_is_bounded() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4088, 4089])
 def test_basic_return_and_get_ok_carry_their_content(size: int) -> None:
-    out: list[bytes] = []
+    out: list[bytes | memoryview[int]] = []
     answer = m.BasicGetOk(1, False, "", "q", 3)
     write_content(out, 2, answer, b"\0\0", b"b" * size, FRAME_MAX)
     assert messages(frames(b"".join(out))) == [Message(answer, b"\0\0", b"b" * size)]
