@@ -29,7 +29,7 @@ from basaltmq.store.options import StoreOptions, database_options, family_option
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.rocks_errors import translate
 from basaltmq.store.rocks_properties import families_of
-from basaltmq.store.salvage import swap
+from basaltmq.store.salvage import excision, swap
 from basaltmq.store.salvage.unreadable import Unreadable
 from basaltmq.store.view import ATTEMPTS_MAX, ViewFiles
 
@@ -62,6 +62,7 @@ def open_store(
         directory.claim()
         cut_tails(directory, torn, report)
         end_checkpoint(path)
+        excision.clear(path)
         if directory.database.exists() and any(log.stat().st_size for log in wal_files(directory.database)):
             # RocksDB flushes rows that it replays from the WAL, so their bodies must be durable before.
             sync_files(path / BODIES)

@@ -58,6 +58,7 @@ from basaltmq.store.integrity.wal import is_wal
 from basaltmq.store.open import open_store
 from basaltmq.store.salvage import swap
 from basaltmq.store.salvage.copying import copy_rows
+from basaltmq.store.salvage.excision import KEPT
 from basaltmq.store.salvage.files import find_files
 from basaltmq.store.salvage.losses import Losses
 from basaltmq.store.salvage.naming import Loss
@@ -263,9 +264,9 @@ def _rebuild(
                 outcome.kept / swap.LOSSES, b"".join(msgspec.json.encode(each) + b"\n" for each in outcome.losses)
             )
             shutil.rmtree(scratch / "views", ignore_errors=True)
-            unreadable = path / QUARANTINE / UNREADABLE
-            if unreadable.exists():
-                os.rename(unreadable, outcome.kept / UNREADABLE)
+            for name in (UNREADABLE, KEPT):
+                if (path / QUARANTINE / name).exists():
+                    os.rename(path / QUARANTINE / name, outcome.kept / name)
             swap.take_over(path, number)
         finally:
             if not (path / swap.REPAIR).exists():

@@ -97,7 +97,7 @@ class RocksStore:
         self._was_logged = False
         self._families = families_of(db)
         if unreadable is not None:
-            unreadable.stop_compaction = lambda family: self._families[family].set_options(NOT_COMPACTED)
+            unreadable.on_damage = lambda family: self._families[family].set_options(NOT_COMPACTED)
         self._handles = [] if self._read_only else [db.get_column_family_handle(f.label) for f in Family]
         self._lock = threading.RLock()
         self._close_lock = threading.Lock()

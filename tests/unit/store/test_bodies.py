@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from basaltmq.store.integrity.synced import SYNCED
 from basaltmq.store.open import open_store, open_view, reopen_store
 from basaltmq.store.repair import repair
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.verify import verify
 
 C = Family.MESSAGE_CONTENT
@@ -309,6 +311,64 @@ def test_repair_finds_bodies_whose_rows_are_lost(store: BodyStore) -> None:
     assert dict(again.scan(C)) == {key(n): body(n) for n in range(8)}
     assert again.verify() == []
     again.close()
+
+
+def damage_rows(path: Path, family: Family) -> None:
+    """Damage the first block of a family's tables."""
+    for table in (path / "kv").glob("*.sst"):
+        if table_family(table)[0] == family.label:
+            damage(table, lambda data: data.__setitem__(12, data[12] ^ 4))
+
+
+@pytest.mark.promise("P1", "P7")
+def test_a_store_with_unreadable_places_serves_other_bodies_and_keeps_all_files(
+    store: BodyStore, small_files: int
+) -> None:
+    put(store, *range(8))
+    store.close()
+    damage_rows(store.path, Family.BODY_PLACES)
+    again = open_store(store.path)
+    assert again.get(C, key(0)) is None
+    put(again, 100)
+    put(again, 200, size=SMALL)
+    assert dict(again.scan(C)) == {key(100): body(100), key(200): body(200, SMALL)}
+    assert again.get_many(C, [key(1), key(100), key(200)]) == [None, body(100), body(200, SMALL)]
+    put(again, 101)
+    delete(again, 0, 100)
+    again.sync()
+    settle(again)
+    assert len(names(store.path)) == 3, "a repair finds the bodies in them"
+    assert again.has_unreadable(Family.BODY_PLACES)
+    again.close()
+    # The counts of live bytes are wrong now, as after a crash.
+    (store.path / "bodies" / "0000000009.body").touch()
+    again = open_store(store.path)
+    again.tidy()
+    assert len(names(store.path)) == 4
+    assert dict(again.scan(C)) == {key(101): body(101), key(200): body(200, SMALL)}
+    again.close()
+    assert repair(store.path).remaining == []
+    again = open_store(store.path)
+    assert [again.get(C, key(n)) for n in range(1, 8)] == [body(n) for n in range(1, 8)]
+    again.close()
+
+
+@pytest.mark.promise("P6", "P7")
+def test_unreadable_counts_of_body_files_are_counted_again(store: BodyStore) -> None:
+    put(store, *range(8))
+    delete(store, *range(4))
+    store.close()
+    counts = decode_files(store_rows(store.path))
+    damage_rows(store.path, Family.BODY_FILES)
+    again = open_store(store.path)
+    assert decode_files(again.scan(Family.BODY_FILES)) == counts
+    assert [again.get(C, key(n)) for n in range(4, 8)] == [body(n) for n in range(4, 8)]
+    again.close()
+
+
+def store_rows(path: Path) -> list[tuple[bytes, bytes]]:
+    with closing(open_view(path)) as view:
+        return list(view.scan(Family.BODY_FILES))
 
 
 @pytest.mark.promise("P1", "P7")

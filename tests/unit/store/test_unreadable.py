@@ -16,6 +16,7 @@ from basaltmq.store.options import StoreOptions
 from basaltmq.store.ranges import read_pieces, read_ranges
 from basaltmq.store.repair import repair
 from basaltmq.store.rocks import RocksStore
+from basaltmq.store.salvage.files import table_family
 from basaltmq.store.salvage.unreadable import UNREADABLE
 
 ROWS = 1000
@@ -69,6 +70,49 @@ def test_messages_around_a_damaged_block_are_readable_by_every_call(home: Path, 
     assert bytes.fromhex(said[0]["start"]) <= lost < bytes.fromhex(said[0]["end"])
     assert repair(home).kept is not None
     assert not (home / "quarantine" / UNREADABLE).exists()
+
+
+@pytest.mark.promise("P1", "P7")
+@pytest.mark.parametrize("family", [Family.MESSAGES, Family.LEASES], indirect=True)
+def test_rows_written_into_the_range_of_a_damaged_block_are_read(home: Path, family: Family) -> None:
+    """Also those written before the damage is found, and those in other SST files."""
+    (table,) = [each for each in (home / "kv").glob("*.sst") if table_family(each)[0] == family.label]
+    store = open_store(home)
+    beside = [key(number) + b"+" for number in range(0, ROWS, 10)]
+    write_all(store, family, beside[::2])
+    store.flush(family)
+    write_all(store, family, beside[1::2])
+    read = {each for each, _ in store.scan(family)}
+    assert {*beside} <= read
+    lost = {key(number) for number in range(ROWS)} - read
+    assert 0 < len(lost) < ROWS // 2
+    later = [key(number) + b"-" for number in range(0, ROWS, 10)]
+    write_all(store, family, later)
+    start, end = key(0), key(ROWS)
+    pieces, _ = read_pieces(store, family, start, end, 2 * ROWS, 1 << 24, 100)
+    assert {each for piece in pieces for each in piece.keys} == read | {*later}
+    assert [store.get(family, each) for each in (beside[0], later[-1])] == [b"row"] * 2
+    # A scan that begins in the block does not read it.
+    assert next(iter(store.scan(family, min(lost) + b"!")))[0] in {*beside, *later}
+    store.sync()
+    store.close()
+    store = open_store(home)
+    assert {each for each, _ in store.scan(family)} == read | {*later}
+    store.close()
+    assert (home / "quarantine" / "unreadable" / table.name).exists()
+    outcome = repair(home)
+    assert outcome.remaining == []
+    assert outcome.losses
+    store = open_store(home)
+    assert {each for each, _ in store.scan(family)} == read | {*later}
+    store.close()
+
+
+def write_all(store: RocksStore, family: Family, keys: list[bytes]) -> None:
+    batch = Batch()
+    for each in keys:
+        batch.put(family, each, b"row")
+    store.write(batch)
 
 
 @pytest.mark.promise("P7")

@@ -119,9 +119,10 @@ class FilaListener:
         self._serving: tuple[VHost, Callable[[float], asyncio.Future[None]]] | None = None
         self._following: asyncio.Task[None] | None = None
         self._missing = ""
+        self._failure = ""
 
     async def start(self) -> None:
-        await self._follow_once()
+        await self._try_follow()
         self._following = asyncio.create_task(self._follow())
 
     async def close(self, grace_s: float) -> None:
@@ -135,10 +136,17 @@ class FilaListener:
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(FOLLOW_S)
-            try:
-                await self._follow_once()
-            except BasaltError as error:
-                _log.error("gRPC listener failed to start: %s", error)
+            await self._try_follow()
+
+    async def _try_follow(self) -> None:
+        """Follow the virtual host. If its data is damaged, the other virtual hosts and protocols are served."""
+        try:
+            await self._follow_once()
+            self._failure = ""
+        except BasaltError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                _log.error("gRPC cannot serve vhost %r: %s", self._config.fila.vhost, error)
 
     async def _follow_once(self) -> None:
         vhost: VHost | None = None

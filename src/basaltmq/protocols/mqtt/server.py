@@ -18,7 +18,7 @@ from msgspec import Struct
 from basaltmq.broker.auth.web_hosts import WebHosts
 from basaltmq.broker.node import Node
 from basaltmq.broker.scheduling.loop_shares import LoopShares
-from basaltmq.errors import BasaltError
+from basaltmq.errors import BasaltError, VHostDownError
 from basaltmq.protocols.mqtt.connection import Connection
 from basaltmq.protocols.mqtt.host import MqttHost
 from basaltmq.protocols.mqtt.settings import Settings
@@ -60,6 +60,8 @@ class Server(ConnectionServer[Connection]):
         self.sys_topics = SysTopics(self)
         self._ended = Totals()
         self._hosts: dict[str, MqttHost] = {}
+        self._failures: dict[str, str] = {}
+        """Virtual hosts whose MQTT state does not open, and why, as the log has it."""
 
     def protocol(self) -> Connection:
         return Connection(self)
@@ -96,8 +98,14 @@ class Server(ConnectionServer[Connection]):
         for name in self.node.vhosts():
             try:
                 self.host(name)
+                self._failures.pop(name, None)
+            except VHostDownError:
+                pass
             except BasaltError as error:
-                _log.debug("MQTT of vhost %r is not available: %s", name, error)
+                # The other virtual hosts and protocols are served. A later call tries again.
+                if str(error) != self._failures.get(name):
+                    self._failures[name] = str(error)
+                    _log.error("MQTT cannot serve vhost %r: %s", name, error)
         for name in self._hosts.keys() - set(self.node.vhosts()):
             self._hosts.pop(name).close()
 

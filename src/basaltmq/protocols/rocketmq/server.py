@@ -10,7 +10,6 @@ import logging
 import socket
 import ssl
 import time
-from contextlib import suppress
 from typing import Final
 
 from basaltmq.broker.auth.self_signed import certificate_file
@@ -18,7 +17,7 @@ from basaltmq.broker.config.settings import Tls
 from basaltmq.broker.node import Node
 from basaltmq.broker.scheduling.loop_shares import LoopShares
 from basaltmq.broker.vhost_directory import CERTIFICATE_FILE
-from basaltmq.errors import VHostDownError, VHostNotFoundError
+from basaltmq.errors import BasaltError, VHostDownError, VHostNotFoundError
 from basaltmq.protocols.grpc.server.certificates import Certificates
 from basaltmq.protocols.grpc.server.connection import ServerConnection
 from basaltmq.protocols.grpc.server.methods import Method
@@ -51,6 +50,8 @@ class Server:
         self._host: Host | None = None
         self._listener: Listener | None = None
         self._opener: asyncio.TimerHandle | None = None
+        self._failure = ""
+        """Why the host does not open, as the log has it."""
         self._grpc = GrpcServer(
             methods(Methods(self, settings.access)),
             _failed,
@@ -97,8 +98,16 @@ class Server:
     def _open_host(self) -> None:
         """Open the host each time its virtual host starts, so that scheduled messages need no client."""
         self._opener = asyncio.get_running_loop().call_later(OPEN_EVERY_S, self._open_host)
-        with suppress(VHostDownError, VHostNotFoundError):
+        try:
             self.host()
+            self._failure = ""
+        except (VHostDownError, VHostNotFoundError):
+            pass
+        except BasaltError as error:
+            # The other virtual hosts and protocols are served. Each call tries again.
+            if str(error) != self._failure:
+                self._failure = str(error)
+                _log.error("RocketMQ cannot serve vhost %r: %s", self.settings.vhost, error)
 
     async def close(self, grace_s: float) -> None:
         """Refuse new calls, end long polls, and let running calls finish for `grace_s` seconds."""

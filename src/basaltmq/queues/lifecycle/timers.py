@@ -9,7 +9,8 @@ and queue are one row. Only the next deadline is in memory, so 100,000 idle queu
 Times are rounded up to a millisecond, so that calls of the same millisecond share a row.
 
 An unreadable key is noted for the quarantine. Its meaning is unknown, so `Rearm` scans the rows that need timers and
-sets their timers again. A timer that already exists is the same row.
+sets their timers again, as it does if the store has skipped unreadable timers. A timer that already exists is the same
+row.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Timers:
         self._deadline_ns: int | None = None
         self.rearm: Rearm | None = None
         """Work left after a timer was lost; None if there is none."""
+        self._has_skipped = False
+        """Whether the store has skipped timers, which `rearm` sets again."""
         self._find_first()
 
     def set(self, change: Change, due_ns: int, kind: bytes, queue: str) -> None:
@@ -99,6 +102,9 @@ class Timers:
     def _find_first(self) -> None:
         """Find the first timer. Earlier keys are not scanned again."""
         first = next(self._timers(None), None)
+        if not self._has_skipped and self._store.has_unreadable(Family.TIMERS):
+            self._has_skipped = True
+            self.rearm = Rearm(self._store)
         if first is None:
             self._deadline_ns = None
         else:

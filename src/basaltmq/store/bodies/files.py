@@ -99,6 +99,8 @@ class BodyFiles:
         self._handles: OrderedDict[int, _Handle] = OrderedDict()
         self._handles_lock = threading.Lock()
         self._sync_lock = threading.Lock()
+        self._kept_before = 0
+        """Files with a lower number are neither removed nor emptied."""
         self._before: dict[int, tuple[int, int]] = {}
         """Live bytes and end of each file before the batch changed it."""
 
@@ -115,6 +117,10 @@ class BodyFiles:
         self.durable = Position(self._next, 0)
         self.forgotten = {number for number, live_bytes in live.items() if not live_bytes and number not in found}
         return found.keys() == live.keys() - self.forgotten
+
+    def keep_all(self) -> None:
+        """Keep the files that exist, because not all rows that point to them are readable."""
+        self._kept_before = max([self._next, *(number + 1 for number in files_in(self.directory))])
 
     def pin(self) -> Pin:
         pin = Pin()
@@ -219,11 +225,15 @@ class BodyFiles:
         return [file for file in self.files.values() if self._is_wasteful(file)]
 
     def _is_dead(self, file: BodyFile) -> bool:
-        return not file.live_bytes and (file is not self._current or file.end >= IDLE_BYTES_MIN)
+        if file.live_bytes or file.number < self._kept_before:
+            return False
+        return file is not self._current or file.end >= IDLE_BYTES_MIN
 
     def _is_wasteful(self, file: BodyFile) -> bool:
         """Whether half of a file is garbage, and the rest can be moved."""
-        return 0 < file.live_bytes * 2 <= file.end and not file.is_stuck and file is not self._current
+        if file.is_stuck or file is self._current or file.number < self._kept_before:
+            return False
+        return 0 < file.live_bytes * 2 <= file.end
 
     def remove_dead(self, lock: AbstractContextManager[object]) -> None:
         """Remove the dead files that no reader may need."""

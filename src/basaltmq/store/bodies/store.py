@@ -23,10 +23,13 @@ Invariants
 - When half of a full file is garbage, a thread moves its live bodies. It appends them to the current file, a few at a
   time, and changes their places. A reader that finds its file removed reads the place again.
 
-In a crash ---------- A killed process loses nothing that was written. A power loss may leave a batch in the WAL whose
-body is not on disk. Such a batch was never confirmed, and the open cuts the WAL there (`integrity/body_tails.py`). If
-the row of such a body was already flushed to an SST file, the body counts as damaged: it is reported and quarantined. A
-flipped bit loses one body. A missing file loses its bodies. Both are reported like unreadable rows.
+In a crash
+----------
+A killed process loses nothing that was written. A power loss may leave a batch in the WAL whose body is not on disk.
+Such a batch was never confirmed, and the open cuts the WAL there (`integrity/body_tails.py`). If the row of such a body
+was already flushed to an SST file, the body counts as damaged: it is reported and quarantined. A flipped bit loses one
+body. A missing file loses its bodies. Both are reported like unreadable rows. While rows of `body_places` are
+unreadable, the files that exist are kept, because a repair finds the bodies of those rows in them.
 
 A write that RocksDB refuses (a stall) moves the end of the file back. A failed append or fdatasync, as on a full disk,
 poisons the store like a failed WAL write, and nothing is confirmed.
@@ -73,6 +76,7 @@ from basaltmq.store.integrity.synced import SyncedFile
 from basaltmq.store.options import StoreOptions
 from basaltmq.store.rocks import RocksStore
 from basaltmq.store.rocks_cursor import RocksSnapshot
+from basaltmq.store.salvage.excision import excised
 from basaltmq.store.salvage.unreadable import Unreadable
 
 LARGE_BYTES_MIN: Final = 32 << 10
@@ -126,6 +130,8 @@ class BodyStore(RocksStore):
         self._tidier: threading.Thread | None = None
         self._wants_tidy = False
         self._is_stopping = False
+        if unreadable is not None:
+            self._watch_damage(unreadable)
         if not self._is_view and not self._files.load(decode_files(self.scan(FILES))):
             self.recount_bodies()
 
@@ -251,6 +257,7 @@ class BodyStore(RocksStore):
             place = before[key] if key in before else self._place(key)
             if place is not None:
                 self._files.release(key, place)
+            if place is not None or self.has_unreadable(PLACES):
                 batch.delete(PLACES, key)
             before[key] = None
 
@@ -269,6 +276,8 @@ class BodyStore(RocksStore):
                 if kind in (PUT, DELETE):
                     release(key)
                 elif key < value:
+                    if self.has_unreadable(PLACES):
+                        batch.delete_range(PLACES, key, value)
                     for each in self._keys_of(key, value) | {each for each in before if key <= each < value}:
                         release(each)
         self._account(batch)
@@ -417,20 +426,54 @@ class BodyStore(RocksStore):
                         moved = self._files.append(key, body)
                         self._files.release(key, place)
                         batch.put(PLACES, key, moved.encode())
+                if batch:
+                    self._account(batch)
+                    self._write_rows(batch)
             except BaseException:
                 self._files.undo()
                 raise
-            if not batch:
-                return
-            self._account(batch)
-            self._writes += 1
-            self._was_logged = True
-            error = self._write_native(super()._native(batch)[0], self._logged)
+            self._files.begin()
+
+    def _write_rows(self, batch: Batch) -> None:
+        """Write rows as they are: bodies among them are not diverted. The lock is held."""
+        self._writes += 1
+        self._was_logged = True
+        error = super()._write_native(super()._native(batch)[0], self._logged)
         if error is not None:
             failure = self._translated(error)
             if not isinstance(failure, StoreStalledError):
                 self.poison(failure)
             raise failure from error
+
+    # Damage
+
+    def _watch_damage(self, unreadable: Unreadable) -> None:
+        stop_compaction = unreadable.on_damage
+        unreadable.excise = self._excise
+
+        def damaged(family: Family) -> None:
+            if family is PLACES:
+                self._files.keep_all()
+            if stop_compaction is not None:
+                stop_compaction(family)
+
+        unreadable.on_damage = damaged
+        if PLACES.label in unreadable.families:
+            self._files.keep_all()
+
+    def _excise(self, family: Family, start: bytes, end: bytes | None, fault: str) -> bool:
+        """Take a range with a damaged block out of the database. Return whether that succeeded."""
+        try:
+            with self._lock:
+                self._require_writable()
+                batch = excised(self.path, self._create_checkpoint, family, start, end, fault)
+                if batch is None:
+                    return False
+                self._write_rows(batch)
+        except (BasaltError, OSError) as error:
+            _log.error("the rows next to damaged ones stay hidden until the store is repaired: %s", error)
+            return False
+        return True
 
     # Operators
 
@@ -483,6 +526,8 @@ class BodyStore(RocksStore):
         self._recent = RecentBodies()
         self._is_stopping = False
         super().continue_as(fresh)
+        assert self._unreadable is not None, "a store that is written to has it"
+        self._unreadable.excise = self._excise
 
 
 def is_large(key: bytes, body: bytes) -> bool:

@@ -16,7 +16,7 @@ A lost block may have held tombstones. Then older rows of the same keys in other
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -44,14 +44,17 @@ EMPTY_STEPS_MAX: Final = 100_000
 Row = tuple[bytes, bytes]
 
 
-def read_family(views: Views, label: str, gaps: list[Gap]) -> Iterator[Row]:
-    """Yield every readable row of a family in key order. Append the unreadable ranges to `gaps`."""
+def read_family(views: Views, label: str, gaps: list[Gap], excised: Iterable[Gap] = ()) -> Iterator[Row]:
+    """Yield every readable row of a family in key order. Append the unreadable ranges to `gaps`, and the excised ones,
+    which readers do not meet."""
     open_gaps: list[Gap] = []
 
     def lost(gap: Gap) -> None:
         gaps.append(gap)
         open_gaps.append(gap)
 
+    for gap in excised:
+        lost(gap)
     for name in sorted(views.missing()):
         table = views.tables[name]
         if table.family == label:
@@ -116,7 +119,7 @@ class _Reading:
         for name, table in self._views.tables.items():
             if table.family == self._label and name.endswith(".sst") and name not in without:
                 alone = partial(self._iter, self._views.others(name), None, checked=False)
-                if not table.is_missing and _fails_like(alone, fault)(start):
+                if not table.is_missing and fails_like(alone, fault)(start):
                     return name
         return ""
 
@@ -129,7 +132,7 @@ class _Reading:
             self._lost(Gap(self._label, key, key + b"\0", "", _short(fault)))
             return bytes(key) + b"\0"
         cursors = partial(self._iter, without, None)
-        following = _bisected(_fails_like(cursors, fault), cursors, start, end)
+        following = _bisected(fails_like(cursors, fault), cursors, start, end)
         self._lost(Gap(self._label, start, following, "", _short(fault)))
         return following
 
@@ -139,7 +142,7 @@ class _Reading:
         if table is None:
             return end
         cursors = partial(self._iter, self._views.others(file), None)
-        fails = _fails_like(cursors, fault)
+        fails = fails_like(cursors, fault)
         last = _after(table)
         if (last is not None and last <= start) or not fails(start):
             # The table alone does not fail here.
@@ -162,13 +165,12 @@ def fault_of(fault: str) -> str:
     return named.name
 
 
-def after_block(new_cursor: Callable[[], RdictIter], fault: str, start: bytes, end: bytes | None) -> bytes | None:
-    """Return the first readable key at or after `start`, None if there is none before `end`."""
-    following = _bisected(_fails_like(new_cursor, fault), new_cursor, start, end)
-    return None if following is None or (end is not None and following >= end) else following
+def after_block(new_cursor: Callable[[], RdictIter], fault: str, start: bytes) -> bytes | None:
+    """Return the first readable key at or after `start`, None if there is none."""
+    return _bisected(fails_like(new_cursor, fault), new_cursor, start, None)
 
 
-def _fails_like(new_cursor: Callable[[], RdictIter], fault: str) -> Callable[[bytes], bool]:
+def fails_like(new_cursor: Callable[[], RdictIter], fault: str) -> Callable[[bytes], bool]:
     """Return a function that returns whether a seek of a key fails at the same position."""
     place = _PLACE.search(fault)
 

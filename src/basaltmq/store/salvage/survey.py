@@ -16,6 +16,7 @@ from basaltmq.store.families import Family
 from basaltmq.store.integrity.body_frames import BODIES, BodyFault, Place, check_places
 from basaltmq.store.integrity.seals import Seals, check_manifest
 from basaltmq.store.integrity.synced import missing_writes, short_manifest
+from basaltmq.store.salvage.excision import recorded
 from basaltmq.store.salvage.files import Files, find_files
 from basaltmq.store.salvage.losses import Gap, Losses
 from basaltmq.store.salvage.naming import Loss, Naming
@@ -38,6 +39,7 @@ class Survey:
         if is_copy:
             self.files.logs = []
         self.views = Views(self.files, folder)
+        self._excised = recorded(directory)
         self.losses = Losses(manifest_rebuilt=self.files.manifest is None)
         if not is_copy:
             self._check_logs()
@@ -45,7 +47,8 @@ class Survey:
 
     def read(self, label: str) -> Iterator[Row]:
         """Yield every readable row of a family. Unreadable ranges go to `losses`."""
-        return read_family(self.views, label, self.losses.gaps)
+        excised = [gap for gap in self._excised if gap.family == label]
+        return read_family(self.views, label, self.losses.gaps, excised)
 
     def scan(self, family: Family, start: bytes = b"", end: bytes | None = None) -> Iterator[Row]:
         """Yield readable rows without recording the others."""

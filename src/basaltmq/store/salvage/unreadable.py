@@ -14,8 +14,9 @@ Compaction must not read the damaged block, because RocksDB then stops all write
 no longer compacted. That makes reads slower but never stalls writes. If compaction reads the damaged block first, a
 write fails and poisons the store. The SST file is recorded, and the next open does not compact its family.
 
-Bisection over keys finds the key after the damage (`salvage.reading`): a few hundred seeks per block. Rows that other
-SST files have in the same key range are skipped too; a repair finds them.
+Bisection over keys finds the key after the damage (`salvage.reading`): a few hundred seeks per block. The store then
+takes the range out of the database (`salvage.excision`), because an iterator would hide every other row in it, also
+those written later. If that fails, the range is skipped with all its rows; a repair finds them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from basaltmq.store.families import BY_LABEL, Family
 from basaltmq.store.options import FILES_ANY
 from basaltmq.store.rocks_cursor import Cursor
 from basaltmq.store.salvage.files import table_family
-from basaltmq.store.salvage.reading import after_block, fault_of
+from basaltmq.store.salvage.reading import after_block, fails_like, fault_of
 
 UNREADABLE: Final = "unreadable.jsonl"
 
@@ -50,6 +51,12 @@ SKIPPABLE: Final = frozenset(
         Family.QUEUE_STATS,
         Family.LEASES,
         Family.LEASE_EXPIRY,
+        Family.MESSAGE_EXPIRY,
+        Family.TIMERS,
+        Family.DEDUP,
+        Family.DEDUP_EXPIRY,
+        Family.BODY_PLACES,
+        Family.BODY_FILES,
     }
 )
 """Families in which an unreadable row affects only that row, or can be computed again."""
@@ -73,11 +80,14 @@ class Unreadable:
     def __init__(self, directory: Path) -> None:
         self._path = directory / QUARANTINE / UNREADABLE
         self._lock = threading.Lock()
-        self._known: set[tuple[str, bytes]] = set()
+        self._known: set[tuple[str, bytes, bytes | None]] = set()
         self.count = 0
         """Ranges found since the last repair."""
         self._database = directory / DATABASE
-        self.stop_compaction: Callable[[Family], None] | None = None
+        self.on_damage: Callable[[Family], None] | None = None
+        """Called for the first damage of a family."""
+        self.excise: Callable[[Family, bytes, bytes | None, str], bool] | None = None
+        """Takes a range with a fault out of the database. Returns whether it did."""
         self.families = self._read()
         """Labels of the damaged families."""
         if self.families:
@@ -125,12 +135,12 @@ class Unreadable:
     def range(self, family: Family, start: bytes, end: bytes | None, why: str) -> None:
         """Record a range once."""
         with self._lock:
-            if (family.label, start) in self._known:
+            if (family.label, start, end) in self._known:
                 return
             self.count += 1
             if len(self._known) >= RANGES_MAX:
                 return
-            self._known.add((family.label, start))
+            self._known.add((family.label, start, end))
             content = {
                 "at_ms": now_ms(),
                 "family": family.label,
@@ -144,10 +154,10 @@ class Unreadable:
                 _log.error("%s could not be written: %s", self._path, error)
             if family.label not in self.families:
                 self.families.add(family.label)
-                if self.stop_compaction is not None:
+                if self.on_damage is not None:
                     with contextlib.suppress(Exception):
                         # The store may be closing.
-                        self.stop_compaction(family)
+                        self.on_damage(family)
         _log.error(
             "skipped unreadable rows of family %s from key %s: %s; "
             "verify the store, and repair it (basalt store repair)",
@@ -183,6 +193,8 @@ def scan_past(
     `new_cursor` makes another cursor of the same family.
     """
     reached: bytes | None = start
+    retried: bytes | None = None
+    excised: tuple[bytes, bytes | None] | None = None
     while reached is not None:
         begun = reached
         try:
@@ -190,8 +202,19 @@ def scan_past(
             return
         except CorruptionError as error:
             begun = begun if cursor.reached is None else cursor.reached + b"\0"
-            first, reached = _damaged_range(native, begun, end, error)
-            unreadable.range(family, first, end if reached is None else reached, str(error))
+            fault = str(error.__cause__ or error)
+            if retried != begun and not fails_like(native.iter, fault)(begun):
+                # The step from the last row fails, a seek does not: the block was excised.
+                reached = retried = begun
+            else:
+                # Beyond the end of the scan, too: an excision covers the whole block.
+                first, stop = _damaged_range(native, begun, fault)
+                unreadable.range(family, first, stop, str(error))
+                reached = None if stop is None or (end is not None and stop >= end) else stop
+                if excised != (first, stop) and unreadable.excise is not None:
+                    excised = (first, stop)
+                    if unreadable.excise(family, first, stop, fault):
+                        reached = begun
         reading = ReadOptions()
         if end is not None:
             reading.set_iterate_upper_bound(end)
@@ -199,18 +222,15 @@ def scan_past(
     cursor.close()
 
 
-def _damaged_range(
-    family: Rdict, start: bytes, end: bytes | None, error: CorruptionError
-) -> tuple[bytes, bytes | None]:
+def _damaged_range(family: Rdict, start: bytes, fault: str) -> tuple[bytes, bytes | None]:
     """Return the start of the unreadable rows, at or after `start`, and the next readable key or None."""
-    fault = str(error.__cause__ or error)
-    reading = ReadOptions()
-    reading.set_verify_checksums(False)
     if not fault_of(fault).endswith(".sst"):
         # The value is in a blob file, and its key is in a readable SST file.
+        reading = ReadOptions()
+        reading.set_verify_checksums(False)
         cursor = family.iter(reading)
         cursor.seek(start)
         if cursor.valid():
             key: bytes = cursor.key()
-            return key, key + b"\0" if end is None or key < end else None
-    return start, after_block(lambda: family.iter(), fault, start, end)
+            return key, key + b"\0"
+    return start, after_block(family.iter, fault, start)
