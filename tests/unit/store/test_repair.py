@@ -287,6 +287,7 @@ def test_a_slot_of_synced_decodes_to_its_content() -> None:
 
 
 @pytest.mark.promise("P7")
+@pytest.mark.timeout(900)
 def test_a_flipped_bit_anywhere_in_a_table_costs_at_most_that_table(tmp_path: Path) -> None:
     store = open_store(tmp_path / "open")
     for table in range(2):
