@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hpack import Encoder
 from tests.interop.server import Broker, running
 
 from basaltmq.protocols.grpc.http2 import frames as f
@@ -18,7 +19,8 @@ TIMEOUT_MS = 500
 CLOSED_S = 60.0
 """asyncio gives a TLS handshake 60 s by itself."""
 
-LISTENERS = ("amqps", "kafka", "fila", "admin", "mqtts", "mqtt_ws")
+LISTENERS = ("amqps", "kafka", "fila", "admin", "mqtts", "mqtt_ws", "rocketmq")
+GRPC = f.PREFACE + f.settings([]) + f.SETTINGS_ACK
 UPGRADE = (
     b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
     b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Protocol: mqtt\r\n\r\n"
@@ -41,11 +43,19 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         "--kafka-access=users",
         "--fila-tls=true",
         "--fila-access=keys",
+        "--rocketmq-access=users",
         "--admin-tls=true",
         f"--limits-handshake-timeout-ms={TIMEOUT_MS}",
     )
     with running(tmp_path_factory.mktemp("handshakes") / "data", *flags) as broker:
         yield broker
+
+
+def call(path: str) -> bytes:
+    """Open a connection and a call whose request never comes."""
+    fields = [(":method", "POST"), (":scheme", "https"), (":path", path), ("content-type", "application/grpc")]
+    block = Encoder().encode([*fields, ("te", "trailers")])
+    return GRPC + len(block).to_bytes(3, "big") + bytes((f.HEADERS, f.END_HEADERS)) + (1).to_bytes(4, "big") + block
 
 
 def wait_closed(connection: socket.socket) -> None:
@@ -77,7 +87,14 @@ def test_an_incomplete_tls_handshake_times_out(guarded: Broker, listener: str) -
         ("mqtt_ws", None, b"GET /mqtt HTTP/1.1\r\nHost:"),
         ("mqtt_ws", None, UPGRADE),
         ("fila", "h2", b""),
-        ("fila", "h2", f.PREFACE + f.settings([]) + f.SETTINGS_ACK),
+        ("amqps", None, b"AMQP\0\1\0\0"),
+        ("amqps", None, b"AMQP\3\1\0\0"),
+        ("fila", "h2", GRPC),
+        ("fila", "h2", call("/fila.v1.FilaService/Enqueue")),
+        ("fila", "h2", call("/basalt.v1.Queues/OpenSession")),
+        ("rocketmq", "h2", b""),
+        ("rocketmq", "h2", GRPC),
+        ("rocketmq", "h2", call("/apache.rocketmq.v2.MessagingService/SendMessage")),
     ],
 )
 def test_an_unauthenticated_client_is_disconnected(

@@ -217,7 +217,7 @@ class ServerConnection(Http2Socket[RequestHead]):
             if now_s - self.connected_s > self.server.handshake_s:
                 self.core.abandon(Code.SETTINGS_TIMEOUT, "no SETTINGS frame arrived within the handshake timeout")
                 self._disconnect()
-        elif not self.is_authenticated and not self._calls and now_s - self.connected_s > self.server.handshake_s:
+        elif not self.is_authenticated and now_s - self.connected_s > self._login_s():
             self.core.abandon(Code.NO_ERROR, "no call with valid credentials arrived within the handshake timeout")
             self._disconnect()
         elif self.ping_sent_s:
@@ -228,6 +228,11 @@ class ServerConnection(Http2Socket[RequestHead]):
             self.ping_sent_s = now_s
             self.core.ping()
             self._flush()
+
+    def _login_s(self) -> float:
+        """Return the time for a login. A call may wait for its check, because failed logins delay later ones, but a
+        call that its client never finishes must not keep the connection."""
+        return self.server.handshake_s * (2 if self._calls else 1)
 
     def leave(self, text: str) -> None:
         """Refuse new calls."""
