@@ -156,7 +156,7 @@ class Methods:
         user = self._user(call, fields.get(DATE_TIME, ""))
         host = self._hosts.host()
         self._hosts.node.permissions.check_vhost(user, host.vhost.name)
-        call.connection.is_authenticated = True
+        call.connection.authenticated()
         if not client_id.strip() or len(client_id) > CLIENT_ID_CHARACTERS_MAX:
             raise Refused(wire.CLIENT_ID_REQUIRED, f"a call needs the header {CLIENT_ID} with 1 to 255 characters")
         return Caller(

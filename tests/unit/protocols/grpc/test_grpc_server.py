@@ -390,6 +390,45 @@ def test_incomplete_messages_use_bounded_memory() -> None:
     run(work, request_bytes_max=100_000)
 
 
+@pytest.mark.promise("P8")
+def test_incomplete_messages_of_all_connections_without_a_login_share_one_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("basaltmq.protocols.grpc.server.connection.STRANGERS_BYTES_MAX", 2 * LARGE)
+
+    def login(raw: Any, call: Call) -> bytes:
+        call.connection.authenticated()
+        return b""
+
+    async def main() -> None:
+        methods = {**Handlers().methods(), "/Login": Unary(login, bytes)}
+        shares = LoopShares(clock_s=lambda: 0.0)
+        server = GrpcServer(
+            methods, outcome_of, request_bytes_max=4 * LARGE, requires_authentication=True, shares=shares
+        )
+        incomplete = PREFIX.pack(0, LARGE) + bytes(LARGE * 5 // 8)
+        sessions = [Session(server) for _ in range(4)]
+        for session in sessions[:3]:
+            session.call("/Echo", incomplete, ends=False)
+        known = sessions[0]
+        known.call("/Login", prefixed(b""), stream=3)
+        await known.until(lambda: known.connection.is_authenticated)
+        sessions[3].call("/Echo", incomplete, ends=False)
+        assert [each.outcome() for each in sessions] == [None, None, None, None]
+        stranger = Session(server)
+        stranger.call("/Echo", incomplete, ends=False)
+        found = stranger.outcome()
+        assert found is not None
+        assert found.status is Status.RESOURCE_EXHAUSTED
+        for session in sessions[1:]:
+            session.connection.connection_lost(None)
+        assert server.strangers_bytes == 0
+        stranger.call("/Echo", incomplete, ends=False, stream=3)
+        assert stranger.outcome(3) is None
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("frame_bytes", [1, FRAME_BYTES_MIN, 70_000, FRAME_BYTES_ACCEPTED])
 @pytest.mark.parametrize("path", ["/Echo", "/Type", "/View", "/Doubles"])
 def test_requests_are_decoded_for_any_frame_size(path: str, frame_bytes: int) -> None:

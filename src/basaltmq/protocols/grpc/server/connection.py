@@ -33,6 +33,10 @@ READ_BYTES_LARGE: Final = 128 << 10
 RESPONSES_BYTES_MAX: Final = 64 << 20
 """Responses that wait for the client's windows before new calls are refused."""
 
+STRANGERS_BYTES_MAX: Final = 64 << 20
+"""Limit for incomplete messages of all connections without a login. The credentials of a call are checked when its
+request is complete, so these bytes are anybody's."""
+
 _log: Final = logging.getLogger("basaltmq")
 
 
@@ -48,8 +52,7 @@ class ServerConnection(Http2Socket[RequestHead]):
         self.outcome_of = server.outcome_of
         self.request_bytes_max = server.request_bytes_max
         self.peer = ""
-        self.is_authenticated = not server.requires_authentication
-        """Whether a caller presented valid credentials, or none are required."""
+        self._is_authenticated = not server.requires_authentication
         self.handler_state: dict[Any, Any] = {}
         """Storage for handlers, kept between the calls of this connection."""
         self.connected_s = self.received_s = self.loop.time()
@@ -67,13 +70,28 @@ class ServerConnection(Http2Socket[RequestHead]):
         return len(self._calls)
 
     @property
+    def is_authenticated(self) -> bool:
+        """Whether a caller presented valid credentials, or none are required."""
+        return self._is_authenticated
+
+    def authenticated(self) -> None:
+        """Note that a caller presented valid credentials."""
+        if not self._is_authenticated:
+            self._is_authenticated = True
+            self.server.strangers_bytes -= self._held_bytes
+
+    @property
     def is_full(self) -> bool:
-        """Whether incomplete messages exceed the memory limit of one connection."""
-        return self._held_bytes > self.server.held_bytes_max
+        """Whether incomplete messages exceed the memory limit of one connection, or of all without a login."""
+        if self._is_authenticated:
+            return self._held_bytes > self.server.held_bytes_max
+        return self._held_bytes > self.server.held_bytes_max or self.server.strangers_bytes > STRANGERS_BYTES_MAX
 
     def hold(self, by_bytes: int) -> None:
         """Account for incomplete messages: add `by_bytes`, which may be negative."""
         self._held_bytes += by_bytes
+        if not self._is_authenticated:
+            self.server.strangers_bytes += by_bytes
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -55,14 +55,16 @@ class GrpcServer:
         shares: LoopShares | None = None,
     ) -> None:
         """`methods` maps paths (/package.Service/Method) to methods. `outcome_of` maps a handler's error to the outcome
-        of its call. With `requires_authentication`, a connection is closed unless a method sets its
-        `is_authenticated` within `handshake_s`."""
+        of its call. With `requires_authentication`, a connection is closed unless a method calls its
+        `authenticated` within `handshake_s`."""
         self.requires_authentication = requires_authentication
         self.methods = dict(methods)
         self.outcome_of = outcome_of
         self.request_bytes_max = request_bytes_max
         self.held_bytes_max = 2 * request_bytes_max
         """Limit for incomplete messages of one connection: two of the largest requests."""
+        self.strangers_bytes = 0
+        """Incomplete messages of connections without a login."""
         self.inflated_bytes_max = inflated_bytes_max
         """Limit of a compressed request when decompressed."""
         self.inflating = asyncio.Semaphore(INFLATED_CONCURRENTLY_MAX)

@@ -124,7 +124,7 @@ def _remembered(call: Call, caller: Caller) -> Caller:
     if len(known) >= CALLERS_MAX:
         known.clear()
     known[call.head.authorization] = caller
-    call.connection.is_authenticated = True
+    call.connection.authenticated()
     return caller
 
 
