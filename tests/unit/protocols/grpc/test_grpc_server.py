@@ -402,10 +402,8 @@ def test_incomplete_messages_of_all_connections_without_a_login_share_one_limit(
 
     async def main() -> None:
         methods = {**Handlers().methods(), "/Login": Unary(login, bytes)}
-        shares = LoopShares(clock_s=lambda: 0.0)
-        server = GrpcServer(
-            methods, outcome_of, request_bytes_max=4 * LARGE, requires_authentication=True, shares=shares
-        )
+        options: dict[str, Any] = {"shares": LoopShares(clock_s=lambda: 0.0), "requires_authentication": True}
+        server = GrpcServer(methods, outcome_of, request_bytes_max=4 * LARGE, **options)
         incomplete = PREFIX.pack(0, LARGE) + bytes(LARGE * 5 // 8)
         sessions = [Session(server) for _ in range(4)]
         for session in sessions[:3]:
@@ -418,8 +416,7 @@ def test_incomplete_messages_of_all_connections_without_a_login_share_one_limit(
         stranger = Session(server)
         stranger.call("/Echo", incomplete, ends=False)
         found = stranger.outcome()
-        assert found is not None
-        assert found.status is Status.RESOURCE_EXHAUSTED
+        assert found is not None and found.status is Status.RESOURCE_EXHAUSTED  # noqa: PT018
         for session in sessions[1:]:
             session.connection.connection_lost(None)
         assert server.strangers_bytes == 0
