@@ -1,7 +1,8 @@
 """Access control lists (ACLs) of Kafka: rules for operations on topics, groups and transactional ids.
 
 An ACL allows or denies one operation to one user in one virtual host. It is evaluated for Kafka requests only, before
-the permissions of the user: a matching deny refuses, a matching allow grants, else the permissions decide.
+the permissions of the user. A matching deny refuses, and a matching allow grants. Without a match, the permissions
+decide.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Message groups of a queue: all messages of a group go to one consumer, in order, while it consumes.
 
-A queue with the argument `x-basalt-message-groups` has them. The group of a message is its group-id (AMQP 1.0, JMS) or
+The queue argument `x-basalt-message-groups` turns them on. The group of a message is its group-id (AMQP 1.0, JMS) or
 app_id (AMQP 0-9-1). Messages without one go to any consumer.
 
 The first consumer that reads a message of a new group assigns the group to the consumer with the fewest groups. Each
 consumer reads the queue with a scan of its own (`selection.py`) and leaves the messages of others. When a consumer
 leaves, its groups have no owner, and the other consumers read the queue again.
 
-The owners are in memory. Past `GROUPS_MAX` the group assigned first is forgotten: its next message assigns it again.
+The owners are in memory. Above `GROUPS_MAX`, the oldest assignment is dropped, and the next message of that group
+assigns it again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class MessageGroups:
         """Consumers with their number of groups, in the order of their arrival."""
 
     def add(self, consumer: Consumer) -> None:
-        """Let a consumer take part. One with a filter of its own only takes groups of messages that it accepts."""
+        """Add a consumer. One with a filter only gets groups of messages that it accepts."""
         filtered = consumer.selection
         if filtered is not None and filtered.is_copy:
             return

@@ -299,7 +299,8 @@ def encode_envelope(exchange: str, routing_key: str, properties: bytes) -> bytes
 
 
 def short_key(routing_key: str) -> str:
-    """Return a routing key as consumers see it. One of more than 255 bytes (from MQTT) is cut and ends in its hash."""
+    """Return a routing key as consumers see it. One of more than 255 bytes (from MQTT) is truncated and ends with its
+    hash."""
     if len(routing_key) <= SHORT_BYTES_MAX >> 2:
         return routing_key
     raw = routing_key.encode(errors="surrogateescape")

@@ -1,7 +1,7 @@
 """The containers of clients: their connections, by virtual host and container id.
 
 A link belongs to a container, not to a connection. So a container that attaches a link of the same name and role again
-takes it over (link stealing). A client of JMS with a client id desires to be the only connection of its container.
+takes it over (link stealing). A JMS client with a client id requests to be the only connection of its container.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from basaltmq.protocols.amqp10.connection import Connection
 
 SOLE_CONNECTION: Final = "sole-connection-for-container"
-"""Capability: a client that desires it is refused if its container is connected already."""
+"""Capability: a client that requests it is refused if its container is connected already."""
 
 
 class Containers:
@@ -26,7 +26,7 @@ class Containers:
         self._connections: dict[tuple[str, str], dict[Connection, None]] = {}
 
     def enter(self, connection: Connection, vhost: str, received: p.Open) -> None:
-        """Add a connection. Refuse it if it desires to be the only one of its container and is not."""
+        """Add a connection. Refuse it if it requests to be the only one of its container and is not."""
         others = self._connections.setdefault((vhost, received.container_id), {})
         if SOLE_CONNECTION in (received.desired_capabilities or ()) and any(each.is_connected for each in others):
             raise Fault(

@@ -82,7 +82,7 @@ class DynamicNodes:
         return node
 
     def joined(self, node: Node) -> None:
-        """A link to or from a node has been attached."""
+        """Count an attached link to or from a node."""
         found = self._nodes.get(_key(node)) if self._nodes else None
         if found is not None:
             found.links += 1
@@ -90,14 +90,14 @@ class DynamicNodes:
                 self._emptying.pop(_key(node), None)
 
     def left(self, node: Node) -> None:
-        """A link that has joined has ended."""
+        """Count the end of a link that `joined` has counted."""
         found = self._nodes.get(_key(node)) if self._nodes else None
         if found is not None:
             found.links -= 1
             self._check_links(found)
 
     def ended(self, node: Node) -> None:
-        """The link that has created a node has ended."""
+        """Handle the end of the link that has created a node."""
         found = self._nodes.get(_key(node))
         if found is None:
             self._delete(node)

@@ -61,7 +61,7 @@ class Parts(NamedTuple):
     payload: bytes
     is_settled: bool
     at: int = 0
-    """What was sent."""
+    """Position in the payload up to which it was sent."""
 
 
 class Sender(Link):

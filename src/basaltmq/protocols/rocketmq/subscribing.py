@@ -62,7 +62,7 @@ async def _add(
 
 
 def _reset(option: wire.OffsetOption, caller: Caller, group: str, topic: Topic) -> None:
-    """Move the cursor of a group to where a client wants to begin."""
+    """Move the cursor of a group to the start that a client requests."""
     host = caller.host
     kind = option.WhichOneof("offset_type")
     if kind is None or (kind == "policy" and option.policy == wire.OffsetOption.LAST):

@@ -1,4 +1,4 @@
-"""Bodies that were just written, in memory. Consumers that keep up get them without a read and a check of the file."""
+"""A cache of recently written bodies. Consumers without a backlog get them without a read and a check of the file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RecentBodies:
         return self._bodies.get(key)
 
     def add(self, key: bytes, body: bytes) -> None:
-        """Add a body that is written. The oldest ones make room for it."""
+        """Add a written body, and evict the oldest ones."""
         self.drop(key)
         self._bodies[key] = body
         self._size_bytes += len(body)

@@ -1,15 +1,16 @@
-"""How far a rule has copied, so that a crash appends no message twice.
+"""The positions up to which a rule has copied, so that a crash appends no message twice.
 
     queue `mqtt.rule.NAME` ─> append, durable ─> one batch: acknowledgement, and position of the partition
 
 A crash between an append and its acknowledgement leaves the message in the queue and its record in the stream. The
-record has the id of the message as a header. The position of a partition is an offset that no unacknowledged append of
-the rule lies below. At the next start, the rule reads each partition from there and remembers the ids that it finds. A
-message with such an id is acknowledged without another append.
+record has the id of the message as a header. The position of a partition is at or below the offset of every
+unacknowledged append of the rule. At the next start, the rule reads each partition from there and remembers the ids
+that it finds. A message with such an id is acknowledged without another append.
 
-A position may lag, for example after a power loss. Then more is read, and nothing is copied twice. It never leads: it
-is written with or after the acknowledgements before it. While nothing of the rule is in flight, a position that is far
-behind is renewed, so that little is read however much other producers append to the partition.
+A position may be behind, for example after a power loss. Then the rule reads more records, and still copies nothing
+twice. It is never ahead, because it is written with or after the acknowledgements before it. While no append of the
+rule is in flight, a position that is far behind is renewed. So the rule reads few records, however much other producers
+append to the partition.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class RulePositions:
                 self.copied.add(value)
 
     def appended(self, append: Append) -> None:
-        """An append was made that is not acknowledged yet."""
+        """Record an append that is not acknowledged yet."""
         shard, base = append.shard, append.base_offset
         in_flight = self._in_flight.setdefault(shard, [])
         if not in_flight and base - self._by_shard.get(shard, 0) >= RENEWED_OFFSETS:
@@ -97,13 +98,13 @@ class RulePositions:
         in_flight.append(base)
 
     def acknowledged(self, append: Append) -> RowChange:
-        """An append is acknowledged in this turn. Return the row to write after the acknowledgements."""
+        """Record that an append is acknowledged in this turn. Return the row to write after the acknowledgements."""
         in_flight = self._in_flight[append.shard]
         in_flight.remove(append.base_offset)
         return RowChange([self._row(append.shard, min(in_flight, default=append.last_offset + 1))])
 
     def failed(self, append: Append) -> None:
-        """An append failed, and its messages will be appended again."""
+        """Record that an append failed. Its messages will be appended again."""
         self._in_flight[append.shard].remove(append.base_offset)
 
     def _row(self, shard: int, offset: int) -> Row:

@@ -1,8 +1,8 @@
 """Subscriptions of clients to lite topics.
 
-Each client of a group chooses its lite topics, and a receive call gets messages of those. A client that has several
-looks only at those that may have messages: the consumption of a lite topic wakes it after an append, when a lease
-expires, and when an earlier message is done. Clients with the same lite topic in a group share its messages in order.
+Each client of a group chooses its lite topics, and a receive call gets messages of those. A receive call reads only
+lite topics that may have messages. The consumption of a lite topic reports that after an append, when a lease expires,
+and when an earlier message is settled. Clients with the same lite topic in a group share its messages in order.
 
 Subscriptions are in memory, as in Apache's broker: clients send all of theirs every 30 s.
 """
@@ -33,7 +33,7 @@ ALL_QUOTA: Final = 20_000
 """Lite topics of all clients: about 3 kB each."""
 
 LOOKED_AT_MAX: Final = 50
-"""Lite topics that one turn looks at: 5 ms."""
+"""Lite topics that one turn reads: 5 ms."""
 
 ATTEMPTS_KEPT: Final = 100
 """Receive calls of a client that a repeated call may name."""

@@ -40,7 +40,7 @@ class LiteTopics:
         self._sweeping: asyncio.Task[None] | None = None
         self._batches_created = 0
         self._has_any = True
-        """Whether there may be lite topics. Looking for the first one passes the tombstones of deleted topics."""
+        """Whether there may be lite topics. The search for the first one reads the tombstones of deleted topics."""
 
     def close(self) -> None:
         for task in (self._creating, self._sweeping):
