@@ -85,7 +85,6 @@ class Basalt:
         self._arrivals = Arrivals()
         self._stop = threading.Event()
         self._closing = threading.Lock()
-        self._checkpointed_bytes = 0
         self._queues: QueueService | None = None
         self._disk = DiskGuard(path, store, streams, settings.disk)
         self._maintenance = threading.Thread(target=self._maintain, name="basalt-maintenance", daemon=True)
@@ -291,7 +290,7 @@ class Basalt:
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
                 self._stored.retain()
-                self._checkpoint()
+                self._stored.checkpoint(CHECKPOINT_LOG_BYTES)
                 self._disk.maintain()
             except BasaltError as error:
                 # The user's next call raises the same error. Until then, log it once.
@@ -300,15 +299,6 @@ class Basalt:
                 last_error = str(error)
             else:
                 last_error = ""
-
-    def _checkpoint(self) -> None:
-        """Checkpoint the index if the log has grown enough."""
-        engine = self._stored.open_segments
-        if engine is not None:
-            end = sum(lane.log.end for lane in engine.lanes)
-            if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
-                engine.checkpoint()
-                self._checkpointed_bytes = end
 
 
 def _given(

@@ -1,6 +1,7 @@
 """The streams of a store on disk: a stream plane with the log beside the database, opened on first use.
 
-The embedded API, the broker and bulk imports use the same class. Retention, reclamation and backups exclude each other.
+The embedded API, the broker and bulk imports use the same class. Retention, reclamation, checkpoints and backups
+exclude each other.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class StoredStreams:
         self._plane: StreamPlane | None = None
         self._segments: SegmentEngine | None = None
         self._cleaning = threading.Lock()
+        self._checkpointed_bytes = 0
 
     @property
     def plane(self) -> StreamPlane:
@@ -70,11 +72,6 @@ class StoredStreams:
     def default_engine(self) -> Engine:
         """The engine of new topics: segments if there is a log."""
         return Engine.ROCKSDB if self._path is None else Engine.SEGMENT
-
-    @property
-    def open_segments(self) -> SegmentEngine | None:
-        """The segment engine if it is open."""
-        return self._segments
 
     def segments(self) -> SegmentEngine | None:
         """The segment engine, opened if necessary; None if this store has no log."""
@@ -102,6 +99,15 @@ class StoredStreams:
             return 0
         with self._cleaning:
             return self._plane.engines.retain(self._clock_ms())
+
+    def checkpoint(self, grown_bytes: int) -> None:
+        """Checkpoint the index if the log has grown by so much since the last call that did. Thread-safe."""
+        if self._segments is not None:
+            with self._cleaning:
+                end = sum(lane.log.end for lane in self._segments.lanes)
+                if end - self._checkpointed_bytes >= grown_bytes:
+                    self._segments.checkpoint()
+                    self._checkpointed_bytes = end
 
     def reclaim(self, is_enough: Callable[[], bool]) -> None:
         """Free the space of deleted records, a bounded part. Thread-safe."""
