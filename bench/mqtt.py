@@ -9,7 +9,7 @@ messages.
 - retained: a subscription of `#` while another client sends a ping every 5 ms.
 - offline sessions: memory, and the start after it.
 
-mosquitto: Debian's package. HiveMQ CE, if BASALT_HIVEMQ names a folder with its jars. The load is
+mosquitto: Debian's package. HiveMQ CE, if `bench/side_by_side/install_jvm_brokers` has installed it. The load is
 `bench/mqtt_load/mqtt_load.c`, compiled with cc when the bench starts. A figure is the median of the turns, a ratio the
 median of the ratios within the turns.
 """

@@ -1,10 +1,8 @@
 """Starts of Qpid Broker-J, ActiveMQ Artemis and HiveMQ CE, which run on Java.
 
-`install_jvm_brokers`, next to this file, installs the first two. BASALT_BROKER_J and BASALT_ARTEMIS name the folders of
-other distributions. Both store durable messages with a
-sync: Broker-J in BerkeleyDB, Artemis in its journal. BASALT_HIVEMQ names a folder with the jars of
-`com.hivemq:hivemq-community-edition-embedded` and what it depends on, and a JDK compiles its launcher. It stores
-without a sync.
+`install_jvm_brokers`, next to this file, installs them. BASALT_BROKER_J, BASALT_ARTEMIS and BASALT_HIVEMQ name the
+folders of other distributions. That of HiveMQ CE contains the jars of its embedded edition, and a JDK compiles its
+launcher. Broker-J (BerkeleyDB) and Artemis (journal) store durable messages with a sync, HiveMQ CE without.
 """
 
 from __future__ import annotations
@@ -32,7 +30,11 @@ HIVEMQ: Final = """\
 """
 
 
-_INSTALLED: Final = {"BASALT_BROKER_J": "qpid-broker/10.1.0", "BASALT_ARTEMIS": "apache-artemis-2.40.0"}
+_INSTALLED: Final = {
+    "BASALT_BROKER_J": "qpid-broker/10.1.0",
+    "BASALT_ARTEMIS": "apache-artemis-2.40.0",
+    "BASALT_HIVEMQ": "hivemq-ce-2025.5",
+}
 """Folders of the distributions that `install_jvm_brokers` installs."""
 
 
