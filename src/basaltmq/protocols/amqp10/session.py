@@ -266,7 +266,7 @@ class Session:
             self.update_full()
 
     def _send_waiting(self) -> None:
-        """Send parts and deliveries that wait. The window is open."""
+        """Send waiting parts and deliveries, while the window is open."""
         if self._parts is not None:
             self.write_parts(self._parts)
         while self._waiting and self._parts is None:

@@ -86,7 +86,8 @@ def sequence_reached(manifest: Path) -> int:
 
 
 def is_openable(manifest: Path) -> bool:
-    """Whether a MANIFEST has the numbers without which RocksDB refuses it. One cut after its first records has not."""
+    """Whether a MANIFEST has all numbers that RocksDB requires. One that is truncated after its first records lacks
+    some."""
     found: set[int] = set()
     for edit in read_records(manifest):
         found.update(_head(edit)[0])

@@ -146,7 +146,8 @@ class LiteSubscriptions:
             self._drop_gone()
             if self._total() - len(subscription) + wanted > ALL_QUOTA:
                 raise Refused(
-                    wire.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, f"all clients have {ALL_QUOTA} lite topics, the limit"
+                    wire.LITE_SUBSCRIPTION_QUOTA_EXCEEDED,
+                    f"all clients together have {ALL_QUOTA} lite topics, the limit; unsubscribe from some",
                 )
 
     def client_gone(self, client_id: str) -> None:
