@@ -16,6 +16,7 @@ from basaltmq.errors import CorruptionError, LimitExceededError, StoreStalledErr
 from basaltmq.store import checkpoint
 from basaltmq.store.batch import BATCH_BYTES_MAX, Batch
 from basaltmq.store.bodies import files as body_files
+from basaltmq.store.bodies.recent import RECENT_BYTES_MAX
 from basaltmq.store.bodies.store import LARGE_BYTES_MIN, UNSYNCED_BYTES_MAX, BodyStore
 from basaltmq.store.families import Family
 from basaltmq.store.integrity.body_frames import Place, decode_files, read_body
@@ -217,6 +218,7 @@ def test_a_file_stays_open_while_it_is_synced_or_read(store: BodyStore, monkeypa
     store.sync()
     monkeypatch.undo()
     monkeypatch.setattr(body_files, "read_body", evicting_read)
+    store._recent.drop(key(1))
     assert store.get(C, key(1)) is not None
 
 
@@ -432,6 +434,40 @@ def test_backups_and_views_have_the_bodies(store: BodyStore, tmp_path: Path, sma
         checkpoint.restore(tmp_path / "backup", tmp_path / "not")
 
 
+def test_a_body_that_was_just_written_is_read_from_memory(store: BodyStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_nothing(fd: int, name: str, key: bytes, place: Place) -> bytes:
+        raise AssertionError(f"{name} is read")
+
+    monkeypatch.setattr(body_files, "read_body", read_nothing)
+    put(store, 1, 2)
+    assert store.get_many(C, [key(1), key(3), key(2)]) == [body(1), None, body(2)]
+    assert store.get(C, key(1)) == body(1)
+    delete(store, 1)
+    assert store.get(C, key(1)) is None
+    small = Batch()
+    small.put(C, key(2), b"small")
+    store.write(small)
+    assert store.get(C, key(2)) == b"small"
+    batch = Batch()
+    batch.put(C, key(4), body(4))
+    batch.delete_range(C, key(4), key(5))
+    store.write(batch)
+    assert store.get(C, key(4)) is None
+
+
+@pytest.mark.promise("P8")
+def test_only_the_newest_bodies_are_kept_in_memory(store: BodyStore) -> None:
+    for number in range(3 * RECENT_BYTES_MAX >> 20):
+        put(store, number, size=1 << 20)
+    kept = store._recent._bodies
+    assert sum(map(len, kept.values())) == RECENT_BYTES_MAX == store._recent._size_bytes
+    assert key(0) not in kept
+    assert store.get(C, key(0)) == body(0, 1 << 20)
+    delete(store, *range(3 * RECENT_BYTES_MAX >> 20))
+    assert not kept
+    assert not store._recent._size_bytes
+
+
 @pytest.mark.promise("P8")
 def test_a_refused_write_leaves_no_bytes_behind(store: BodyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     put(store, 1)
@@ -450,6 +486,10 @@ def test_a_refused_write_leaves_no_bytes_behind(store: BodyStore, monkeypatch: p
         with pytest.raises(StoreStalledError):
             store.write(_batch_of(2), wait_ms=5)
     assert store.size_bytes() - store.properties()["memtable-bytes"] == before
+    other = Batch()
+    other.put(Family.DEFAULT, b"key", b"value")
+    store.write(other)
+    assert store.get(C, key(2)) is None
     put(store, 3)
     assert dict(store.scan(C)) == {key(1): body(1), key(3): body(3)}
     assert store.verify() == []

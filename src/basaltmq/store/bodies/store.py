@@ -223,6 +223,7 @@ class BodyStore(RocksStore):
                 )
         except BaseException as error:
             self._files.undo()
+            self._written = {}
             if isinstance(error, StorageError):
                 self.poison(error)
             raise
@@ -234,6 +235,7 @@ class BodyStore(RocksStore):
         error = super()._write_native(native, options)
         if error is not None:
             self._files.undo()
+            self._written = {}
             return error
         for key, body in self._written.items():
             self._recent.add(key, body)
