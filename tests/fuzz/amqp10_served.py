@@ -18,6 +18,7 @@ import socket
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz.amqp10_wire import damaged, message_of, value_of
 from tests.interop.amqp10.raw import RawClient, raw_client
@@ -46,6 +47,7 @@ SELECTORS = ("a = 1", "NOT a", "a LIKE '%x_' ESCAPE '!'", "(a + 1) / b BETWEEN 1
 FILTERS = (
     *("apache.org:selector-filter:string", "amqp:sql-filter", "apache.org:no-local-filter:list"),
     *("amqp:properties-filter", "amqp:application-properties-filter", "rabbitmq:stream-offset-spec", "unknown"),
+    *("rabbitmq:stream-filter", "rabbitmq:stream-match-unfiltered"),
 )
 NUMBERS = (0, 1, 2, 10, 255, 4096, 0x7FFF_FFFF, 0xFFFF_FFFF)
 
@@ -81,6 +83,10 @@ class Steps:
             )
         )
 
+    def _lifetime(self) -> dict[Any, Any] | None:
+        policy = t.Described(t.Ulong(self._rng.randrange(0x2A, 0x30)), [])
+        return self._rng.choice((None, {t.Symbol("lifetime-policy"): policy}, {t.Symbol("x"): 1}))
+
     def _source(self) -> p.Composite | None:
         rng = self._rng
         if rng.random() < 0.05:
@@ -92,6 +98,7 @@ class Steps:
             durable=rng.choice((None, 0, 1, 2)),
             expiry_policy=rng.choice((None, "never", "link-detach")),
             dynamic=rng.choice((None, None, None, True)),
+            dynamic_node_properties=self._lifetime(),
             distribution_mode=rng.choice((None, "copy", "move")),
             filter=chosen,
             default_outcome=self._state(),
@@ -107,6 +114,7 @@ class Steps:
             durable=rng.choice((None, 0, 2)),
             expiry_policy=rng.choice((None, "never")),
             dynamic=rng.choice((None, None, None, True)),
+            dynamic_node_properties=self._lifetime(),
             capabilities=rng.choice((None, ["temporary-topic"], ["topic"])),
         )
 
@@ -159,6 +167,7 @@ class Steps:
                 link_credit=rng.choice((None, self._number())),
                 drain=self._flag(),
                 echo=self._flag(),
+                properties=rng.choice((None, None, None, {t.Symbol("txn-id"): b"1"})),
             )
             return flow, b""
         if kind < 11:

@@ -17,6 +17,7 @@ frequent frames (transfer, disposition, flow) are decoded into a list of fields 
 | `connection`, `server`, `sasl` | asyncio: handshake, backpressure, fairness, timeouts |
 | `session`, `link` | windows, delivery ids, dispositions; what all links do |
 | `receiver`, `sender`, `coordinator` | links of publishers and consumers; transactions |
+| `containers`, `durable_links`, `dynamic_nodes` | what links belong to, what outlives them, and what ends with them |
 | `addresses`, `filters`, `message` | nodes of addresses, filters of sources, conversion of messages |
 
 A fault of the client ends only the object that it concerns: a delivery, a link, a session or the connection.
