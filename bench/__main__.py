@@ -44,6 +44,7 @@ BENCHES: Final = [
     "pipeline",
     "mqtt",
     "amqp10",
+    "rocketmq",
 ]
 
 

@@ -103,6 +103,12 @@ def basalt_mqtt(folder: Path) -> contextlib.AbstractContextManager[Side]:
     return _basalt(folder, port, flags, accepts)
 
 
+def basalt_rocketmq(folder: Path, partitions: int) -> contextlib.AbstractContextManager[Side]:
+    port = free_port()
+    flags = [f"--rocketmq-port={port}", f"--rocketmq-partitions={partitions}", "--amqp-port=0", "--kafka-port=0"]
+    return _basalt(folder, port, flags, accepts)
+
+
 def mosquitto(program: str, folder: Path) -> contextlib.AbstractContextManager[Side]:
     port = free_port()
     home = folder / "mosquitto"
