@@ -59,7 +59,7 @@ class VHostTimers:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
         self._retention: asyncio.TimerHandle | None = None
-        self._retaining: asyncio.Future[int] | None = None
+        self._retaining: asyncio.Future[None] | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, expire: Callable[[int], int | None]) -> None:
         """`expire(now)` deletes expired queues and returns the time of the next expiry."""
@@ -107,12 +107,12 @@ class VHostTimers:
         if self._loop is None:
             return
         if self._streams.is_open:
-            self._retaining = self._loop.run_in_executor(None, self._streams.retain)
+            self._retaining = self._loop.run_in_executor(None, self._streams.maintain)
             self._retaining.add_done_callback(self._retained)
         else:
             self._retention = self._loop.call_later(RETENTION_INTERVAL_S, self._retain)
 
-    def _retained(self, done: asyncio.Future[int]) -> None:
+    def _retained(self, done: asyncio.Future[None]) -> None:
         self._retaining = None
         error = None if done.cancelled() else done.exception()
         if isinstance(error, StorageError) and not error.retriable:

@@ -47,9 +47,6 @@ from basaltmq.streams.topics import TOPICS_PER_BATCH, NewTopic, Topic, TopicConf
 MAINTENANCE_INTERVAL_S: Final = 1.0
 """Interval between steps of retention and cleaning. Each step is bounded."""
 
-CHECKPOINT_LOG_BYTES: Final = 64 << 20
-"""Checkpoint the index after this growth of the log. Recovery and views of other processes replay at most this much."""
-
 PAGE: Final = 500
 """Topics per catalog read when listing."""
 
@@ -289,8 +286,7 @@ class Basalt:
         last_error = ""
         while not self._stop.wait(self._settings.maintenance_interval_s):
             try:
-                self._stored.retain()
-                self._stored.checkpoint(CHECKPOINT_LOG_BYTES)
+                self._stored.maintain()
                 self._disk.maintain()
             except BasaltError as error:
                 # The user's next call raises the same error. Until then, log it once.

@@ -29,6 +29,9 @@ from basaltmq.streams.shards import Engine, Shards
 FRAMES_NAMED_MAX: Final = 20
 """Damaged frames, or losses, named by a health check. A frame costs two lookups."""
 
+CHECKPOINT_LOG_BYTES: Final = 64 << 20
+"""Checkpoint the index after this growth of the log. Recovery and views of other processes replay at most this much."""
+
 _log: Final = logging.getLogger(__name__)
 
 
@@ -93,19 +96,15 @@ class StoredStreams:
         self._segments = engine
         return engine
 
-    def retain(self) -> int:
-        """Run a bounded part of retention. Thread-safe."""
+    def maintain(self) -> None:
+        """Run a bounded part of retention. Checkpoint the index if the log has grown enough. Thread-safe."""
         if self._plane is None:
-            return 0
+            return
         with self._cleaning:
-            return self._plane.engines.retain(self._clock_ms())
-
-    def checkpoint(self, grown_bytes: int) -> None:
-        """Checkpoint the index if the log has grown by so much since the last call that did. Thread-safe."""
-        if self._segments is not None:
-            with self._cleaning:
+            self._plane.engines.retain(self._clock_ms())
+            if self._segments is not None:
                 end = sum(lane.log.end for lane in self._segments.lanes)
-                if end - self._checkpointed_bytes >= grown_bytes:
+                if end - self._checkpointed_bytes >= CHECKPOINT_LOG_BYTES:
                     self._segments.checkpoint()
                     self._checkpointed_bytes = end
 

@@ -13,6 +13,7 @@ from tests.interop.server import running
 
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e
+from basaltmq.streams.view import StreamView
 
 WAIT_S = 60.0
 
@@ -45,6 +46,29 @@ def test_a_batch_repeated_after_kill_9_is_deduplicated(tmp_path: Path) -> None:
         with RawClient(port) as client:
             assert client.produce("again", batch_of(b"8", producer=(pid, 0, 8)))["base_offset"] == 8
             assert client.fetch("again", 0)["high_watermark"] == 9
+
+
+@pytest.mark.promise("P9")
+def test_a_running_broker_checkpoints_its_index(tmp_path: Path) -> None:
+    """Otherwise a start after a crash replays everything since the previous start."""
+    batches = 80
+    with running(tmp_path / "data", *flags(port := free_port())) as broker:
+        with RawClient(port) as client:
+            client.create("large")
+            for _ in range(batches):
+                assert client.produce("large", batch_of(bytes(1_000_000)))["error_code"] == 0
+        deadline = time.monotonic() + WAIT_S
+        (store,) = (tmp_path / "data" / "vhosts").glob("*/store")
+        while True:
+            with StreamView.open(store) as view:
+                assert view.info("large", 0).records == batches
+                assert view._stores is not None
+                replayed = view._stores.frames
+            if replayed < batches // 2:
+                break
+            assert time.monotonic() < deadline, f"{replayed} frames are not in the index"
+            time.sleep(0.5)
+        broker.kill()
 
 
 def test_committed_offsets_survive_kill_9_and_members_rejoin(tmp_path: Path) -> None:

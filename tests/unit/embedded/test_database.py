@@ -24,6 +24,7 @@ from basaltmq.errors import (
     StoreNotFoundError,
     TopicNotFoundError,
 )
+from basaltmq.streams import stored
 from basaltmq.streams.engines.segment.engine import SegmentEngine
 from basaltmq.streams.plane import OffsetStrategy
 from basaltmq.streams.shards import Engine
@@ -253,7 +254,7 @@ def test_maintenance_applies_retention_and_reports_a_failure_once(
 
 @pytest.mark.promise("P9")
 def test_index_is_checkpointed_as_the_log_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "CHECKPOINT_LOG_BYTES", 100_000)
+    monkeypatch.setattr(stored, "CHECKPOINT_LOG_BYTES", 100_000)
     flushed = threading.Event()
     real = SegmentEngine.checkpoint
 
