@@ -25,6 +25,7 @@ HIVEMQ: Final = """\
 <?xml version="1.0"?>
 <hivemq>
   <listeners><tcp-listener><port>{port}</port><bind-address>127.0.0.1</bind-address></tcp-listener></listeners>
+  <mqtt><queued-messages><max-queue-size>100000</max-queue-size></queued-messages></mqtt>
   <anonymous-usage-statistics><enabled>false</enabled></anonymous-usage-statistics>
 </hivemq>
 """
