@@ -31,13 +31,13 @@ class Deadlines(Protocol):
     def run_due(self, now_ns: int | None = None) -> int | None: ...
 
 
-class Retaining(Protocol):
-    """Deletes old records: the streams of a virtual host."""
+class Maintained(Protocol):
+    """Deletes old records and checkpoints its index: the streams of a virtual host."""
 
     @property
     def is_open(self) -> bool: ...
 
-    def retain(self) -> int: ...
+    def maintain(self) -> None: ...
 
 
 class VHostTimers:
@@ -47,7 +47,7 @@ class VHostTimers:
         self,
         vhost: Failing,
         plane: Deadlines,
-        streams: Retaining,
+        streams: Maintained,
         clock_ns: Callable[[], int],
     ) -> None:
         self._vhost = vhost
