@@ -1,18 +1,16 @@
 """Publisher credit: a queue with fast consumers stays short even if publishers are faster to serve (P12).
 
 A queue limits its publishers while it has consumers and a backlog of more than `BACKLOG_MAX` messages or
-`BACKLOG_BYTES_MAX`. Its publishers then get credit once per turn of the loop:
+`BACKLOG_BYTES_MAX`. Each delivery then gives credit for one message. A publisher without credit is not read. It
+continues when its queue delivers, in order of arrival, so a turn costs nothing for publishers that keep waiting.
+Deliveries are the clock. A busy client slows its publishers down by itself, without a timer that would wake them.
 
-    credit = messages delivered since the last turn
-             + 0              if a consumer is ready: it is served first
-             + CREDIT_MIN     if all consumers wait for their own acknowledgements or do not read
-             or CREDIT_SLOW   if, in addition, the queue delivered nothing for `SLOW_S`: its consumers are slow
+Unused credit is kept up to `CREDIT_MAX`. A client that publishes each message it has consumed gets as much credit as
+it needs, although its publishes arrive some turns after the deliveries.
 
-A publisher without credit is not read. It continues when a later turn gives credit, in order of arrival.
-
-Publishers of slow consumers continue at `CREDIT_SLOW` per `SLOW_S`, so the queue buffers. The pause is necessary on a
-busy machine: a loop that spins and reads publishers instead takes the processor from the consumers, which then look
-slow. While consumers are fast, deliveries fill the turns, and publishers get as much as was delivered.
+Consumers are slow if they all wait for their own acknowledgements, or do not read, and took fewer than `SLOW_MESSAGES`
+in `CHECK_S`. Their queue buffers: it gives credit for `SLOW_CREDIT` messages at each check. So a consumer that works
+for a minute on each message, or never acknowledges, does not stop its publishers.
 
 A queue without consumers has no limit. The limit ends when the backlog falls to half of the bound.
 
@@ -24,10 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from basaltmq.broker.consumers.queue import UNLIMITED_CREDIT, BrokerQueue
 from basaltmq.errors import BasaltError
@@ -39,13 +36,18 @@ BACKLOG_MAX: Final = 1000
 BACKLOG_BYTES_MAX: Final = 8 << 20
 """The same for large messages, in bytes: two leases."""
 
-CREDIT_MIN: Final = 8
-"""Messages per turn for a queue whose consumers are busy. More would let the queue grow: turns take up to 20 ms."""
+CREDIT_MAX: Final = 256
+"""Unused credit that a queue keeps: the largest lease."""
 
-SLOW_S: Final = 0.001
-CREDIT_SLOW: Final = 32
-"""Messages per `SLOW_S` for a queue that delivers nothing: up to 32,000 per second, about the rate of deliveries. With
-256 per turn and no pause, 100 publishers sent 69,000 and 100 consumers received 3,800 messages per second."""
+CHECK_S: Final = 0.25
+"""Time in which a queue shows whether its consumers are slow. A garbage collection of a client is shorter."""
+
+SLOW_MESSAGES: Final = 250
+"""Deliveries per `CHECK_S` below which consumers are slow: 1,000 per second."""
+
+SLOW_CREDIT: Final = 2500
+SLOW_CREDIT_BYTES: Final = 16 << 20
+"""Credit per `CHECK_S` of a queue with slow consumers: 10,000 messages and 64 MiB per second."""
 
 RECEIVE_BUFFER_BYTES: Final = 64 << 10
 """Linux doubles it for its overhead, which is its initial size. Without the limit ten publishers without confirms were
@@ -59,71 +61,83 @@ def limit_receive_buffer(transport: asyncio.BaseTransport | None) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
 
-class _Count(NamedTuple):
-    """The delivery counter of a limited queue when it last gave credit."""
-
-    delivered: int
-    at_s: float
-
-
 class PublisherCredit:
     """Limits publishers of queues whose consumers are behind. One per virtual host."""
 
-    def __init__(self, plane: QueuePlane, clock_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plane: QueuePlane) -> None:
         self._plane = plane
-        self._clock_s = clock_s
-        self._limited: dict[BrokerQueue, _Count] = {}
-        self._waiting: deque[Callable[[], None]] = deque()
+        self._limited: dict[BrokerQueue, int] = {}
+        """Limited queues, with their number of deliveries when they last gave credit."""
+        self._checked: dict[BrokerQueue, int] = {}
+        """Limited queues, with their number of deliveries at the last check."""
+        self._waiting: dict[BrokerQueue, deque[Callable[[], None]]] = {}
+        """Waiting publishers, by the queue whose credit they need."""
 
     def __bool__(self) -> bool:
         """Whether a publisher waits for credit."""
         return bool(self._waiting)
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether to call `check_speed` every `CHECK_S`."""
+        return bool(self._limited)
 
     def check(self, queues: Iterable[BrokerQueue]) -> None:
         """Limit the queues that have consumers and a large backlog. Called after messages were written to them."""
         for queue in queues:
             if len(queue.consumers) and queue.publish_credit == UNLIMITED_CREDIT and self._is_behind(queue, 1):
                 queue.publish_credit = 0
-                self._limited[queue] = _Count(queue.delivered, self._clock_s())
+                self._limited[queue] = queue.delivered
 
-    def wait(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` after credit was given."""
-        self._waiting.append(go_on)
+    def wait(self, queues: Sequence[BrokerQueue], go_on: Callable[[], None]) -> None:
+        """Call `go_on` when the first of these queues without credit has given some."""
+        queue = next((each for each in queues if each.publish_credit < 1), queues[0])
+        self._waiting.setdefault(queue, deque()).append(go_on)
 
-    def next_turn(self) -> bool:
-        """Give credit for the deliveries of this turn, and let the waiting publishers continue.
+    def next_turn(self) -> None:
+        """Give credit for the deliveries of this turn, and let as many publishers continue as it is enough for."""
+        for queue, delivered in list(self._limited.items()):
+            if not len(queue.consumers):
+                self._end(queue)
+            elif queue.delivered != delivered:
+                if self._is_behind(queue, 2):
+                    self._limited[queue] = queue.delivered
+                    credit = queue.publish_credit
+                    queue.publish_credit = max(credit, min(CREDIT_MAX, credit) + queue.delivered - delivered)
+                else:
+                    self._end(queue)
+        self._let_go_on()
 
-        Return False if there is none. Publishers then wait for a delivery, at most for `SLOW_S`.
-        """
-        now_s = self._clock_s()
-        has_credit = not self._limited
-        for queue, count in list(self._limited.items()):
+    def check_speed(self) -> None:
+        """Give credit for slow consumers, and end limits that deliveries do not end."""
+        before, self._checked = self._checked, {}
+        for queue in list(self._limited):
             if not len(queue.consumers) or not self._is_behind(queue, 2):
                 self._end(queue)
-                has_credit = True
                 continue
-            credit = queue.delivered - count.delivered
-            is_ready = queue.consumers.first_rotation() is not None
-            if credit:
-                if not is_ready:
-                    credit += CREDIT_MIN
-            elif not is_ready and now_s - count.at_s >= SLOW_S:
-                credit = CREDIT_SLOW
-            if credit:
-                self._limited[queue] = _Count(queue.delivered, now_s)
-                has_credit = True
-            # Credit that nobody used expires: saved credit would let the queue grow in a burst.
-            queue.publish_credit = credit
-        if has_credit:
-            for _ in range(len(self._waiting)):
-                self._waiting.popleft()()
-        return has_credit
+            self._checked[queue] = queue.delivered
+            is_slow = queue in before and queue.delivered - before[queue] < SLOW_MESSAGES
+            if is_slow and queue.consumers.first_rotation() is None:
+                count, size_bytes = self._plane.backlog(queue.name)
+                room = SLOW_CREDIT_BYTES * count // max(1, size_bytes)
+                queue.publish_credit = max(queue.publish_credit, 1, min(SLOW_CREDIT, room))
+        self._let_go_on()
 
     def drop(self) -> None:
         """End all limits, because the virtual host has failed."""
         for queue in list(self._limited):
             self._end(queue)
         self._waiting.clear()
+
+    def _let_go_on(self) -> None:
+        for queue, waiting in list(self._waiting.items()):
+            # Those that wait again are last in line.
+            for _ in range(len(waiting)):
+                if queue.publish_credit < 1:
+                    break
+                waiting.popleft()()
+            if not waiting:
+                del self._waiting[queue]
 
     def _end(self, queue: BrokerQueue) -> None:
         del self._limited[queue]

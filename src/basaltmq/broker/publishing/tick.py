@@ -10,8 +10,7 @@
 - `write_rows`: rows of a protocol that belong to the publishes and settlements of the turn.
 - `commit_tx`: publishes and settlements that are one batch of their own.
 
-A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers. Only publishers of
-slow consumers wait for a timer (see `credit`).
+A turn runs in this order: write the batch, serve consumers, run chores, give credit to publishers (see `credit`).
 
 A message is confirmed when every queue that accepted it has stored it. If it is persistent and one of the queues is
 durable, that is after the sync, otherwise after the write. A message that no queue accepted is confirmed too; a
@@ -47,7 +46,7 @@ from basaltmq.broker.consumers.dispatch import Dispatch
 from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.guard import Failing, QuietGuard
 from basaltmq.broker.message.operations import Enqueue, Publish, Publisher, RowChange, Settlement
-from basaltmq.broker.publishing.credit import SLOW_S, PublisherCredit
+from basaltmq.broker.publishing.credit import CHECK_S, PublisherCredit
 from basaltmq.broker.publishing.gathered import BATCH_BYTES_MAX, TURN_BYTES_MAX, Gathered
 from basaltmq.broker.publishing.router import MessageRouter
 from basaltmq.broker.publishing.tick_batch import Completions, TickBatch
@@ -109,8 +108,8 @@ class Tick:
         """Turns for which the gathered enqueues have waited for more."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_scheduled = False
-        self._is_pausing = False
-        """Whether publishers without credit wait for the end of a pause."""
+        self._is_checking = False
+        """Whether a timer runs that checks the speed of consumers."""
         self._is_stopped = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -158,9 +157,9 @@ class Tick:
         self.chores.add(chore)
         self.schedule()
 
-    def wait_for_credit(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` after the next turn has given credit to publishers."""
-        self.credit.wait(go_on)
+    def wait_for_credit(self, queues: Sequence[BrokerQueue], go_on: Callable[[], None]) -> None:
+        """Call `go_on` in the turn in which these queues give credit to publishers."""
+        self.credit.wait(queues, go_on)
         self.schedule()
 
     def schedule(self) -> None:
@@ -222,23 +221,21 @@ class Tick:
             self._is_scheduled = False
         if self._is_stopped or self._loop is None:
             return
-        has_credit = self.credit.next_turn()
+        self.credit.next_turn()
+        if self.credit.needs_check and not self._is_checking:
+            self._is_checking = True
+            self._loop.call_later(CHECK_S, self._check_speed)
         if not can_go_on:
             self._loop.call_later(STALL_RETRY_S, self.schedule)
-        elif (
-            self.dispatch
-            or self.chores
-            or (self.credit and has_credit)
-            or (self.gathered and not self.is_stalled and not self._awaits_sync())
-        ):
+        elif self.dispatch or self.chores or (self.gathered and not self.is_stalled and not self._awaits_sync()):
             self.schedule()
-        elif self.credit and not self._is_pausing:
-            self._is_pausing = True
-            self._loop.call_later(SLOW_S, self._end_pause)
 
-    def _end_pause(self) -> None:
-        self._is_pausing = False
-        self.schedule()
+    def _check_speed(self) -> None:
+        self._is_checking = False
+        self.credit.check_speed()
+        if self.credit.needs_check and self._loop is not None and not self._is_stopped:
+            self._is_checking = True
+            self._loop.call_later(CHECK_S, self._check_speed)
 
     def _work(self) -> bool:
         """Return False if the store is stalled."""

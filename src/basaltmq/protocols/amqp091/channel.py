@@ -144,7 +144,7 @@ class Channel:
                     limited = [] if found is None else found.limited()
                 if limited and min([queue.publish_credit for queue in limited]) < 1:
                     rest = event.messages[at:]
-                    self.connection.wait_for_credit()
+                    self.connection.wait_for_credit(limited)
                     break
                 if len(body) >= LARGE_BYTES_MIN and self.vhost.delays_large():
                     rest = event.messages[at:]

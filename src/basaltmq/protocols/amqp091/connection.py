@@ -9,11 +9,12 @@ A client that violates the protocol gets connection.close. It has `CLOSE_S` to r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from basaltmq.broker.auth.sasl import EXTERNAL, PLAIN
+from basaltmq.broker.consumers.queue import BrokerQueue
 from basaltmq.broker.message.amqp_table import Table
 from basaltmq.broker.publishing.credit import limit_receive_buffer
 from basaltmq.broker.scheduling.loop_shares import DRAFT_S, TURN_S
@@ -193,9 +194,9 @@ class Connection(SocketConnection):
         """Continue after a pause, because the next message is large and the store is behind."""
         self._wait = partial(self.server.loop.call_later, DELAY_S)
 
-    def wait_for_credit(self) -> None:
-        """Continue when the queue of the next message gives credit."""
-        self._wait = self.vhost.tick.wait_for_credit
+    def wait_for_credit(self, queues: Sequence[BrokerQueue]) -> None:
+        """Continue when the queues of the next message give credit."""
+        self._wait = partial(self.vhost.tick.wait_for_credit, queues)
         if not self._was_limited:
             self._was_limited = True
             limit_receive_buffer(self._transport)

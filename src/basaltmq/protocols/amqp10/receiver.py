@@ -459,7 +459,7 @@ class Receiver(Link):
             missing = min(missing, *[queue.publish_credit for queue in limited])
             if missing < 1:
                 self._is_waiting = True
-                self.vhost.tick.wait_for_credit(self._go_on)
+                self.vhost.tick.wait_for_credit(limited, self._go_on)
                 return
             for queue in limited:
                 queue.publish_credit -= missing

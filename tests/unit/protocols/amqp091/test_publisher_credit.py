@@ -12,7 +12,7 @@ from tests.unit.protocols.amqp091.test_connection import Socket, in_harness, ope
 from tests.unit.protocols.amqp091.wire import publish
 
 from basaltmq.broker.consumers.queue import LEASE_MAX
-from basaltmq.broker.publishing.credit import BACKLOG_MAX, RECEIVE_BUFFER_BYTES, SLOW_S
+from basaltmq.broker.publishing.credit import BACKLOG_MAX, CHECK_S, CREDIT_MAX, RECEIVE_BUFFER_BYTES
 from basaltmq.protocols.amqp091.connection import Connection
 from basaltmq.protocols.amqp091.wire import methods as m
 from basaltmq.protocols.amqp091.wire.method_codec import encode_method
@@ -66,8 +66,8 @@ async def most_ready(harness: Harness, floods: list[Flood]) -> int:
         for flood in floods:
             flood.push()
         await harness.settle(turns=1)
-        if harness.vhost.tick.credit:
-            await asyncio.sleep(SLOW_S)
+        if harness.vhost.tick.credit and not harness.vhost.tick.dispatch:
+            await asyncio.sleep(CHECK_S)
         most = max(most, ready(harness))
         if all(flood.is_done for flood in floods):
             return most
@@ -86,7 +86,7 @@ def test_publishers_to_a_queue_with_a_ready_consumer_are_limited_to_its_deliveri
         floods = [Flood(*await opened(harness), exchange=exchange) for _ in range(3)]
         most = await most_ready(harness, floods)
         # Each flood may send one read before the limit begins.
-        assert most <= BACKLOG_MAX + len(floods) * READ_MESSAGES + LEASE_MAX
+        assert most <= BACKLOG_MAX + len(floods) * READ_MESSAGES + LEASE_MAX + CREDIT_MAX
         for _ in range(TURNS_MAX):
             await harness.settle(turns=1)
             if not ready(harness):
@@ -113,6 +113,36 @@ def test_a_consumer_that_never_acknowledges_does_not_stop_publishers() -> None:
         await most_ready(harness, [flood])
         await harness.settle(lambda: ready(harness) == FLOOD - 10, turns=TURNS_MAX)
         assert ready(harness) == FLOOD - 10
+
+    in_harness(scenario)
+
+
+def test_a_client_that_publishes_what_it_consumes_does_not_wait_for_a_check() -> None:
+    """Its acknowledgements are behind its publishes, so a publish that waits delays them too."""
+
+    async def scenario(harness: Harness) -> None:
+        flood = Flood(*await opened(harness))
+        while not flood.is_done:
+            flood.push()
+            await harness.settle(turns=1)
+        client, _ = await opened(harness)
+        queue = harness.vhost.queues.by_name["a"]
+        client.data_received(consume(no_ack=False, prefetch=10))
+        harness.vhost.tick.credit.check([queue])
+        harness.vhost.tick.credit.check_speed = lambda: None  # type: ignore[method-assign]
+        answered = 0
+        for _ in range(TURNS_MAX):
+            delivered = queue.delivered
+            for tag in range(answered + 1, delivered + 1):
+                again = publish(b"x" * 10, key="a")
+                client.data_received(again + encode_method(1, m.BasicAck(tag, False)))
+            answered = delivered
+            if answered >= FLOOD:
+                break
+            # The client answers some turns later.
+            await harness.settle(turns=3)
+        assert answered >= FLOOD
+        assert queue.publish_credit < FLOOD, "the queue limits its publishers"
 
     in_harness(scenario)
 

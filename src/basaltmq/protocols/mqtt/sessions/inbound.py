@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol, TypeAlias
 
 from basaltmq.broker.auth.users import User
@@ -135,7 +136,7 @@ class Inbound:
         route = self._vhost.tick.router.known_route(self._exchange, key)
         limited = route.limited()
         if limited and min([queue.publish_credit for queue in limited]) < 1:
-            return self._vhost.tick.wait_for_credit
+            return partial(self._vhost.tick.wait_for_credit, limited)
         if len(packet.payload) >= LARGE_BYTES_MIN and self._vhost.delays_large():
             return _after_pause
         if route.is_costly:
