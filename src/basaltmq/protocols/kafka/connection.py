@@ -30,8 +30,8 @@ from basaltmq.broker.auth.users import User
 from basaltmq.broker.peer import Peer, peer_at
 from basaltmq.errors import AccessRefusedError, AuthenticationError, BasaltError, MalformedRequestError
 from basaltmq.protocols.kafka.context import BlockingResponse, PipelinedResponse, awaited
-from basaltmq.protocols.kafka.fetches.deadline import Deadline
-from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession
+from basaltmq.protocols.kafka.fetch_state.deadline import Deadline
+from basaltmq.protocols.kafka.fetch_state.fetch_session import FetchSession
 from basaltmq.protocols.kafka.session import MECHANISMS, api_versions
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire import errors as e

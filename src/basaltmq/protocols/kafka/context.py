@@ -21,10 +21,10 @@ from basaltmq.broker.vhost import VHost
 from basaltmq.clock import now_ms
 from basaltmq.durability import Durability
 from basaltmq.errors import InvalidConfigError, ShardNotFoundError, TopicNotFoundError
-from basaltmq.protocols.kafka.fetches.arrivals import Arrivals
-from basaltmq.protocols.kafka.fetches.deadline import Deadline
-from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession
-from basaltmq.protocols.kafka.fetches.read_ahead import ReadAhead
+from basaltmq.protocols.kafka.fetch_state.arrivals import Arrivals
+from basaltmq.protocols.kafka.fetch_state.deadline import Deadline
+from basaltmq.protocols.kafka.fetch_state.fetch_session import FetchSession
+from basaltmq.protocols.kafka.fetch_state.read_ahead import ReadAhead
 from basaltmq.protocols.kafka.groups.classic_requests import ClassicGroups
 from basaltmq.protocols.kafka.groups.consumer_group_table import ConsumerGroups
 from basaltmq.protocols.kafka.transactions.coordinator import Transactions

@@ -29,9 +29,9 @@ from basaltmq.broker.scheduling.turns import Turns
 from basaltmq.errors import BasaltError, DamagedFrameError, OffsetOutOfRangeError
 from basaltmq.log.batches.kafka import empty_batch, read_header
 from basaltmq.protocols.kafka.context import Client, Context, Respond, Response
-from basaltmq.protocols.kafka.fetches.arrivals import Wait
-from basaltmq.protocols.kafka.fetches.fetch_session import Plan, plan
-from basaltmq.protocols.kafka.fetches.read_ahead import Next
+from basaltmq.protocols.kafka.fetch_state.arrivals import Wait
+from basaltmq.protocols.kafka.fetch_state.fetch_session import Plan, plan
+from basaltmq.protocols.kafka.fetch_state.read_ahead import Next
 from basaltmq.protocols.kafka.wire import errors as e
 from basaltmq.protocols.kafka.wire.api import Request
 from basaltmq.protocols.kafka.wire.schema import Fields

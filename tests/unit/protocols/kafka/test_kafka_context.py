@@ -22,7 +22,7 @@ from basaltmq.log.batches.record import Record
 from basaltmq.protocols.kafka.admin.topic_settings import topic_config
 from basaltmq.protocols.kafka.context import Client, Context, Response, Settings
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.fetches.deadline import Deadline
+from basaltmq.protocols.kafka.fetch_state.deadline import Deadline
 from basaltmq.protocols.kafka.transactions import producers as producers_module
 from basaltmq.protocols.kafka.transactions.producers import Producers
 from basaltmq.protocols.kafka.wire import api as k

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from basaltmq.protocols.kafka.fetches import fetch_session as module
-from basaltmq.protocols.kafka.fetches.fetch_session import FetchSession, Plan, plan
+from basaltmq.protocols.kafka.fetch_state import fetch_session as module
+from basaltmq.protocols.kafka.fetch_state.fetch_session import FetchSession, Plan, plan
 from basaltmq.protocols.kafka.wire import errors as e
 
 Fields = dict[str, Any]

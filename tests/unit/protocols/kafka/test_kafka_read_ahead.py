@@ -17,8 +17,8 @@ from basaltmq.log.batches.kafka import read_header, records
 from basaltmq.log.kafka_run import take_batches
 from basaltmq.protocols.kafka.context import Client
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.fetches import read_ahead
-from basaltmq.protocols.kafka.fetches.read_ahead import Next
+from basaltmq.protocols.kafka.fetch_state import read_ahead
+from basaltmq.protocols.kafka.fetch_state.read_ahead import Next
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.api import APIS, Request
 from basaltmq.streams.engines.segment import kafka as segment_kafka

@@ -16,7 +16,7 @@ from tests.unit.protocols.kafka.test_kafka_context import AnyUser, Harness, batc
 from basaltmq.protocols.kafka import connection as connection_module
 from basaltmq.protocols.kafka.context import BlockingResponse, Client, PipelinedResponse, Respond
 from basaltmq.protocols.kafka.fetch import fetch
-from basaltmq.protocols.kafka.fetches.deadline import Deadline
+from basaltmq.protocols.kafka.fetch_state.deadline import Deadline
 from basaltmq.protocols.kafka.wire import api as k
 from basaltmq.protocols.kafka.wire.api import APIS, Request
 from basaltmq.protocols.kafka.wire.schema import Fields
