@@ -268,6 +268,7 @@ def test_damage_costs_its_bodies_and_verify_names_file_and_ids(store: BodyStore,
         path.unlink()
     faults = verify(store.path)
     assert any(line.startswith(str(path)) for line in faults)
+    assert not any(line.startswith(str(store.path / "kv")) for line in faults), "RocksDB's files are not damaged"
     again = open_store(store.path)
     lost = [n for n in range(8) if again.get(C, key(n)) is None]
     assert len(lost) == (4 if way == "remove" else 1)

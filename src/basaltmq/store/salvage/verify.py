@@ -311,6 +311,7 @@ class _Run:
             except CorruptionError as error:
                 self._fault(str(error), "")
                 return
+            body_files: set[str] = set()
             with survey:
                 self._tables = survey.views.tables
                 for name, table in self._tables.items():
@@ -319,13 +320,15 @@ class _Run:
                 for label in survey.views.families:
                     rows = survey.read(label)
                     if label == Family.BODY_PLACES.label:
-                        self._bodies(survey, rows)
+                        body_files = self._bodies(survey, rows)
                     self._filters(survey, label, (row[0] for row in rows))
                     self._meter.add(
                         sum(self._size(file) for file, each in self._tables.items() if each.family == label)
                     )
                 for gap in survey.losses.gaps:
-                    self._fault(gap.what, gap.family, gap.file)
+                    # Faults of body files were added with their paths.
+                    if gap.file not in body_files:
+                        self._fault(gap.what, gap.family, gap.file)
                 if survey.losses.missing_writes:
                     self._findings.add(self._named, survey.losses.missing_writes, "confirmed writes are lost")
                 self.losses = survey.describe_losses()
@@ -353,13 +356,16 @@ class _Run:
         if path.name in self._tables and path not in self._findings.faults:
             self._findings.add(path, "has a damaged bloom filter", "no row is lost; repair writes it again")
 
-    def _bodies(self, survey: Survey, rows: Iterator[Row]) -> None:
-        """Read every large body. Garbage in body files is not read."""
+    def _bodies(self, survey: Survey, rows: Iterator[Row]) -> set[str]:
+        """Read every large body. Garbage in body files is not read. Return the names of files with faults."""
+        names: set[str] = set()
         for fault in survey.check_bodies(rows):
             cost = "its bodies are lost: restore a backup, or repair, which drops their messages"
             if fault.body is not None:
                 cost = "no body is lost; repair writes it again"
             self._findings.add(fault.path, fault.what, cost)
+            names.add(fault.path.name)
+        return names
 
     def _size(self, file: str) -> int:
         try:
