@@ -24,6 +24,7 @@ from tests.crash.harness import ERROR, Child, Emit
 from basaltmq.durability import Durability
 from basaltmq.errors import BasaltError
 from basaltmq.log.batches.record import Record
+from basaltmq.log.lane import Lane
 from basaltmq.log.lane_options import LaneOptions
 from basaltmq.store.batch import Batch
 from basaltmq.store.families import Family
@@ -284,3 +285,26 @@ def ride(child: Child, expectation: Expectation, rng: random.Random) -> None:
         child.kill()
         child.close()
     assert not said, "\n".join(said)
+
+
+def run_unsynced(emit: Emit, path: str) -> None:
+    """Write the index to disk, then fill three segments without any sync, and wait to be killed."""
+    streams = Streams(Path(path))
+    streams.engine.wait(streams.engine.batch_write(streams.numbers[0], [Record(b"first")], Durability.SYNCED))
+    streams.engine.checkpoint()
+    Lane.sync = lambda self: None  # type: ignore[method-assign]
+    log = streams.engine.lanes[0].log
+    while len(log.segments()) < 3:
+        streams.engine.batch_write(streams.numbers[0], [Record(bytes(800), b"k")], Durability.WRITTEN)
+    emit("filled")
+    threading.Event().wait(60)
+
+
+def run_recovered(emit: Emit, path: str) -> None:
+    """Open, append durably, report the losses and the next offset, and wait to be killed."""
+    streams = Streams(Path(path))
+    number = streams.numbers[0]
+    first = streams.engine.shard_info(number).next_offset
+    streams.engine.wait(streams.engine.batch_write(number, [Record(b"durable")], Durability.SYNCED))
+    emit(f"{len(streams.engine.losses)} {first}")
+    threading.Event().wait(60)

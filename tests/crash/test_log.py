@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -49,6 +50,28 @@ def test_power_loss_keeps_synced_records(forge: Forge, tmp_path: Path, tails: Ta
         remove(tmp_path / f"disk-{number}")
         path = left
     _check(forge, path, expectation)
+
+
+@pytest.mark.promise("P3", "P9")
+@pytest.mark.parametrize("is_inside", [True, False], ids=["inside a frame", "at a frame"])
+def test_a_torn_segment_that_was_never_synced_is_no_loss_after_later_crashes(
+    forge: Forge, tmp_path: Path, is_inside: bool
+) -> None:
+    """A power loss tears it while a later segment survives. Later starts see the gap, but nothing durable was lost."""
+
+    def killed(workload: str) -> str:
+        child = forge.start(f"tests.crash.log_workload:{workload}", str(tmp_path))
+        line = next(iter(child.lines(timeout_s=60)))
+        child.kill()
+        return line
+
+    killed("run_unsynced")
+    segment = sorted((tmp_path / "log" / "0000").glob("*.log"))[1]
+    os.truncate(segment, segment.stat().st_size // 2 if is_inside else 0)
+    found = [killed("run_recovered").split(" ") for _ in range(3)]
+    assert [each[0] for each in found[1:]] == ["0", "0"], "losses"
+    first = int(found[0][1])
+    assert [int(each[1]) for each in found] == [first, first + 1, first + 2], "an offset was skipped"
 
 
 @pytest.mark.spec("D3")

@@ -109,7 +109,9 @@ class Harness:
 
         node: Any = SimpleNamespace(
             users=Users(),
-            permissions=SimpleNamespace(check=lambda *_: None, check_vhost=lambda *_: None, may_use=lambda *_: True),
+            permissions=SimpleNamespace(
+                check=lambda *_: None, check_vhost=lambda *_: None, may_use=lambda *_: True, decide=lambda *_: None
+            ),
             connections=SimpleNamespace(add=add, remove=self.registered.discard),
             alarms=SimpleNamespace(reason=lambda _vhost: None),
             vhost=lambda _name: self.vhost,

@@ -14,6 +14,7 @@ total size (P9).
 from __future__ import annotations
 
 import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -81,6 +82,7 @@ def recover(
         _watch(index, logs)
     total = sum(log.end - start for log, start in zip(logs, starts, strict=True))
     done_before = 0
+    has_gaps = False
     for number, (log, start) in enumerate(zip(logs, starts, strict=True)):
         replay = Replay(engine, number, log, start, done_before, total, progress)
         repaired = repair(log, start, quarantine, replay.apply, replay.take)
@@ -91,6 +93,7 @@ def recover(
             if (begins[number] or 0) <= damage.position < durable[number] and not damage.certain:
                 hidden[number] = max(hidden.get(number, 0), damage.position + damage.end - damage.begin)
         is_short = is_short or repaired.cut is not None or any(damage.certain for damage in repaired.damages)
+        has_gaps = has_gaps or bool(repaired.damages) or _has_gap(log, start)
         engine.losses += replay.lost()
         # A damaged frame that was the last of its shard leaves no offset gap, so report damages separately.
         engine.faults += [str(damage) for damage in repaired.damages if damage.position < durable[number]]
@@ -105,8 +108,10 @@ def recover(
         engine.losses += lost.raise_floors(hidden)
     engine.faults += [str(loss) for loss in engine.losses]
     _keep(engine.faults, quarantine)
-    if is_stale or is_rolled_back:
+    if is_stale or is_rolled_back or has_gaps:
         # The old index must not return after another crash, because its positions will then point to other frames.
+        # A power loss may tear a segment that was never synced. If the checkpoint on disk stays below that gap, the
+        # next start takes the gap for a loss of synced bytes.
         index.flush_to_disk()
     else:
         index.settle()
@@ -130,6 +135,11 @@ def _keep(faults: list[str], quarantine: Path) -> None:
     except OSError as error:
         # The caller reports the faults too. The log opens without the list.
         _log.error("%s could not be written: %s", path, error)
+
+
+def _has_gap(log: Lane, start: int) -> bool:
+    """Whether bytes are missing between the segments that end above `start`."""
+    return any(each.end < following.start for each, following in pairwise(log.segments()) if following.start > start)
 
 
 def _hidden(logs: list[Lane], begins: list[int | None], short: list[LostTail | LostBytes]) -> dict[int, int]:
