@@ -365,7 +365,8 @@ class PowerLoss:
         kind, *rest = line.split(" ")
         if kind == "S":
             ino, size, before = map(int, rest)
-            self._synced[ino] = size
+            # Two threads may sync a file at once. The one that began first, with the smaller size, may end last.
+            self._synced[ino] = max(self._synced.get(ino, 0), size)
             for number in [each for each, write in self._written.items() if write[0] == ino and each < before]:
                 del self._written[number]
         elif kind == "W":
