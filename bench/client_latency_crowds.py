@@ -25,7 +25,7 @@ CONNECTIONS: Final = 5_000
 QUEUES: Final = 10_000
 MESSAGES: Final = 100_000
 MEMBERS: Final = 100
-METADATA: Final = b"x" * (1 << 20)
+METADATA: Final = bytes(1_000_000)
 PERSISTENT: Final = 2
 LARGE_BYTES: Final = 128 << 20
 STEP: Final = 500
@@ -282,7 +282,10 @@ def large_body(target: Target) -> Iterator[None]:
 
 
 def kafka_joins(target: Target) -> Iterator[None]:
-    """100 members join a classic group with 1 MiB of metadata each, and its leader assigns 1 MiB to each."""
+    """100 members join a classic group with 1 MB of metadata each, and its leader assigns 1 MB to each.
+
+    The leader's request must stay below `kafka.request_bytes_max` if all members are in one generation.
+    """
     clients = [KafkaWire(target.kafka) for _ in range(MEMBERS)]
     joins = [k.encode_request(k.JOIN_GROUP, 2, 1, f"c{n}", {
         "group_id": "g", "session_timeout_ms": 30_000, "rebalance_timeout_ms": 30_000, "member_id": "",
