@@ -54,8 +54,9 @@ def test_power_loss_keeps_synced_records(forge: Forge, tmp_path: Path, tails: Ta
 
 @pytest.mark.promise("P3", "P9")
 @pytest.mark.parametrize("is_inside", [True, False], ids=["inside a frame", "at a frame"])
+@pytest.mark.parametrize("is_last", [True, False], ids=["no frame follows", "frames follow"])
 def test_a_torn_segment_that_was_never_synced_is_no_loss_after_later_crashes(
-    forge: Forge, tmp_path: Path, is_inside: bool
+    forge: Forge, tmp_path: Path, is_inside: bool, is_last: bool
 ) -> None:
     """A power loss tears it while a later segment survives. Later starts see the gap, but nothing durable was lost."""
 
@@ -66,8 +67,10 @@ def test_a_torn_segment_that_was_never_synced_is_no_loss_after_later_crashes(
         return line
 
     killed("run_unsynced")
-    segment = sorted((tmp_path / "log" / "0000").glob("*.log"))[1]
+    _, segment, *later = sorted((tmp_path / "log" / "0000").glob("*.log"))
     os.truncate(segment, segment.stat().st_size // 2 if is_inside else 0)
+    for each in later if is_last else ():
+        os.truncate(each, 0)
     found = [killed("run_recovered").split(" ") for _ in range(3)]
     assert [each[0] for each in found[1:]] == ["0", "0"], "losses"
     first = int(found[0][1])

@@ -82,7 +82,7 @@ def recover(
         _watch(index, logs)
     total = sum(log.end - start for log, start in zip(logs, starts, strict=True))
     done_before = 0
-    has_gaps = False
+    ends: dict[int, int] = {}
     for number, (log, start) in enumerate(zip(logs, starts, strict=True)):
         replay = Replay(engine, number, log, start, done_before, total, progress)
         repaired = repair(log, start, quarantine, replay.apply, replay.take)
@@ -93,7 +93,8 @@ def recover(
             if (begins[number] or 0) <= damage.position < durable[number] and not damage.certain:
                 hidden[number] = max(hidden.get(number, 0), damage.position + damage.end - damage.begin)
         is_short = is_short or repaired.cut is not None or any(damage.certain for damage in repaired.damages)
-        has_gaps = has_gaps or bool(repaired.damages) or _has_gap(log, start)
+        if repaired.damages or _has_gap(log, start):
+            ends[number] = log.end
         engine.losses += replay.lost()
         # A damaged frame that was the last of its shard leaves no offset gap, so report damages separately.
         engine.faults += [str(damage) for damage in repaired.damages if damage.position < durable[number]]
@@ -108,11 +109,11 @@ def recover(
         engine.losses += lost.raise_floors(hidden)
     engine.faults += [str(loss) for loss in engine.losses]
     _keep(engine.faults, quarantine)
-    if is_stale or is_rolled_back or has_gaps:
+    if is_stale or is_rolled_back or ends:
         # The old index must not return after another crash, because its positions will then point to other frames.
         # A power loss may tear a segment that was never synced. If the checkpoint on disk stays below that gap, the
         # next start takes the gap for a loss of synced bytes.
-        index.flush_to_disk()
+        index.flush_to_disk(ends)
     else:
         index.settle()
     if progress is not None:
