@@ -138,7 +138,9 @@ async def create(context: Context, client: Client, request: Request) -> Fields:
     """Create ACLs, one user at a time. An ACL that exists already is no error, as in Apache Kafka."""
     results: list[Fields] = []
     wanted: dict[str, list[tuple[Acl, Fields]]] = defaultdict(list)
+    turns = Turns()
     for item in request.body["creations"]:
+        await turns.yield_if_due()
         result: Fields = {"error_code": e.NONE}
         results.append(result)
         try:
